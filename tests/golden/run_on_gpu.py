@@ -1,11 +1,17 @@
-"""Golden runs and same bits on a GPU: `python tests/golden/run_on_gpu.py [BINARY [PART...]]` from the root of the repository.
+"""Tests of training on a GPU: `python tests/golden/run_on_gpu.py [BINARY [PART...]]` from the root of the repository.
 
-Needs a GPU and a release build (`cargo build --release`). Trains every golden model in fp32 at stages 0 and 3 with one rank and
-two ranks on one card, and one model with offload and recomputation, and compares the losses with PyTorch's (1e-3); then
-compares programs with each other bit by bit in bf16 and fp16, and with attention by cuDNN, the processor with the card, at last over 200 steps of a model
-of 12 layers in bf16 (1 %), and two ranks that exchange bytes from card to card with two that do so through the host; last it
-kills a rank, and stops one. PART names some of these: golden, same_bits, attention, both_devices, curve, ways, lost_rank. Exit 1 where
-one is wrong.
+Needs a GPU and a release build (`cargo build --release`). PART selects some of these; the default is all:
+
+golden        every golden model in fp32 at ZeRO stages 0 and 3, with one rank and with two ranks on one GPU, and one model with
+              offload and recomputation: losses within 1e-5 of PyTorch's
+same_bits     programs with different stages, offload and recomputation are bitwise equal, in bf16 and fp16
+attention     the same with attention forward by cuDNN
+both_devices  losses on GPU and CPU in bf16 within 1 %
+curve         the same over 200 steps of a model with 12 layers
+transports    collectives by CUDA IPC and through the host are bitwise equal
+lost_rank     a killed and a stopped rank end the job with an error that names the rank
+
+Exits with 1 if one fails.
 """
 import json
 import os
@@ -19,10 +25,12 @@ import time
 GOLDEN = "tests/golden"
 BINARY = sys.argv[1] if len(sys.argv) > 1 else "target/release/zeroth"
 HOST = {"device": "cpu"}
+# Largest error of a golden loss; 8e-7 has been observed.
+LOSS_BOUND = 1e-5
 OFFLOAD = {"none": {}, "optimizer": {"offload_optimizer": HOST}, "both": {"offload_optimizer": HOST, "offload_param": HOST}}
 
 
-def command_of(model, zero, recompute, ranks, accumulation, micro_batch, flags, output, steps=20):
+def train_command(model, zero, recompute, ranks, accumulation, micro_batch, flags, output, steps=20):
     config = {"zero_optimization": {"overlap_comm": True, **zero}, "zeroth": {"recompute": recompute}}
     return [
         BINARY, "train", "--model", f"{GOLDEN}/{model}", "--data", f"{GOLDEN}/{model}/data.jsonl",
@@ -33,7 +41,7 @@ def command_of(model, zero, recompute, ranks, accumulation, micro_batch, flags, 
 
 
 def train(model, zero, recompute, ranks, accumulation, micro_batch, flags, output, variables=None):
-    command = command_of(model, zero, recompute, ranks, accumulation, micro_batch, flags, output)
+    command = train_command(model, zero, recompute, ranks, accumulation, micro_batch, flags, output)
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(variables or {})})
     if done.returncode != 0:
         print("FAILED", " ".join(command), done.stderr[-600:])
@@ -51,30 +59,30 @@ def golden(output):
               for recompute in ("none", "block")]
     cases += [("qwen2-yarn-tied", 3, 2, 1, 2, "both", "attention"),
               ("llama-biases-tied", 2, 2, 1, 2, "optimizer", "norm_swiglu")]
-    wrong, worst, began = 0, 0.0, time.time()
+    failures, worst, began = 0, 0.0, time.time()
     for model, stage, ranks, accumulation, micro_batch, offload, recompute in cases:
         zero = {"stage": stage, "stage3_param_persistence_threshold": 0, **OFFLOAD[offload]}
         found = train(model, zero, recompute, ranks, accumulation, micro_batch, ["--device", "cuda", "--fp32"], output)
         if found is None:
-            wrong += 1
+            failures += 1
             continue
         with open(f"{GOLDEN}/{model}/steps.json") as file:
             runs = json.load(file)["runs"]
         batch = ranks * accumulation * micro_batch
         expected = next(run for run in runs if run["name"] == f"batch-{batch}-cosine")["loss"]
-        apart = max(abs(line["loss"] - loss) for line, loss in zip(found, expected))
-        worst = max(worst, apart)
-        if not apart < 1e-3:
-            wrong += 1
-            print("WRONG", model, stage, ranks, accumulation, offload, recompute, apart)
-    print(f"{len(cases)} golden runs, {wrong} wrong, losses at most {worst:.1e} apart, {time.time() - began:.0f} s")
-    return wrong
+        error = max(abs(line["loss"] - loss) for line, loss in zip(found, expected))
+        worst = max(worst, error)
+        if not error < LOSS_BOUND:
+            failures += 1
+            print("FAILED", model, stage, ranks, accumulation, offload, recompute, error)
+    print(f"{len(cases)} golden runs, {failures} failed, largest loss error {worst:.1e}, {time.time() - began:.0f} s")
+    return failures
 
 
 def same_bits(output):
     programs = [(0, "none", "none"), (1, "none", "none"), (2, "optimizer", "none"), (3, "none", "block"),
                 (3, "both", "none"), (3, "both", "block")]
-    wrong = 0
+    failures = 0
     for precision in ("--bf16", "--fp16"):
         for ranks in (1, 2):
             seen = set()
@@ -83,9 +91,9 @@ def same_bits(output):
                 found = train("qwen3-tied", {"stage": stage, **OFFLOAD[offload]}, recompute, ranks, 1, 4 // ranks, flags,
                               output)
                 seen.add(found and tuple((line["loss"], line["grad_norm"]) for line in found))
-            wrong += len(seen) - 1 + (None in seen)
-            print(f"{precision[2:]}, {ranks} rank(s): {len(programs)} programs, {len(seen)} training(s) among them")
-    return wrong
+            failures += len(seen) - 1 + (None in seen)
+            print(f"{precision[2:]}, {ranks} rank(s): {len(programs)} programs, {len(seen)} distinct result(s)")
+    return failures
 
 
 def both_devices(output):
@@ -93,14 +101,14 @@ def both_devices(output):
              for device in ("cpu", "cuda")]
     if None in found:
         return 1
-    apart = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(*found))
-    print(f"bf16, processor beside card: losses at most {apart:.1e} apart, relative")
-    return int(apart > 0.01)
+    error = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(*found))
+    print(f"bf16, CPU and GPU: largest relative difference of losses {error:.1e}")
+    return int(error > 0.01)
 
 
 def curve(output):
-    """200 steps of a model of 12 layers in bf16, on the processor and on the card: the curves stay within 1 %. A curve is
-    the mean of ten steps: two roundings make two trainings, whose batches of eight rows scatter by more."""
+    """200 steps of a model with 12 layers in bf16 on CPU and GPU: loss curves within 1 %. Curves are means over ten steps,
+    because losses of single batches of eight rows scatter by more."""
     example, model = "examples/gsm8k", output + "-model"
     made = [BINARY, "init", "--family", "qwen3", "--hidden", "256", "--intermediate-size", "768", "--layers", "12",
             "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--vocab-size", "2048", "--tied", "--output", model]
@@ -123,14 +131,14 @@ def curve(output):
             losses.append([json.loads(line)["loss"] for line in lines])
     single = max(abs(a / b - 1) for a, b in zip(*losses))
     means = [[sum(run[at:at + 10]) / 10 for at in range(len(run) - 9)] for run in losses]
-    apart = max(abs(a / b - 1) for a, b in zip(*means))
-    print(f"12 layers, bf16, {len(losses[0])} steps: loss {losses[1][0]:.4f} → {losses[1][-1]:.4f}, curves of processor and "
-          f"card at most {apart:.1e} apart, relative; single steps {single:.1e}")
-    return int(apart > 0.01)
+    error = max(abs(a / b - 1) for a, b in zip(*means))
+    print(f"12 layers, bf16, {len(losses[0])} steps: loss {losses[1][0]:.4f} → {losses[1][-1]:.4f}, largest relative difference "
+          f"of CPU and GPU {error:.1e} (means of ten steps), {single:.1e} (single steps)")
+    return int(error > 0.01)
 
 
 def attention(output):
-    """Rows of one length, attention forward by cuDNN: the same bits in every program, and the losses of our own kernel."""
+    """Rows of equal length, attention forward by cuDNN: all programs bitwise equal, losses within 1 % of our own kernel."""
     model, data = output + "-attention", output + "-attention.jsonl"
     made = [BINARY, "init", "--family", "qwen3", "--hidden", "128", "--intermediate-size", "256", "--layers", "3",
             "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--vocab-size", "512", "--tied", "--output", model]
@@ -138,10 +146,10 @@ def attention(output):
     with open(data, "w") as file:
         for row in range(80):
             file.write(json.dumps({"input_ids": [(row * row + 7 * at * (row % 5 + 1)) % 512 for at in range(192)]}) + "\n")
-    wrong = 0
+    failures = 0
     for ranks in (1, 2):
         seen, losses = {}, {}
-        for who in ("cudnn", "own"):
+        for backend in ("cudnn", "own"):
             for stage, offload, recompute in [(0, "none", "none"), (2, "none", "none"), (3, "both", "block")]:
                 config = {"zero_optimization": {"stage": stage, **OFFLOAD[offload]}, "zeroth": {"recompute": recompute}}
                 command = [
@@ -149,52 +157,52 @@ def attention(output):
                     "--device", "cuda", "--ranks", str(ranks), "--per-device-train-batch-size", str(8 // ranks),
                     "--max-length", "192", "--max-steps", "10", "--learning-rate", "1e-3", "--save-steps", "0",
                     "--output", output, "--overwrite-output-dir"]
-                done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "ZEROTH_GPU_ATTENTION": who})
+                done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "ZEROTH_GPU_ATTENTION": backend})
                 if done.returncode != 0:
                     print("FAILED", " ".join(command), done.stderr[-600:])
                     return 1
                 with open(f"{output}/metrics.jsonl") as lines:
                     found = [json.loads(line) for line in lines]
-                seen.setdefault(who, set()).add(tuple((line["loss"], line["grad_norm"]) for line in found))
-                losses[who] = [line["loss"] for line in found]
-        apart = max(abs(a / b - 1) for a, b in zip(losses["cudnn"], losses["own"]))
-        # The same bits as our own kernel's would mean that the library was never asked.
-        asked = not seen["cudnn"] & seen["own"]
-        print(f"attention by cuDNN, {ranks} rank(s): 3 programs, {len(seen['cudnn'])} training(s) among them, own kernel "
-              f"{len(seen['own'])}; losses at most {apart:.1e} apart{'' if asked else '; the library was NOT asked'}")
-        wrong += len(seen["cudnn"]) - 1 + len(seen["own"]) - 1 + (apart > 0.01) + (not asked)
-    return wrong
+                seen.setdefault(backend, set()).add(tuple((line["loss"], line["grad_norm"]) for line in found))
+                losses[backend] = [line["loss"] for line in found]
+        error = max(abs(a / b - 1) for a, b in zip(losses["cudnn"], losses["own"]))
+        # Bitwise equal to our own kernel means that cuDNN did not run.
+        cudnn_ran = not seen["cudnn"] & seen["own"]
+        print(f"attention by cuDNN, {ranks} rank(s): 3 programs, {len(seen['cudnn'])} distinct result(s), own kernel "
+              f"{len(seen['own'])}; largest relative difference {error:.1e}{'' if cudnn_ran else '; cuDNN did NOT run'}")
+        failures += len(seen["cudnn"]) - 1 + len(seen["own"]) - 1 + (error > 0.01) + (not cudnn_ran)
+    return failures
 
 
-def ways(output):
-    """Two ranks on one card, from card to card and through the host's memory: the same bits."""
+def transports(output):
+    """Two ranks on one GPU: CUDA IPC and the host transport are bitwise equal."""
     cases = [(stage, "none", precision) for stage in (0, 1, 2, 3) for precision in ("--fp32", "--bf16")]
     cases += [(2, "optimizer", "--bf16"), (3, "both", "--bf16")]
-    wrong, took = 0, {"ipc": 0.0, "host": 0.0}
+    failures, milliseconds = 0, {"ipc": 0.0, "host": 0.0}
     for stage, offload, precision in cases:
         seen = {}
-        for way in took:
+        for transport in milliseconds:
             found = train("qwen3-tied", {"stage": stage, "stage3_param_persistence_threshold": 0, **OFFLOAD[offload]}, "none",
-                          2, 2, 1, ["--device", "cuda", precision], output, {"ZEROTH_GPU_COLLECTIVES": way})
-            seen[way] = found and [(line["loss"], line["grad_norm"]) for line in found]
+                          2, 2, 1, ["--device", "cuda", precision], output, {"ZEROTH_GPU_COLLECTIVES": transport})
+            seen[transport] = found and [(line["loss"], line["grad_norm"]) for line in found]
             times = sorted(line["step_ms"] for line in found[5:]) if found else [0.0]
-            took[way] += times[len(times) // 2]
+            milliseconds[transport] += times[len(times) // 2]
         if seen["ipc"] is None or seen["ipc"] != seen["host"]:
-            wrong += 1
-            print("WRONG", stage, offload, precision, "ipc and host differ")
-    each = ", ".join(f"{way} {time / len(cases):.2f} ms" for way, time in took.items())
-    print(f"two ranks on one card: {len(cases)} programs, {wrong} not the same by ipc and by host; a step by {each}")
-    return wrong
+            failures += 1
+            print("FAILED", stage, offload, precision, "ipc and host differ")
+    each = ", ".join(f"{name} {total / len(cases):.2f} ms" for name, total in milliseconds.items())
+    print(f"two ranks on one GPU: {len(cases)} programs, {failures} differ between ipc and host; mean step: {each}")
+    return failures
 
 
 def lost_rank(output):
-    """A rank that is killed, and one that is stopped: the other one, whose card waits for it, ends and says who is lost."""
-    return sum(lose(output, *how) for how in ((signal.SIGKILL, "is dead: its process ended"),
+    """If a rank is killed or stopped, the other one, whose GPU waits for it, exits and names the lost rank."""
+    return sum(lose(output, *case) for case in ((signal.SIGKILL, "is dead: its process ended"),
                                               (signal.SIGSTOP, "is stopped: its heartbeat has not moved")))
 
 
-def lose(output, by, expected):
-    command = command_of("qwen3-tied", {"stage": 3}, "none", 2, 1, 2, ["--device", "cuda", "--bf16"], output, steps=1000000)
+def lose(output, signal_number, expected):
+    command = train_command("qwen3-tied", {"stage": 3}, "none", 2, 1, 2, ["--device", "cuda", "--bf16"], output, steps=1000000)
     metrics = f"{output}/metrics.jsonl"
     if os.path.exists(metrics):
         os.remove(metrics)
@@ -209,21 +217,21 @@ def lose(output, by, expected):
             break
     lost = time.time()
     if len(ranks) == 2:
-        os.kill(ranks[1], by)
+        os.kill(ranks[1], signal_number)
     try:
-        said = launcher.communicate(timeout=30)[0]
+        log = launcher.communicate(timeout=30)[0]
     except subprocess.TimeoutExpired:
         launcher.kill()
-        said = launcher.communicate()[0]
-    lines = [line for line in said.splitlines() if "rank" in line and "step " in line][-4:]
-    right = launcher.returncode == 1 and "[rank 0] error:" in said and expected in said
-    print(f"a rank lost by {by.name}: {'ok' if right else 'WRONG'}, all had ended after {time.time() - lost:.1f} s")
-    print("  " + "\n  ".join(lines if right else [said[-1500:]]))
-    return int(not right)
+        log = launcher.communicate()[0]
+    lines = [line for line in log.splitlines() if "rank" in line and "step " in line][-4:]
+    passed = launcher.returncode == 1 and "[rank 0] error:" in log and expected in log
+    print(f"rank lost by {signal_number.name}: {'ok' if passed else 'FAILED'}, job ended after {time.time() - lost:.1f} s")
+    print("  " + "\n  ".join(lines if passed else [log[-1500:]]))
+    return int(not passed)
 
 
 if __name__ == "__main__":
-    PARTS = (golden, same_bits, attention, both_devices, curve, ways, lost_rank)
-    asked = sys.argv[2:]
+    PARTS = (golden, same_bits, attention, both_devices, curve, transports, lost_rank)
+    selected = sys.argv[2:]
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(min(1, sum(part(folder + "/run") for part in PARTS if not asked or part.__name__ in asked)))
+        sys.exit(min(1, sum(part(folder + "/run") for part in PARTS if not selected or part.__name__ in selected)))

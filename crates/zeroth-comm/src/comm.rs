@@ -1,6 +1,6 @@
 //! The [`Comm`] trait: collectives that move bytes and never add.
 
-use crate::crossing::Crossing;
+use crate::device_barrier::DeviceBarrier;
 use crate::error::CommError;
 use crate::op_name::OpName;
 use crate::windows::Windows;
@@ -223,7 +223,7 @@ pub trait Comm: Send {
     }
 
     /// The device barrier of this rank; `None` where there is none. Called once per rank.
-    fn crossing(&self) -> Option<Crossing> {
+    fn device_barrier(&self) -> Option<DeviceBarrier> {
         None
     }
 

@@ -3,7 +3,7 @@
 //!
 //! - [`Comm`] is the communicator that a program runs on; [`Transfer`] defines what each collective moves.
 //! - [`Windows`] are memory that peers on one machine map read-only, so that a collective is a single pass.
-//! - [`Crossing`] is a barrier between the ranks' devices that does not involve their hosts.
+//! - [`DeviceBarrier`] is a barrier between the ranks' devices that does not involve their hosts.
 //! - [`local`] connects processes (or threads, in tests) over a shared-memory segment.
 //! - [`launch`] starts the processes of a job and reports how each of them ended.
 //! - [`environment`] detects ranks that another launcher started, and [`rendezvous`] connects them.
@@ -31,7 +31,7 @@
 
 mod comm;
 mod copy;
-mod crossing;
+mod device_barrier;
 pub mod environment;
 mod error;
 mod first_step;
@@ -48,7 +48,7 @@ mod wait;
 mod windows;
 
 pub use comm::{Comm, Finish, Handle, Transfer};
-pub use crossing::Crossing;
+pub use device_barrier::DeviceBarrier;
 pub use error::{CommError, JoinError, LostReason, RankLost};
 pub use first_step::FirstStep;
 pub use op_name::{LastOp, OpName};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rustix::io::FdFlags;
 
 use crate::comm::{Comm, Finish, Handle, Transfer};
-use crate::crossing::Crossing;
+use crate::device_barrier::DeviceBarrier;
 use crate::error::{CommError, JoinError, LostReason, RankLost};
 use crate::first_step::{self, FirstStep};
 use crate::heartbeat::{Heartbeat, Process};
@@ -274,9 +274,9 @@ impl Comm for LocalComm {
         self.segment.window(self.rank).map(|_| self as &dyn Windows)
     }
 
-    fn crossing(&self) -> Option<Crossing> {
+    fn device_barrier(&self) -> Option<DeviceBarrier> {
         let Options { timing, on_slow, .. } = &self.options;
-        Crossing::new(Arc::clone(&self.segment), self.rank, *timing, on_slow.clone())
+        DeviceBarrier::new(Arc::clone(&self.segment), self.rank, *timing, on_slow.clone())
     }
 }
 

@@ -5,7 +5,7 @@
 //!        | region of rank 0 | region of rank 1 | … | to a huge page | window of rank 0 | window of rank 1 | …
 //! ```
 //!
-//! Turns (`crossing.rs`) are on pages of their own: devices write to them. A region has two halves, used in turn. Windows (`windows.rs`) are places for more than any rank has: only what is
+//! Counters (`device_barrier.rs`) are on pages of their own: devices write to them. A region has two halves, used in turn. Windows (`windows.rs`) are places for more than any rank has: only what is
 //! touched takes memory, and each is mapped apart. The file has no name in any folder: it is gone with the last process
 //! that holds or maps it. It is sealed against changing its size, so a mapping stays valid for as long as it lives.
 #![allow(unsafe_code, reason = "maps memory that other processes map too; each block says why it is sound")]
@@ -23,7 +23,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::copy;
-use crate::crossing::Turn;
+use crate::device_barrier::Counter;
 use crate::error::{JoinError, LostReason};
 use crate::rank_slot::RankSlot;
 use crate::wait;
@@ -99,8 +99,8 @@ pub(crate) struct SegmentLayout {
     pub(crate) world: usize,
     /// Bytes of each half of a region: a multiple of a line, and at least a line for each rank.
     pub(crate) half: usize,
-    /// Where the turns begin, and where they end and the regions begin.
-    turns: usize,
+    /// Where the device counters begin, and where they end and the regions begin.
+    counters: usize,
     control: usize,
     len: usize,
 }
@@ -120,11 +120,11 @@ impl SegmentLayout {
         if !(1..=MOST_RANKS).contains(&world) || !half.is_multiple_of(LINE) || half < LINE * world {
             return None;
         }
-        let turns = (size_of::<Header>() + world * size_of::<RankSlot>()).next_multiple_of(PAGE);
-        let control = (turns + world * size_of::<Turn>()).next_multiple_of(PAGE);
+        let counters = (size_of::<Header>() + world * size_of::<RankSlot>()).next_multiple_of(PAGE);
+        let control = (counters + world * size_of::<Counter>()).next_multiple_of(PAGE);
         let len = half.checked_mul(2)?.checked_mul(world)?.checked_add(control)?;
         isize::try_from(len).ok()?;
-        Some(Self { world, half, turns, control, len })
+        Some(Self { world, half, counters, control, len })
     }
 
     /// The file offset of a rank's window.
@@ -147,7 +147,7 @@ pub(crate) struct Segment {
 }
 
 // SAFETY: the mapping belongs to no thread; control pages are atomics, regions are reached through `write` and
-// `read`, whose callers keep the turns.
+// `read`, whose callers wait for their turn.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
@@ -252,16 +252,16 @@ impl Segment {
     }
 
     /// How far a rank's device is. Panics where there is no such rank.
-    pub(crate) fn turn(&self, rank: usize) -> &Turn {
+    pub(crate) fn counter(&self, rank: usize) -> &Counter {
         assert!(rank < self.layout.world, "rank {rank} of {}", self.layout.world);
-        // SAFETY: the turns lie inside the control pages, by the layout; they begin with a page, and a turn is as long as
+        // SAFETY: the counters lie inside the control pages, by the layout; they begin with a page, and a counter is as long as
         // its alignment; any bytes are valid atomics.
-        unsafe { self.base.add(self.layout.turns).cast::<Turn>().add(rank).as_ref() }
+        unsafe { self.base.add(self.layout.counters).cast::<Counter>().add(rank).as_ref() }
     }
 
-    /// The file, where in it the turns begin, and how many bytes their pages have.
-    pub(crate) fn turns(&self) -> (BorrowedFd<'_>, u64, usize) {
-        (self.file.as_fd(), self.layout.turns as u64, self.layout.control - self.layout.turns)
+    /// The file, where in it the counters begin, and how many bytes their pages have.
+    pub(crate) fn counters(&self) -> (BorrowedFd<'_>, u64, usize) {
+        (self.file.as_fd(), self.layout.counters as u64, self.layout.control - self.layout.counters)
     }
 
     fn region(&self, rank: usize, parity: usize, offset: usize, len: usize) -> NonNull<u8> {

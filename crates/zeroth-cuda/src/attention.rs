@@ -1,46 +1,45 @@
-//! Attention on a card: by NVIDIA's library where that is faster, else by our own kernels. These are on the tensor cores
-//! where the type has 16 bits and the head is a multiple of 16 bytes, else in plain f32 arithmetic, with a block for every
-//! tile of 64 rows, head, and 128 elements of a head.
+//! Attention: by cuDNN where it is faster, else by our own kernels. These use tensor cores for 16-bit data types and head dimensions that
+//! are a multiple of 8, else f32 arithmetic, with one block per 64 rows, head, and 128 elements of a head.
 
 use zeroth_base::DType;
 
-use super::cudnn::{Fused, Operands, workspace};
+use super::cudnn::{FusedAttention, Operands, workspace};
 use super::driver::{Address, Handle};
-use super::flash::{Cuts, Part, program_head};
-use super::line::{LOT, Line, THREADS, WARP, float, in_sixteens};
-use super::programs::{Attention, Entry};
+use super::flash::{KernelConfig, TileConfigs, padded_head_dim};
+use super::launch_context::{LaunchContext, THREADS, VEC, WARP, aligned16, float};
+use super::modules::{AttentionVariant, EntryPoint};
 use super::scratch::deltas;
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::{DeviceError, Span};
 
 const TILE: usize = 64;
-/// Elements of a head that a block has.
-const ELEMENTS: usize = 128;
-/// Rows whose places fit into the numbers that the tensor cores' kernels count with.
-const MOST_ROWS: usize = 1 << 30;
+/// Elements of a head per block.
+const HEAD_ELEMENTS: usize = 128;
+/// Largest number of rows that flash attention can index with 32 bits.
+const MAX_ROWS: usize = 1 << 30;
 
-fn check(line: &Line, dims: &AttentionDims) -> Result<(), DeviceError> {
+fn check(cx: &LaunchContext, dims: &AttentionDims) -> Result<(), DeviceError> {
     let AttentionDims { heads, kv_heads, window, .. } = *dims;
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-        return Err(line.refuse(format!("{heads} heads cannot share {kv_heads} kv heads")));
+        return Err(cx.invalid(format!("{heads} heads cannot share {kv_heads} kv heads")));
     }
     if window == Some(0) {
-        return Err(line.refuse("a window of 0 keys leaves nothing to attend to".to_owned()));
+        return Err(cx.invalid("a window of 0 keys masks everything".to_owned()));
     }
     Ok(())
 }
 
-/// Where sequences begin, and how many entries fit behind the count.
-pub(super) fn starts_of(line: &Line, starts: Span) -> Result<[Address; 2], DeviceError> {
+/// Address of the sequence starts, and the capacity of their entry array.
+pub(super) fn starts_of(cx: &LaunchContext, starts: Span) -> Result<[Address; 2], DeviceError> {
     let entries = (starts.bytes / 4) as usize;
-    let at = line.words("starts", starts, entries)?;
+    let at = cx.words("starts", starts, entries)?;
     if entries < 2 {
-        return Err(line.refuse("`starts` has no room for a count and an entry".to_owned()));
+        return Err(cx.invalid("`starts` is too short for a count and an entry".to_owned()));
     }
     Ok([at, entries as u64 - 1])
 }
 
-/// Rows, heads, kv heads, elements of a head, window (0: none) and scale, as all functions here take them.
+/// Rows, heads, kv heads, head_dim, window (0: none) and scale, as kernel arguments.
 fn shape(dims: &AttentionDims) -> [u64; 6] {
     let AttentionDims { rows, heads, kv_heads, head_dim, window, scale } = *dims;
     let sizes = [rows, heads, kv_heads, head_dim, window.map_or(0, |window| window.min(i32::MAX as usize))];
@@ -48,101 +47,103 @@ fn shape(dims: &AttentionDims) -> [u64; 6] {
     [rows, heads, kv_heads, head_dim, window, float(scale)]
 }
 
-/// The functions of the tensor cores, and how they are cut; `None` where the plain kernels are to do it. `operands` are
-/// addresses of tensors.
+/// The flash attention kernels and their tile sizes; `None` if the shape or the alignment of `operands` is not supported.
 fn tensor_cores(
-    line: &Line,
+    cx: &LaunchContext,
     dims: &AttentionDims,
     operands: &[Address],
-) -> Result<Option<(Cuts, [Handle; 3])>, DeviceError> {
-    let within = dims.rows <= MOST_ROWS && i32::try_from(dims.heads * dims.head_dim).is_ok();
-    let fitting = line.dtype != DType::F32 && in_sixteens(operands) && within && dims.scale > 0.0;
-    let Some(head) = program_head(dims.head_dim).filter(|_| fitting) else { return Ok(None) };
-    let functions = line.functions.attention(line.driver, Attention::TensorCores(head), line.dtype)?;
-    Ok(functions.map(|functions| (line.functions.cuts(head), functions)))
+) -> Result<Option<(TileConfigs, [Handle; 3])>, DeviceError> {
+    let within = dims.rows <= MAX_ROWS && i32::try_from(dims.heads * dims.head_dim).is_ok();
+    let is_supported = cx.dtype != DType::F32 && aligned16(operands) && within && dims.scale > 0.0;
+    let Some(head) = padded_head_dim(dims.head_dim).filter(|_| is_supported) else { return Ok(None) };
+    let functions = cx.modules.attention(cx.driver, AttentionVariant::TensorCores(head), cx.dtype)?;
+    Ok(functions.map(|functions| (cx.modules.tile_configs(head), functions)))
 }
 
-fn plain(line: &Line) -> Result<[Handle; 3], DeviceError> {
-    let functions = line.functions.attention(line.driver, Attention::Plain, line.dtype)?;
-    Ok(functions.expect("the plain kernels ask for no shared memory"))
+fn cuda_cores(cx: &LaunchContext) -> Result<[Handle; 3], DeviceError> {
+    let functions = cx.modules.attention(cx.driver, AttentionVariant::CudaCores, cx.dtype)?;
+    Ok(functions.expect("these kernels use no dynamic shared memory"))
 }
 
-/// A block for every tile of every head.
-fn items(part: Part, rows: usize, heads: usize) -> usize {
-    rows.div_ceil(part.rows) * heads
+/// Grid size: one block per tile and head.
+fn blocks(kernel: KernelConfig, rows: usize, heads: usize) -> usize {
+    rows.div_ceil(kernel.rows) * heads
 }
 
 pub(super) fn forward(
-    line: &mut Line,
-    fused: &mut Fused,
+    cx: &mut LaunchContext,
+    fused: &mut FusedAttention,
     dims: &AttentionDims,
     starts: Span,
     [q, k, v]: [Span; 3],
     y: Span,
     lse: Span,
 ) -> Result<(), DeviceError> {
-    check(line, dims)?;
+    check(cx, dims)?;
     let (q_elements, kv_elements) =
         (dims.rows * dims.heads * dims.head_dim, dims.rows * dims.kv_heads * dims.head_dim);
-    let [starts, room] = starts_of(line, starts)?;
-    let q = line.typed("q", q, q_elements)?;
-    let (k, v) = (line.typed("k", k, kv_elements)?, line.typed("v", v, kv_elements)?);
-    let (y, lse) = (line.typed("y", y, q_elements)?, line.words("lse", lse, deltas(dims))?);
-    let workspace = match workspace(dims, line.dtype) {
+    let [starts, capacity] = starts_of(cx, starts)?;
+    let q = cx.typed("q", q, q_elements)?;
+    let (k, v) = (cx.typed("k", k, kv_elements)?, cx.typed("v", v, kv_elements)?);
+    let (y, lse) = (cx.typed("y", y, q_elements)?, cx.words("lse", lse, deltas(dims))?);
+    let workspace = match workspace(dims, cx.dtype) {
         0 => 0,
-        bytes => line.scratch.take(bytes)?,
+        bytes => cx.scratch.take(bytes)?,
     };
-    if fused.forward(dims, line.dtype, &Operands { q, k, v, y, lse, workspace }, line.stream)? {
+    if fused.forward(dims, cx.dtype, &Operands { q, k, v, y, lse, workspace }, cx.stream)? {
         return Ok(());
     }
     let [rows, heads, kv_heads, head_dim, window, scale] = shape(dims);
-    let arguments = [starts, room, q, k, v, y, lse, rows, heads, kv_heads, head_dim, window, scale];
-    if let Some((cuts, [function, ..])) = tensor_cores(line, dims, &[q, k, v, y])? {
-        let [part, ..] = cuts.parts();
-        let grid = [items(part, dims.rows, dims.heads), 1, 1];
-        return line.launch(function, grid, part.threads, part.shared, &arguments);
+    let arguments = [starts, capacity, q, k, v, y, lse, rows, heads, kv_heads, head_dim, window, scale];
+    if let Some((tiles, [function, ..])) = tensor_cores(cx, dims, &[q, k, v, y])? {
+        let [kernel, ..] = tiles.kernels();
+        let grid = [blocks(kernel, dims.rows, dims.heads), 1, 1];
+        return cx.launch(function, grid, kernel.threads, kernel.shared, &arguments);
     }
-    let grid = [dims.rows.div_ceil(TILE), dims.heads, dims.head_dim.div_ceil(ELEMENTS)];
-    line.launch(plain(line)?[0], grid, THREADS, 0, &arguments)
+    let grid = [dims.rows.div_ceil(TILE), dims.heads, dims.head_dim.div_ceil(HEAD_ELEMENTS)];
+    cx.launch(cuda_cores(cx)?[0], grid, THREADS, 0, &arguments)
 }
 
 pub(super) fn backward(
-    line: &mut Line,
+    cx: &mut LaunchContext,
     dims: &AttentionDims,
     starts: Span,
     [q, k, v]: [Span; 3],
     [y, lse, dy]: [Span; 3],
     [dq, dk, dv]: [Span; 3],
 ) -> Result<(), DeviceError> {
-    check(line, dims)?;
+    check(cx, dims)?;
     let (q_elements, kv_elements) =
         (dims.rows * dims.heads * dims.head_dim, dims.rows * dims.kv_heads * dims.head_dim);
-    let [starts, room] = starts_of(line, starts)?;
-    let (q, k) = (line.typed("q", q, q_elements)?, line.typed("k", k, kv_elements)?);
-    let (v, y) = (line.typed("v", v, kv_elements)?, line.typed("y", y, q_elements)?);
-    let (lse, dy) = (line.words("lse", lse, deltas(dims))?, line.typed("dy", dy, q_elements)?);
-    let dq = line.typed("dq", dq, q_elements)?;
-    let (dk, dv) = (line.typed("dk", dk, kv_elements)?, line.typed("dv", dv, kv_elements)?);
-    let delta = line.scratch.take(4 * deltas(dims) as u64)?;
+    let [starts, capacity] = starts_of(cx, starts)?;
+    let (q, k) = (cx.typed("q", q, q_elements)?, cx.typed("k", k, kv_elements)?);
+    let (v, y) = (cx.typed("v", v, kv_elements)?, cx.typed("y", y, q_elements)?);
+    let (lse, dy) = (cx.words("lse", lse, deltas(dims))?, cx.typed("dy", dy, q_elements)?);
+    let dq = cx.typed("dq", dq, q_elements)?;
+    let (dk, dv) = (cx.typed("dk", dk, kv_elements)?, cx.typed("dv", dv, kv_elements)?);
+    let delta = cx.scratch.take(4 * deltas(dims) as u64)?;
     let [rows, heads, kv_heads, head_dim, window, scale] = shape(dims);
-    let lots = dims.head_dim.is_multiple_of(LOT) && in_sixteens(&[y, dy]);
-    let span = if lots { (dims.head_dim / LOT).next_power_of_two().min(WARP as usize) } else { 0 };
-    let at_once = THREADS as usize / if lots { span } else { WARP as usize };
-    let arguments = [y, dy, delta, rows, heads, head_dim, span as u64];
-    let grid = [deltas(dims).div_ceil(at_once), 1, 1];
-    line.run(Entry::AttentionDelta, &[line.dtype], grid, THREADS, &arguments)?;
-    let to_q = [starts, room, q, k, v, lse, dy, delta, dq, rows, heads, kv_heads, head_dim, window, scale];
-    let to_kv =
-        [starts, room, q, k, v, lse, dy, delta, dk, dv, rows, heads, kv_heads, head_dim, window, scale];
-    if let Some((cuts, [_, queries, keys])) = tensor_cores(line, dims, &[q, k, v, y, dy, dq, dk, dv])? {
-        let [_, part, of_keys] = cuts.parts();
-        let grid = [items(part, dims.rows, dims.heads), 1, 1];
-        line.launch(queries, grid, part.threads, part.shared, &to_q)?;
-        let grid = [items(of_keys, dims.rows, dims.kv_heads), 1, cuts.shares()];
-        return line.launch(keys, grid, of_keys.threads, of_keys.shared, &to_kv);
+    let vectorized = dims.head_dim.is_multiple_of(VEC) && aligned16(&[y, dy]);
+    let row_threads =
+        if vectorized { (dims.head_dim / VEC).next_power_of_two().min(WARP as usize) } else { 0 };
+    let rows_per_block = THREADS as usize / if vectorized { row_threads } else { WARP as usize };
+    let arguments = [y, dy, delta, rows, heads, head_dim, row_threads as u64];
+    let grid = [deltas(dims).div_ceil(rows_per_block), 1, 1];
+    cx.run(EntryPoint::AttentionDelta, &[cx.dtype], grid, THREADS, &arguments)?;
+    let dq_arguments =
+        [starts, capacity, q, k, v, lse, dy, delta, dq, rows, heads, kv_heads, head_dim, window, scale];
+    let dkv_arguments =
+        [starts, capacity, q, k, v, lse, dy, delta, dk, dv, rows, heads, kv_heads, head_dim, window, scale];
+    if let Some((tiles, [_, dq_kernel, dkv_kernel])) = tensor_cores(cx, dims, &[q, k, v, y, dy, dq, dk, dv])?
+    {
+        let [_, dq_config, dkv_config] = tiles.kernels();
+        let grid = [blocks(dq_config, dims.rows, dims.heads), 1, 1];
+        cx.launch(dq_kernel, grid, dq_config.threads, dq_config.shared, &dq_arguments)?;
+        let grid = [blocks(dkv_config, dims.rows, dims.kv_heads), 1, tiles.column_blocks()];
+        return cx.launch(dkv_kernel, grid, dkv_config.threads, dkv_config.shared, &dkv_arguments);
     }
-    let (tiles, parts) = (dims.rows.div_ceil(TILE), dims.head_dim.div_ceil(ELEMENTS));
-    let [_, queries, keys] = plain(line)?;
-    line.launch(queries, [tiles, dims.heads, parts], THREADS, 0, &to_q)?;
-    line.launch(keys, [tiles, dims.kv_heads, parts], THREADS, 0, &to_kv)
+    let (tiles, columns) = (dims.rows.div_ceil(TILE), dims.head_dim.div_ceil(HEAD_ELEMENTS));
+    let [_, dq_kernel, dkv_kernel] = cuda_cores(cx)?;
+    cx.launch(dq_kernel, [tiles, dims.heads, columns], THREADS, 0, &dq_arguments)?;
+    cx.launch(dkv_kernel, [tiles, dims.kv_heads, columns], THREADS, 0, &dkv_arguments)
 }

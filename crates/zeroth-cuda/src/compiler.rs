@@ -1,32 +1,41 @@
-//! NVRTC, NVIDIA's compiler as a library: CUDA C++ to machine code of one card.
-#![allow(unsafe_code, reason = "calls into the compiler; signatures are those of nvrtc.h")]
+//! NVRTC, NVIDIA's runtime compiler: CUDA C++ to machine code for one architecture.
+#![allow(unsafe_code, reason = "calls into NVRTC; signatures are those of nvrtc.h")]
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr::null;
 
+use super::bindings::bindings;
 use super::library::{Library, text};
 use zeroth_kernel::DeviceError;
 
+/// An `nvrtcProgram`.
 type Program = usize;
 
-/// The compiler library with the functions in use. Several threads may compile at the same time.
+bindings! {
+    Functions: nvrtc {
+        nvrtcVersion(*mut c_int, *mut c_int);
+        nvrtcCreateProgram(
+            *mut Program,
+            *const c_char,
+            *const c_char,
+            c_int,
+            *const *const c_char,
+            *const *const c_char,
+        );
+        nvrtcDestroyProgram(*mut Program);
+        nvrtcCompileProgram(Program, c_int, *const *const c_char);
+        nvrtcGetCUBINSize(Program, *mut usize);
+        nvrtcGetCUBIN(Program, *mut c_char);
+        nvrtcGetProgramLogSize(Program, *mut usize);
+        nvrtcGetProgramLog(Program, *mut c_char);
+        nvrtcGetErrorString(c_int) -> *const c_char;
+    }
+}
+
+/// The compiler. Several threads may compile at the same time.
 pub(super) struct Compiler {
     version: [c_int; 2],
-    create: unsafe extern "C" fn(
-        *mut Program,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const *const c_char,
-        *const *const c_char,
-    ) -> c_int,
-    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
-    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
-    image_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    image: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    functions: Functions,
 }
 
 impl Compiler {
@@ -35,53 +44,49 @@ impl Compiler {
             &["libnvrtc.so.13", "libnvrtc.so.12"],
             "Install the CUDA toolkit 12 or 13, or `pip install nvidia-cuda-nvrtc`",
         )?;
-        // SAFETY: each field has the type that nvrtc.h declares for the function named.
-        let (mut compiler, version) = unsafe {
-            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
-                library.function("nvrtcVersion")?;
-            let compiler = Self {
-                version: [0; 2],
-                create: library.function("nvrtcCreateProgram")?,
-                destroy: library.function("nvrtcDestroyProgram")?,
-                compile: library.function("nvrtcCompileProgram")?,
-                image_size: library.function("nvrtcGetCUBINSize")?,
-                image: library.function("nvrtcGetCUBIN")?,
-                log_size: library.function("nvrtcGetProgramLogSize")?,
-                log: library.function("nvrtcGetProgramLog")?,
-                error_string: library.function("nvrtcGetErrorString")?,
-            };
-            (compiler, version)
-        };
+        let mut compiler = Self { version: [0; 2], functions: Functions::load(&library)? };
         let [major, minor] = &mut compiler.version;
         // SAFETY: writes two ints.
-        let code = unsafe { version(major, minor) };
+        let code = unsafe { (compiler.functions.nvrtcVersion)(major, minor) };
         compiler.check("nvrtcVersion", code)?;
         Ok(compiler)
     }
 
-    /// As its makers write it: 13.0.
+    /// The version, such as 13.0.
     pub(super) fn version(&self) -> String {
         format!("{}.{}", self.version[0], self.version[1])
     }
 
-    /// Machine code of `source` for a card such as `sm_90a`. `name` stands in messages.
+    /// Compiles `source` to a cubin. `name` appears in diagnostics.
     pub(super) fn compile(&self, name: &str, source: &str, options: &[&str]) -> Result<Vec<u8>, DeviceError> {
-        let c_string = |text: &str| CString::new(text).expect("sources and options hold no zero byte");
+        let c_string = |text: &str| CString::new(text).expect("sources and options contain no NUL");
         let (file, source) = (c_string(name), c_string(source));
         let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = 0;
-        // SAFETY: writes one handle; the texts end with zero, and there are no headers.
-        let code =
-            unsafe { (self.create)(&raw mut program, source.as_ptr(), file.as_ptr(), 0, null(), null()) };
+        // SAFETY: writes one handle; the strings are NUL-terminated, and there are no headers.
+        let code = unsafe {
+            (self.functions.nvrtcCreateProgram)(
+                &raw mut program,
+                source.as_ptr(),
+                file.as_ptr(),
+                0,
+                null(),
+                null(),
+            )
+        };
         self.check("nvrtcCreateProgram", code)?;
-        // SAFETY: as many options as are said, each ending with zero.
-        let code = unsafe { (self.compile)(program, pointers.len() as c_int, pointers.as_ptr()) };
-        let result = self
-            .check("nvrtcCompileProgram", code)
-            .and_then(|()| self.read(program, self.image_size, self.image));
+        // SAFETY: the count is that of the options, each NUL-terminated.
+        let code = unsafe {
+            (self.functions.nvrtcCompileProgram)(program, pointers.len() as c_int, pointers.as_ptr())
+        };
+        let result = self.check("nvrtcCompileProgram", code).and_then(|()| {
+            self.read(program, self.functions.nvrtcGetCUBINSize, self.functions.nvrtcGetCUBIN)
+        });
         let result = result.map_err(|error| {
-            let log = self.read(program, self.log_size, self.log).unwrap_or_default();
+            let log = self
+                .read(program, self.functions.nvrtcGetProgramLogSize, self.functions.nvrtcGetProgramLog)
+                .unwrap_or_default();
             let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
             DeviceError::Call {
                 device: "cuda".to_owned(),
@@ -89,8 +94,8 @@ impl Compiler {
                 reason: format!("{error}\n{log}"),
             }
         });
-        // SAFETY: the program made above, given back once.
-        unsafe { (self.destroy)(&raw mut program) };
+        // SAFETY: created above, destroyed once.
+        unsafe { (self.functions.nvrtcDestroyProgram)(&raw mut program) };
         result
     }
 
@@ -102,10 +107,10 @@ impl Compiler {
     ) -> Result<Vec<u8>, DeviceError> {
         let mut length = 0;
         // SAFETY: writes one size.
-        self.check("asking NVRTC for a result's size", unsafe { size(program, &raw mut length) })?;
+        self.check("reading the size of NVRTC's output", unsafe { size(program, &raw mut length) })?;
         let mut result = vec![0u8; length];
-        // SAFETY: writes as many bytes as it has just said.
-        self.check("asking NVRTC for a result", unsafe { bytes(program, result.as_mut_ptr().cast()) })?;
+        // SAFETY: writes as many bytes as the size call has returned.
+        self.check("reading NVRTC's output", unsafe { bytes(program, result.as_mut_ptr().cast()) })?;
         Ok(result)
     }
 
@@ -113,8 +118,8 @@ impl Compiler {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: gives a constant of the library.
-        let reason = text(unsafe { (self.error_string)(code) });
+        // SAFETY: returns a static string.
+        let reason = text(unsafe { (self.functions.nvrtcGetErrorString)(code) });
         Err(DeviceError::Call { device: "cuda".to_owned(), call: call.to_owned(), reason })
     }
 }

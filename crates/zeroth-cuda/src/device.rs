@@ -1,70 +1,71 @@
-//! A card with its arenas, its queues and its marks.
-#![allow(unsafe_code, reason = "copies between the host's memory and arenas")]
+//! A GPU with its arenas, streams and events.
+#![allow(unsafe_code, reason = "copies between host memory and arenas")]
 
 use std::ffi::c_int;
 
-use super::cudnn::Fused;
-use super::driver::{Address, Attribute, Driver, Handle};
+use super::arenas::Arenas;
+use super::cpu_optimizer::CpuOptimizer;
+use super::cudnn::FusedAttention;
+use super::driver::{Address, DeviceAttribute, Driver, Handle};
 use super::flash::is_hopper;
 use super::graphs::Graphs;
-use super::line::{Arenas, Line};
-use super::peers::{Peers, card, not_on_cards, token};
-use super::processors::Processors;
-use super::products::Products;
-use super::programs::Functions;
-use super::{cudnn, ipc, nccl, run};
+use super::launch_context::LaunchContext;
+use super::matmuls::Matmuls;
+use super::modules::Modules;
+use super::peers::{Peers, gpu_uuid, host_is_no_device_transport, token};
+use super::{cudnn, ipc, launch, nccl};
 use zeroth_base::DType;
 use zeroth_kernel::READBACKS;
 use zeroth_kernel::{
     Device, DeviceError, Exchange, IpcHandles, Kernel, Launch, Queue, Span, Tier, Transport,
 };
 
-/// Pinned memory that uploads go through, so that they need not wait for one another: enough for the inputs of two steps, of
-/// which one may still be waiting for its turn.
+/// Pinned staging slots of uploads: enough for the inputs of two steps, one of which may still be queued.
 const SLOTS: usize = 24;
 const SLOT_BYTES: usize = 4 << 20;
-/// The most bytes of a note.
-const NOTE_BYTES: usize = 1 << 20;
+/// Largest readback in bytes.
+const READBACK_BYTES: usize = 1 << 20;
 
-/// A card. Memory is taken when it is opened. At the first use of a shape more is taken: for the plan of a matrix product,
-/// with what its trial takes for a moment where the card has it free, and for attention's machine code.
+/// An NVIDIA GPU. Its arenas are allocated when it is opened. The first use of a shape allocates more: for the plan of a matmul,
+/// temporarily for autotuning it if the GPU has free memory, and for the machine code of attention.
 pub struct CudaDevice {
     driver: Driver,
     device: c_int,
     name: String,
     context: Handle,
-    functions: Option<Functions>,
-    products: Products,
-    /// Attention by the library; `None` only while the device is opened.
-    fused: Option<Fused>,
+    modules: Option<Modules>,
+    matmuls: Matmuls,
+    /// `None` only while the device is being opened.
+    fused: Option<FusedAttention>,
     arenas: Arenas,
-    /// What the host's arena belongs to.
-    processors: Option<Processors>,
-    /// Lines of launches that the driver keeps, where it can.
+    /// Owner of the host arena.
+    cpu_optimizer: Option<CpuOptimizer>,
+    /// CUDA graphs, if supported and enabled.
     graphs: Option<Graphs>,
     /// By [`Queue`].
     streams: Vec<Handle>,
-    marks: Vec<Handle>,
-    /// First address; an event for each slot, recorded behind the copy that reads it.
+    events: Vec<Handle>,
+    /// Address of the staging slots, followed by the readbacks.
     staging: Address,
+    /// One event per slot, recorded after the copy that reads it.
     staged: Vec<Handle>,
     next_slot: usize,
-    /// Events that note times: the first of all, then those in use, then spare ones.
-    stamps: Vec<Handle>,
-    stamped: usize,
-    /// For each note its event and its bytes; notes lie behind the slots.
-    notes: Vec<(Handle, usize)>,
-    /// The other ranks, where it reaches them.
+    /// Timed events: the time origin, then those in use, then spare ones.
+    timestamps: Vec<Handle>,
+    timestamps_used: usize,
+    /// Event and length of each readback.
+    readbacks: Vec<(Handle, usize)>,
+    /// Connections to the other ranks.
     peers: Option<Peers>,
 }
 
 impl CudaDevice {
-    /// Opens card number `ordinal` of those that this process may use, with arenas of so many bytes.
+    /// Opens the GPU number `ordinal` of those visible to this process, with arenas of the given sizes.
     pub fn open(ordinal: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
         Self::open_for(ordinal, device_bytes, host_bytes, arch)
     }
 
-    /// As `open`, with kernels that leave out what only this generation of cards has: for tests of what others run.
+    /// Opens a GPU like [`Self::open`], with kernels that avoid architecture-specific features: to test what other GPUs run.
     pub fn open_portable(ordinal: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
         Self::open_for(ordinal, device_bytes, host_bytes, |major, minor| format!("sm_{major}{minor}"))
     }
@@ -79,50 +80,50 @@ impl CudaDevice {
         let device = driver.get(ordinal)?;
         let name = format!("{} (cuda:{ordinal})", driver.name(device)?);
         let context = driver.retain(device)?;
-        // From here on, dropping it gives back what it has so far.
+        // From here on, dropping it releases what has been acquired so far.
         let mut opened = Self {
             driver,
             device,
             name,
             context,
-            functions: None,
-            products: Products::default(),
+            modules: None,
+            matmuls: Matmuls::default(),
             fused: None,
             arenas: Arenas::default(),
-            processors: None,
+            cpu_optimizer: None,
             graphs: None,
             streams: Vec::new(),
-            marks: Vec::new(),
+            events: Vec::new(),
             staging: 0,
             staged: Vec::new(),
             next_slot: 0,
-            stamps: Vec::new(),
-            stamped: 0,
-            notes: Vec::new(),
+            timestamps: Vec::new(),
+            timestamps_used: 0,
+            readbacks: Vec::new(),
             peers: None,
         };
         let driver = &opened.driver;
-        let major = driver.attribute(device, Attribute::CapabilityMajor)?;
-        let minor = driver.attribute(device, Attribute::CapabilityMinor)?;
+        let major = driver.attribute(device, DeviceAttribute::ComputeCapabilityMajor)?;
+        let minor = driver.attribute(device, DeviceAttribute::ComputeCapabilityMinor)?;
         let arch = arch(major, minor);
-        opened.functions = Some(Functions::load(driver, &arch)?);
-        opened.fused = Some(Fused::new(is_hopper(&arch))?);
-        opened.products.open()?;
+        opened.modules = Some(Modules::load(driver, &arch)?);
+        opened.fused = Some(FusedAttention::new(is_hopper(&arch))?);
+        opened.matmuls.open()?;
         opened.graphs = Graphs::open()?;
         for _ in Queue::ALL {
             opened.streams.push(driver.stream()?);
         }
-        opened.staging = driver.allocate_host((SLOTS * SLOT_BYTES + READBACKS * NOTE_BYTES) as u64)?;
+        opened.staging = driver.allocate_host((SLOTS * SLOT_BYTES + READBACKS * READBACK_BYTES) as u64)?;
         for _ in 0..READBACKS {
-            opened.notes.push((driver.event()?, 0));
+            opened.readbacks.push((driver.event()?, 0));
         }
         for _ in 0..SLOTS {
             opened.staged.push(driver.event()?);
         }
         if host_bytes > 0 {
-            let (processors, address) = Processors::open(driver, host_bytes)?;
+            let (cpu_optimizer, address) = CpuOptimizer::open(driver, host_bytes)?;
             opened.arenas.host = (address, host_bytes);
-            opened.processors = Some(processors);
+            opened.cpu_optimizer = Some(cpu_optimizer);
         }
         if device_bytes > 0 {
             opened.arenas.device = (driver.allocate(device_bytes)?, device_bytes);
@@ -130,62 +131,61 @@ impl CudaDevice {
         Ok(opened)
     }
 
-    /// Whether all products of matrices are our own kernel's from now on, and not the library's. Slower; it is what
-    /// shapes get that the library has no algorithm for.
-    pub fn own_products(&mut self, own: bool) {
-        self.products.own = own;
+    /// Runs all matmuls by our own fallback kernel instead of cuBLASLt, for tests.
+    pub fn use_own_matmuls(&mut self, own: bool) {
+        self.matmuls.own = own;
     }
 
-    /// Whether NVIDIA's library of attention is there, and what is wrong where it is not.
-    pub fn has_attention_library(&self) -> Result<(), DeviceError> {
+    /// Checks that cuDNN is available.
+    pub fn check_cudnn(&self) -> Result<(), DeviceError> {
         self.current()?;
         cudnn::is_there()
     }
 
-    /// Whether attention forward over sequences of one length is NVIDIA's library's wherever it can, from now on, or our own
-    /// kernel's always; before, whoever is faster does it.
-    pub fn attention_by_library(&mut self, library: bool) {
+    /// Forces attention forward over sequences of equal length to cuDNN, where supported, or to our own kernel. By default the
+    /// faster one for the shape runs.
+    pub fn use_cudnn_attention(&mut self, cudnn: bool) {
         if let Some(fused) = &mut self.fused {
-            fused.by_library(library);
+            fused.force(cudnn);
         }
     }
 
-    /// Shapes whose attention forward the library has computed.
-    pub fn attention_plans(&self) -> usize {
-        self.fused.as_ref().map_or(0, Fused::plans)
+    /// The number of shapes with a cuDNN plan.
+    pub fn cudnn_plans(&self) -> usize {
+        self.fused.as_ref().map_or(0, FusedAttention::plans)
     }
 
-    /// The version of NVIDIA's library of collectives, where it is found.
+    /// The version of NCCL.
     pub fn nccl_version() -> Result<String, DeviceError> {
         nccl::version()
     }
 
-    /// The most bytes that it takes beside its arenas, for a moment, to try algorithms of products with. The first of the
-    /// library's algorithms is taken without a trial; results are the same bits.
-    pub fn spare(&mut self, bytes: u64) {
-        self.products.spare = Some(bytes);
+    /// Limits the temporary memory for autotuning matmuls. A matmul that is not autotuned uses cuBLASLt's first algorithm; results are
+    /// bitwise equal.
+    pub fn limit_autotune_bytes(&mut self, bytes: u64) {
+        self.matmuls.autotune_bytes = Some(bytes);
     }
 
     fn current(&self) -> Result<(), DeviceError> {
         self.driver.set_current(self.context)
     }
 
-    /// The stream of a queue. Where ranks share a card, collectives are in the stream of kernels: a card turns to another
-    /// process at once when the only stream at work waits, and two milliseconds later when one waits for another that waits.
+    /// The stream of a queue. If ranks share a GPU, collectives run on the compute stream: the GPU switches to another process at
+    /// once when its only active stream waits, but takes two milliseconds when one waiting stream waits for another.
     fn stream(&self, queue: Queue) -> Handle {
-        let in_line = queue == Queue::Comm && self.peers.as_ref().is_some_and(Peers::share_a_card);
-        self.streams[if in_line { Queue::Compute } else { queue } as usize]
+        let shares_compute = queue == Queue::Comm && self.peers.as_ref().is_some_and(Peers::share_gpu);
+        self.streams[if shares_compute { Queue::Compute } else { queue } as usize]
     }
 
-    fn marked(&self, mark: usize) -> Result<Handle, DeviceError> {
-        self.marks.get(mark).copied().ok_or_else(|| DeviceError::Operands {
-            what: "mark",
-            problem: format!("mark {mark} of {}; `marks` says how many there are", self.marks.len()),
+    fn event(&self, event: usize) -> Result<Handle, DeviceError> {
+        self.events.get(event).copied().ok_or_else(|| DeviceError::Operands {
+            what: "event",
+            problem: format!("event {event} of {}; `reserve_events` sets their number", self.events.len()),
         })
     }
 }
 
-/// The name of an architecture, with all that is its own.
+/// The name of an architecture, including its architecture-specific features.
 fn arch(major: u32, minor: u32) -> String {
     format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
 }
@@ -194,7 +194,7 @@ fn check_length(what: &'static str, host: usize, span: Span) -> Result<(), Devic
     if host as u64 == span.bytes {
         return Ok(());
     }
-    let problem = format!("{host} bytes on the host's side and {span:?} on the device's");
+    let problem = format!("{host} bytes on the host and {span:?} on the device");
     Err(DeviceError::Operands { what, problem })
 }
 
@@ -210,13 +210,13 @@ impl Device for CudaDevice {
     fn enqueue(&mut self, queue: Queue, launch: &Launch) -> Result<(), DeviceError> {
         self.current()?;
         let stream = self.stream(queue);
-        if let Some(processors) = self.processors.as_ref().filter(|_| Processors::take(launch)) {
-            return processors.enqueue(&self.driver, &self.arenas, stream, launch);
+        if let Some(cpu) = self.cpu_optimizer.as_ref().filter(|_| CpuOptimizer::handles(launch)) {
+            return cpu.enqueue(&self.driver, &self.arenas, stream, launch);
         }
-        let functions = self.functions.as_ref().expect("an open device has its functions");
-        let mut line = Line::new(&self.driver, functions, self.arenas, stream, launch)?;
-        let fused = self.fused.as_mut().expect("an open device knows who computes attention");
-        run::run(&mut line, &mut self.products, fused, &launch.kernel)
+        let modules = self.modules.as_ref().expect("set by `open`");
+        let mut cx = LaunchContext::new(&self.driver, modules, self.arenas, stream, launch)?;
+        let fused = self.fused.as_mut().expect("set by `open`");
+        launch::dispatch(&mut cx, &mut self.matmuls, fused, &launch.kernel)
     }
 
     fn equal_sequences(&mut self, length: Option<usize>) {
@@ -232,19 +232,19 @@ impl Device for CudaDevice {
     ) -> Result<Option<usize>, DeviceError> {
         self.current()?;
         let stream = self.stream(queue);
-        if !self.graphs.as_ref().is_some_and(|graphs| graphs.begin(stream)) {
+        if !self.graphs.as_ref().is_some_and(|graphs| graphs.begin_capture(stream)) {
             return Ok(None);
         }
         let mut outcome = Ok(());
         for launch in launches {
             outcome = outcome.and_then(|()| self.enqueue(queue, launch));
         }
-        self.graphs.as_mut().map_or(Ok(None), |graphs| graphs.end(stream, outcome))
+        self.graphs.as_mut().map_or(Ok(None), |graphs| graphs.end_capture(stream, outcome))
     }
 
-    fn launch_graph(&mut self, queue: Queue, kept: usize) -> Result<(), DeviceError> {
+    fn launch_graph(&mut self, queue: Queue, graph: usize) -> Result<(), DeviceError> {
         self.current()?;
-        let code = self.graphs.as_ref().map_or(1, |graphs| graphs.launch(kept, self.stream(queue)));
+        let code = self.graphs.as_ref().map_or(1, |graphs| graphs.launch(graph, self.stream(queue)));
         self.driver.check("cuGraphLaunch", code)
     }
 
@@ -254,23 +254,22 @@ impl Device for CudaDevice {
         let (mut at, stream) = (self.arenas.find("upload", to)?, self.stream(queue));
         if to.tier == Tier::Host {
             self.driver.synchronise(stream)?;
-            // SAFETY: pinned memory of the host, within its arena and as long as `from`; the queue has come past all that
-            // it holds.
+            // SAFETY: pinned host memory within its arena, of the length of `from`; the stream is idle.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at as *mut u8, from.len()) };
             return Ok(());
         }
-        for piece in from.chunks(SLOT_BYTES) {
+        for chunk in from.chunks(SLOT_BYTES) {
             let (slot, event) =
                 (self.staging + (self.next_slot * SLOT_BYTES) as Address, self.staged[self.next_slot]);
             self.next_slot = (self.next_slot + 1) % SLOTS;
-            self.driver.wait_for(event)?;
-            // SAFETY: a slot is as long as the longest piece, and no copy reads it: its event is past.
+            self.driver.synchronise_event(event)?;
+            // SAFETY: a chunk fits into a slot, and no copy reads the slot any more: its event has completed.
             unsafe {
-                std::ptr::copy_nonoverlapping(piece.as_ptr(), slot as *mut u8, piece.len());
-                self.driver.copy(at, slot, piece.len() as u64, stream)?;
+                std::ptr::copy_nonoverlapping(chunk.as_ptr(), slot as *mut u8, chunk.len());
+                self.driver.copy(at, slot, chunk.len() as u64, stream)?;
             }
-            self.driver.record(event, stream)?;
-            at += piece.len() as Address;
+            self.driver.record_event(event, stream)?;
+            at += chunk.len() as Address;
         }
         Ok(())
     }
@@ -286,50 +285,53 @@ impl Device for CudaDevice {
         if to.is_empty() {
             return Ok(());
         }
-        // SAFETY: pinned memory of the host, within its arena and as long as `to`; the queue has come past its writers.
+        // SAFETY: pinned host memory within its arena, of the length of `to`; the stream is idle.
         unsafe { std::ptr::copy_nonoverlapping(at as *const u8, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
     fn start_readback(&mut self, queue: Queue, from: Span, number: usize) -> Result<(), DeviceError> {
         self.current()?;
-        let (at, stream) = (self.arenas.find("note", from)?, self.stream(queue));
-        if number >= READBACKS || from.bytes > NOTE_BYTES as u64 {
-            let problem = format!("note {number} of {} bytes; {READBACKS} of {NOTE_BYTES} can be", from.bytes);
-            return Err(DeviceError::Operands { what: "note", problem });
+        let (at, stream) = (self.arenas.find("readback", from)?, self.stream(queue));
+        if number >= READBACKS || from.bytes > READBACK_BYTES as u64 {
+            let problem = format!(
+                "readback {number} of {} bytes; there are {READBACKS} of up to {READBACK_BYTES} bytes",
+                from.bytes
+            );
+            return Err(DeviceError::Operands { what: "readback", problem });
         }
-        let to = self.staging + (SLOTS * SLOT_BYTES + number * NOTE_BYTES) as Address;
-        // SAFETY: the place of a note is as long as the longest, and lives as long as the device, which waits for its
-        // streams before it gives memory back.
+        let to = self.staging + (SLOTS * SLOT_BYTES + number * READBACK_BYTES) as Address;
+        // SAFETY: the copy fits into its readback slot, which lives as long as the device; the device synchronizes its streams before
+        // it frees memory.
         unsafe { self.driver.copy(to, at, from.bytes, stream)? };
-        self.notes[number].1 = from.bytes as usize;
-        self.driver.record(self.notes[number].0, stream)
+        self.readbacks[number].1 = from.bytes as usize;
+        self.driver.record_event(self.readbacks[number].0, stream)
     }
 
     fn finish_readback(&mut self, number: usize) -> Result<&[u8], DeviceError> {
         self.current()?;
-        let (event, bytes) = self.notes[number];
-        self.driver.wait_for(event)?;
-        self.processors.as_ref().map_or(Ok(()), Processors::outcome)?;
-        let at = self.staging + (SLOTS * SLOT_BYTES + number * NOTE_BYTES) as Address;
-        // SAFETY: the copy has ended; the next one to this place is enqueued by a call that borrows the device alone.
+        let (event, bytes) = self.readbacks[number];
+        self.driver.synchronise_event(event)?;
+        self.cpu_optimizer.as_ref().map_or(Ok(()), CpuOptimizer::take_error)?;
+        let at = self.staging + (SLOTS * SLOT_BYTES + number * READBACK_BYTES) as Address;
+        // SAFETY: the copy has completed; the next copy to this slot needs `&mut self`, which the result borrows.
         Ok(unsafe { std::slice::from_raw_parts(at as *const u8, bytes) })
     }
 
-    fn record_event(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {
+    fn record_event(&mut self, queue: Queue, event: usize) -> Result<(), DeviceError> {
         self.current()?;
-        self.driver.record(self.marked(mark)?, self.stream(queue))
+        self.driver.record_event(self.event(event)?, self.stream(queue))
     }
 
-    fn wait_event(&mut self, queue: Queue, mark: usize) -> Result<(), DeviceError> {
+    fn wait_event(&mut self, queue: Queue, event: usize) -> Result<(), DeviceError> {
         self.current()?;
-        self.driver.wait(self.stream(queue), self.marked(mark)?)
+        self.driver.wait_event(self.stream(queue), self.event(event)?)
     }
 
     fn reserve_events(&mut self, count: usize) -> Result<(), DeviceError> {
         self.current()?;
-        while self.marks.len() < count {
-            self.marks.push(self.driver.event()?);
+        while self.events.len() < count {
+            self.events.push(self.driver.event()?);
         }
         Ok(())
     }
@@ -337,29 +339,29 @@ impl Device for CudaDevice {
     fn synchronise(&mut self) -> Result<(), DeviceError> {
         self.current()?;
         self.streams.iter().try_for_each(|&stream| self.driver.synchronise(stream))?;
-        self.processors.as_ref().map_or(Ok(()), Processors::outcome)
+        self.cpu_optimizer.as_ref().map_or(Ok(()), CpuOptimizer::take_error)
     }
 
     fn record_timestamp(&mut self, queue: Queue) -> Result<(), DeviceError> {
         self.current()?;
         let stream = self.stream(queue);
-        if self.stamps.is_empty() {
-            self.stamps.push(self.driver.timed_event()?);
-            self.driver.record(self.stamps[0], stream)?;
+        if self.timestamps.is_empty() {
+            self.timestamps.push(self.driver.timed_event()?);
+            self.driver.record_event(self.timestamps[0], stream)?;
         }
-        self.stamped += 1;
-        if self.stamped == self.stamps.len() {
-            self.stamps.push(self.driver.timed_event()?);
+        self.timestamps_used += 1;
+        if self.timestamps_used == self.timestamps.len() {
+            self.timestamps.push(self.driver.timed_event()?);
         }
-        self.driver.record(self.stamps[self.stamped], stream)
+        self.driver.record_event(self.timestamps[self.timestamps_used], stream)
     }
 
     fn take_timestamps(&mut self) -> Result<Vec<f64>, DeviceError> {
         self.synchronise()?;
-        let stamped = std::mem::take(&mut self.stamped);
+        let used = std::mem::take(&mut self.timestamps_used);
         let since =
-            |event: &Handle| self.driver.elapsed(self.stamps[0], *event).map(|ms| 1e3 * f64::from(ms));
-        self.stamps.iter().skip(1).take(stamped).map(since).collect()
+            |event: &Handle| self.driver.elapsed(self.timestamps[0], *event).map(|ms| 1e3 * f64::from(ms));
+        self.timestamps.iter().skip(1).take(used).map(since).collect()
     }
 
     fn direct(&mut self, _: Span, _: Span) -> Result<Option<(&[u8], &mut [u8])>, DeviceError> {
@@ -377,25 +379,25 @@ impl Device for CudaDevice {
         }
     }
 
-    fn ipc_handle(&mut self, way: Transport, rank: usize) -> Result<Vec<u8>, DeviceError> {
+    fn ipc_handle(&mut self, transport: Transport, rank: usize) -> Result<Vec<u8>, DeviceError> {
         self.current()?;
-        match way {
+        match transport {
             Transport::Ipc => {
                 let token = token();
                 self.upload(Queue::Comm, &token, Span::device(0, token.len() as u64))?;
                 self.driver.synchronise(self.stream(Queue::Comm))?;
                 ipc::ipc_handle(&self.driver, self.device, self.arenas.device, token)
             }
-            Transport::Nccl => nccl::ipc_handle(card(&self.driver, self.device)?, rank),
-            Transport::Host => Err(not_on_cards()),
+            Transport::Nccl => nccl::ipc_handle(gpu_uuid(&self.driver, self.device)?, rank),
+            Transport::Host => Err(host_is_no_device_transport()),
         }
     }
 
-    fn open_ipc_handles(&mut self, doors: &IpcHandles<'_>) -> Result<(), DeviceError> {
+    fn open_ipc_handles(&mut self, handles: &IpcHandles<'_>) -> Result<(), DeviceError> {
         self.current()?;
         self.close_ipc_handles();
         let stream = self.stream(Queue::Comm);
-        self.peers = Some(Peers::open(&self.driver, self.arenas.device, doors, stream)?);
+        self.peers = Some(Peers::open(&self.driver, self.arenas.device, handles, stream)?);
         Ok(())
     }
 
@@ -414,7 +416,7 @@ impl Device for CudaDevice {
         self.current()?;
         let closed = || DeviceError::Operands {
             what: exchange.name(),
-            problem: "the other ranks' doors are not open".to_owned(),
+            problem: "the peers' IPC handles are not open".to_owned(),
         };
         let peers = self.peers.as_ref().ok_or_else(closed)?;
         peers.exchange(&self.driver, self.arenas, exchange, points, self.stream(queue))
@@ -427,7 +429,7 @@ impl Device for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // A device that failed cannot be told anything; what it holds goes with the process.
+        // A failed device accepts no calls; its resources are released with the process.
         if self.current().is_err() {
             return;
         }
@@ -438,22 +440,22 @@ impl Drop for CudaDevice {
         if let Some(graphs) = &mut self.graphs {
             graphs.close();
         }
-        self.products.close();
+        self.matmuls.close();
         if let Some(fused) = &mut self.fused {
             fused.close();
         }
-        let notes = self.notes.iter().map(|(event, _)| event);
-        let events = self.staged.iter().chain(&self.marks).chain(&self.stamps).chain(notes);
+        let readbacks = self.readbacks.iter().map(|(event, _)| event);
+        let events = self.staged.iter().chain(&self.events).chain(&self.timestamps).chain(readbacks);
         events.for_each(|&event| self.driver.destroy_event(event));
         self.streams.iter().for_each(|&stream| self.driver.destroy_stream(stream));
-        if let Some(functions) = &self.functions {
-            functions.unload(&self.driver);
+        if let Some(modules) = &self.modules {
+            modules.unload(&self.driver);
         }
         if self.staging != 0 {
             self.driver.free_host(self.staging);
         }
-        if let Some(processors) = &self.processors {
-            processors.close(&self.driver);
+        if let Some(cpu_optimizer) = &self.cpu_optimizer {
+            cpu_optimizer.close(&self.driver);
         }
         if self.arenas.device.0 != 0 {
             self.driver.free(self.arenas.device.0);
@@ -467,14 +469,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn newer_cards_are_compiled_for_with_what_is_only_theirs() {
+    fn hopper_and_later_use_architecture_specific_features() {
         assert_eq!(arch(8, 0), "sm_80");
         assert_eq!(arch(9, 0), "sm_90a");
         assert_eq!(arch(10, 0), "sm_100a");
     }
 
     #[test]
-    fn a_card_that_is_not_there_is_an_error_that_says_so() {
+    fn a_missing_gpu_is_an_error() {
         let error = CudaDevice::open(1 << 20, 1 << 20, 0).err().unwrap().to_string();
         assert!(
             error.contains("libcuda.so.1") || error.contains("are visible") || error.contains("cuInit"),
@@ -483,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_moves_to_the_thread_that_drives_it() {
+    fn a_device_is_send() {
         const fn sendable<T: Send>() {}
         const { sendable::<CudaDevice>() };
     }

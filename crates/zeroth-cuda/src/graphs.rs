@@ -1,20 +1,20 @@
-//! Lines of launches that the driver keeps as one: enqueued by one call, with less between one kernel and the next.
+//! CUDA graphs: a captured sequence of launches, enqueued by one call and with shorter gaps between kernels.
 #![allow(unsafe_code, reason = "calls into the driver; signatures are those of cuda.h")]
 
 use std::ffi::c_int;
 
-use super::driver::Handle;
-use super::library::Library;
+use super::bindings::bindings;
+use super::driver::{Driver, Handle};
 use zeroth_kernel::DeviceError;
 
-/// What is called meanwhile, by this thread or another, is none of the line's affair.
-const RELAXED: c_int = 2;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: other driver calls are allowed during a capture.
+pub(super) const CAPTURE_MODE_RELAXED: c_int = 2;
 
-/// The variable that turns them off.
+/// The environment variable that disables graphs.
 const VARIABLE: &str = "ZEROTH_GPU_GRAPHS";
 
-fn is_wanted(asked: &str) -> Result<bool, DeviceError> {
-    match asked {
+fn is_enabled(value: &str) -> Result<bool, DeviceError> {
+    match value {
         "" | "on" => Ok(true),
         "off" => Ok(false),
         other => Err(DeviceError::Call {
@@ -25,84 +25,82 @@ fn is_wanted(asked: &str) -> Result<bool, DeviceError> {
     }
 }
 
-/// The driver's functions for lines, and the lines that are kept.
+bindings! {
+    Functions: driver {
+        cuStreamBeginCapture_v2(Handle, c_int);
+        cuStreamEndCapture(Handle, *mut Handle);
+        cuGraphInstantiateWithFlags(*mut Handle, Handle, u64);
+        cuGraphDestroy(Handle);
+        cuGraphLaunch(Handle, Handle);
+        cuGraphExecDestroy(Handle);
+    }
+}
+
+/// The instantiated graphs of a device.
 pub(super) struct Graphs {
-    begin: unsafe extern "C" fn(Handle, c_int) -> c_int,
-    end: unsafe extern "C" fn(Handle, *mut Handle) -> c_int,
-    instantiate: unsafe extern "C" fn(*mut Handle, Handle, u64) -> c_int,
-    forget: unsafe extern "C" fn(Handle) -> c_int,
-    launch: unsafe extern "C" fn(Handle, Handle) -> c_int,
-    forget_kept: unsafe extern "C" fn(Handle) -> c_int,
-    kept: Vec<Handle>,
+    functions: Functions,
+    executables: Vec<Handle>,
 }
 
 impl Graphs {
-    /// None where the driver is older than they are, or where nobody wants them.
+    /// `None` if the driver is too old for CUDA graphs, or if the user has disabled them.
     pub(super) fn open() -> Result<Option<Self>, DeviceError> {
-        let asked = std::env::var_os(VARIABLE).unwrap_or_default();
-        Ok(if is_wanted(&asked.to_string_lossy())? { Self::find() } else { None })
-    }
-
-    fn find() -> Option<Self> {
-        let library = Library::open(&["libcuda.so.1"], "Install NVIDIA's driver").ok()?;
-        // SAFETY: each function has the type that cuda.h declares for it.
-        unsafe {
-            Some(Self {
-                begin: library.function("cuStreamBeginCapture_v2").ok()?,
-                end: library.function("cuStreamEndCapture").ok()?,
-                instantiate: library.function("cuGraphInstantiateWithFlags").ok()?,
-                forget: library.function("cuGraphDestroy").ok()?,
-                launch: library.function("cuGraphLaunch").ok()?,
-                forget_kept: library.function("cuGraphExecDestroy").ok()?,
-                kept: Vec::new(),
-            })
+        let value = std::env::var_os(VARIABLE).unwrap_or_default();
+        if !is_enabled(&value.to_string_lossy())? {
+            return Ok(None);
         }
+        let functions = Driver::library().and_then(|library| Functions::load(&library)).ok();
+        Ok(functions.map(|functions| Self { functions, executables: Vec::new() }))
     }
 
-    /// From now on what is enqueued on a stream is written down and not run; false where the driver refuses.
-    pub(super) fn begin(&self, stream: Handle) -> bool {
-        // SAFETY: a living stream.
-        unsafe { (self.begin)(stream, RELAXED) == 0 }
+    /// Starts capturing a stream: launches are recorded instead of executed. False if the driver refuses.
+    pub(super) fn begin_capture(&self, stream: Handle) -> bool {
+        // SAFETY: a live stream.
+        unsafe { (self.functions.cuStreamBeginCapture_v2)(stream, CAPTURE_MODE_RELAXED) == 0 }
     }
 
-    /// Keeps what was written down since `begin`, and gives its number; none where the driver cannot, or where the
-    /// outcome of what was enqueued says so.
-    pub(super) fn end(
+    /// Ends the capture and instantiates the graph; returns its index. `None` if the driver cannot. `outcome` is that of the
+    /// captured launches.
+    pub(super) fn end_capture(
         &mut self,
         stream: Handle,
         outcome: Result<(), DeviceError>,
     ) -> Result<Option<usize>, DeviceError> {
-        let (mut graph, mut kept) = (0, 0);
-        // SAFETY: a stream that writes down; writes one handle.
-        let code = unsafe { (self.end)(stream, &raw mut graph) };
+        let (mut graph, mut executable) = (0, 0);
+        // SAFETY: a stream in capture mode; writes one handle.
+        let code = unsafe { (self.functions.cuStreamEndCapture)(stream, &raw mut graph) };
         if code != 0 || graph == 0 {
             return outcome.map(|()| None);
         }
-        // SAFETY: writes one handle; the line is copied, and the first one given back once.
+        // SAFETY: writes one handle; the executable is a copy of the graph, which is destroyed once.
         let code = unsafe {
-            let code = if outcome.is_ok() { (self.instantiate)(&raw mut kept, graph, 0) } else { 1 };
-            (self.forget)(graph);
+            let code = if outcome.is_ok() {
+                (self.functions.cuGraphInstantiateWithFlags)(&raw mut executable, graph, 0)
+            } else {
+                1
+            };
+            (self.functions.cuGraphDestroy)(graph);
             code
         };
         outcome?;
         if code != 0 {
             return Ok(None);
         }
-        self.kept.push(kept);
-        Ok(Some(self.kept.len() - 1))
+        self.executables.push(executable);
+        Ok(Some(self.executables.len() - 1))
     }
 
-    /// Enqueues a kept line; what the driver says.
-    pub(super) fn launch(&self, kept: usize, stream: Handle) -> c_int {
-        // SAFETY: a line that is kept, and a living stream.
-        unsafe { (self.launch)(self.kept[kept], stream) }
+    /// Launches a graph; returns the driver's status.
+    pub(super) fn launch(&self, index: usize, stream: Handle) -> c_int {
+        // SAFETY: an instantiated graph and a live stream.
+        unsafe { (self.functions.cuGraphLaunch)(self.executables[index], stream) }
     }
 
-    /// Gives all of them back.
+    /// Destroys all graphs.
     pub(super) fn close(&mut self) {
-        for kept in self.kept.drain(..) {
-            // SAFETY: kept in `end`, given back once.
-            unsafe { (self.forget_kept)(kept) };
+        for executable in self.executables.drain(..) {
+            // SAFETY: instantiated by `end_capture`, destroyed once.
+            unsafe { (self.functions.cuGraphExecDestroy)(executable) };
         }
     }
 }
@@ -112,9 +110,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_kept_unless_they_are_turned_off_and_other_words_are_refused() {
-        assert_eq!((is_wanted(""), is_wanted("on"), is_wanted("off")), (Ok(true), Ok(true), Ok(false)));
-        let error = is_wanted("0").unwrap_err().to_string();
+    fn graphs_are_enabled_by_default_and_unknown_values_are_rejected() {
+        assert_eq!((is_enabled(""), is_enabled("on"), is_enabled("off")), (Ok(true), Ok(true), Ok(false)));
+        let error = is_enabled("0").unwrap_err().to_string();
         assert!(error.contains("ZEROTH_GPU_GRAPHS") && error.contains("`0`; write off"), "{error}");
     }
 }

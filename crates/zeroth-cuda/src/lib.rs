@@ -1,38 +1,40 @@
-//! NVIDIA's cards: the same kernels as CUDA C++, compiled by NVRTC for the card found.
+//! Kernels, streams and collectives of NVIDIA GPUs.
 //!
-//! The driver, NVRTC, cuBLASLt and, where it is there, cuDNN are opened at run time. Kernels are in `kernels/`; each is the function of the same
-//! name in [`zeroth_cpu`], with the same rounding. Matrix products are cuBLASLt's, and attention forward over long sequences of one
-//! length cuDNN's; a sum that is cut along its length is added
-//! in one order. There are no atomics: a kernel gives the same bits at every run.
+//! The driver, NVRTC, cuBLASLt and, if present, cuDNN and NCCL are opened at run time. Kernels are CUDA C++ in `kernels/`, compiled by
+//! NVRTC for the GPU at hand. Each corresponds to the function of the same name in [`zeroth_cpu`] and rounds like it. Matmuls use
+//! cuBLASLt; attention forward over long sequences of equal length uses cuDNN. Results are deterministic: there are no atomics, and
+//! every sum has a fixed order.
 #![allow(clippy::similar_names, reason = "names of the formulas: dx and dw; cos and sin")]
 
+mod arenas;
 mod attention;
-mod choice;
+mod autotune;
+mod bindings;
 mod compiler;
+mod cpu_optimizer;
 mod cublaslt;
 mod cudnn;
 mod device;
 mod driver;
 mod flash;
-mod folders;
 mod graphs;
-mod head;
 mod ipc;
+mod launch;
+mod launch_context;
 mod library;
-mod line;
+mod library_folders;
+mod lm_head;
+mod matmuls;
+mod modules;
 mod nccl;
 mod norm_rope;
-mod opened;
 mod peers;
-mod processors;
-mod products;
-mod programs;
-mod rows;
-mod run;
+mod rowwise;
 mod scratch;
+mod shared_library;
 
 pub use device::CudaDevice;
-pub use folders::{FOLDERS, Folders};
-pub use opened::Opened;
-pub use programs::compile_kernels;
+pub use library_folders::{LIBRARIES_VARIABLE, LibraryFolders};
+pub use modules::compile_kernels;
 pub use scratch::scratch_bytes;
+pub use shared_library::SharedLibrary;

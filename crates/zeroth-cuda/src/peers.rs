@@ -1,37 +1,44 @@
-//! The other ranks as a card reaches them: one way or another, behind the same few functions.
-#![allow(unsafe_code, reason = "asks the driver which card this is")]
+//! The peers of a rank on a GPU, behind one interface for all transports.
+#![allow(unsafe_code, reason = "asks the driver for the GPU's UUID")]
 
 use std::ffi::c_int;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use super::arenas::Arenas;
+use super::bindings::bindings;
 use super::driver::{Address, Driver, Handle};
 use super::ipc::{Ipc, TOKEN};
-use super::library::Library;
-use super::line::Arenas;
 use super::nccl::Nccl;
 use zeroth_kernel::{DeviceError, Exchange, IpcHandles, Transport};
 
-/// Which card, wherever it is seen from.
-pub(super) type Card = [u8; 16];
+/// The UUID of a GPU, the same in all processes.
+pub(super) type GpuUuid = [u8; 16];
 
-/// The ranks that a card exchanges bytes with.
+bindings! {
+    /// Functions that only ranks on several GPUs need.
+    Functions: driver {
+        cuDeviceGetUuid_v2(*mut GpuUuid, c_int);
+    }
+}
+
+/// Connections to all ranks.
 pub(super) enum Peers {
     Ipc(Ipc),
     Nccl(Nccl),
 }
 
 impl Peers {
-    /// Reaches all ranks.
+    /// Connects to all ranks.
     pub(super) fn open(
         driver: &Driver,
         arena: (Address, u64),
-        doors: &IpcHandles<'_>,
+        handles: &IpcHandles<'_>,
         stream: Handle,
     ) -> Result<Self, DeviceError> {
-        match doors.transport {
-            Transport::Ipc => Ipc::open(driver, arena, doors, stream).map(Self::Ipc),
-            Transport::Nccl => Nccl::open(doors.rank, doors.handles).map(Self::Nccl),
-            Transport::Host => Err(not_on_cards()),
+        match handles.transport {
+            Transport::Ipc => Ipc::open(driver, arena, handles, stream).map(Self::Ipc),
+            Transport::Nccl => Nccl::open(handles.rank, handles.handles).map(Self::Nccl),
+            Transport::Host => Err(host_is_no_device_transport()),
         }
     }
 
@@ -50,15 +57,15 @@ impl Peers {
         }
     }
 
-    /// Whether another rank is on this rank's card.
-    pub(super) const fn share_a_card(&self) -> bool {
+    /// Whether another rank uses the same GPU.
+    pub(super) const fn share_gpu(&self) -> bool {
         match self {
-            Self::Ipc(ipc) => ipc.shares_its_card(),
+            Self::Ipc(ipc) => ipc.shares_gpu(),
             Self::Nccl(_) => false,
         }
     }
 
-    /// What ends the waiting for a lost rank from another thread; none where the ranks' words do.
+    /// A function that releases streams waiting for a lost rank, from any thread; `None` if storing the counters does.
     pub(super) fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
         match self {
             Self::Ipc(_) => None,
@@ -66,7 +73,7 @@ impl Peers {
         }
     }
 
-    /// Lets go of everything. All queues are empty.
+    /// Disconnects. All streams must be idle.
     pub(super) fn close(self, driver: &Driver) {
         match self {
             Self::Ipc(mut ipc) => ipc.close(driver),
@@ -75,37 +82,34 @@ impl Peers {
     }
 }
 
-pub(super) fn not_on_cards() -> DeviceError {
-    let problem = "through the host's memory is no way from card to card".to_owned();
+pub(super) fn host_is_no_device_transport() -> DeviceError {
+    let problem = "the host transport does not connect GPUs".to_owned();
     DeviceError::Operands { what: "exchange", problem }
 }
 
-/// Bytes that nobody else has drawn.
+/// Random bytes, unique to this call.
 pub(super) fn token() -> [u8; TOKEN] {
     let mut token = [0; TOKEN];
     for half in token.as_chunks_mut::<8>().0 {
-        // Each state of the standard library's maps has keys of its own, from the system's random numbers.
+        // Every `RandomState` has its own keys, derived from the system's random numbers.
         *half = RandomState::new().build_hasher().finish().to_le_bytes();
     }
     token
 }
 
-/// Which card a device is.
-pub(super) fn card(driver: &Driver, device: c_int) -> Result<Card, DeviceError> {
-    let library = Library::open(&["libcuda.so.1"], "Install NVIDIA's driver")?;
-    // SAFETY: the type that cuda.h declares for it.
-    let identify: unsafe extern "C" fn(*mut Card, c_int) -> c_int =
-        unsafe { library.function("cuDeviceGetUuid_v2")? };
-    let mut card = Card::default();
+/// The UUID of a device.
+pub(super) fn gpu_uuid(driver: &Driver, device: c_int) -> Result<GpuUuid, DeviceError> {
+    let functions = Functions::load(&Driver::library()?)?;
+    let mut uuid = GpuUuid::default();
     // SAFETY: writes 16 bytes.
-    driver.check("cuDeviceGetUuid", unsafe { identify(&raw mut card, device) })?;
-    Ok(card)
+    driver.check("cuDeviceGetUuid", unsafe { (functions.cuDeviceGetUuid_v2)(&raw mut uuid, device) })?;
+    Ok(uuid)
 }
 
-/// Two ranks on the same card, where there are any.
-pub(super) fn on_one_card(cards: &[Card]) -> Option<(usize, usize)> {
-    let before = |at: usize| cards[..at].iter().position(|card| *card == cards[at]);
-    (0..cards.len()).find_map(|at| before(at).map(|first| (first, at)))
+/// The first two ranks that use the same GPU, if any.
+pub(super) fn ranks_on_one_gpu(gpus: &[GpuUuid]) -> Option<(usize, usize)> {
+    let before = |at: usize| gpus[..at].iter().position(|gpu| *gpu == gpus[at]);
+    (0..gpus.len()).find_map(|at| before(at).map(|first| (first, at)))
 }
 
 #[cfg(test)]
@@ -113,15 +117,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_that_share_a_card_are_found() {
-        let card = |number: u8| [number; 16];
-        assert_eq!(on_one_card(&[card(1), card(2), card(3)]), None);
-        assert_eq!(on_one_card(&[card(1), card(2), card(1)]), Some((0, 2)));
-        assert_eq!(on_one_card(&[]), None);
+    fn ranks_that_share_a_gpu_are_found() {
+        let gpu = |number: u8| [number; 16];
+        assert_eq!(ranks_on_one_gpu(&[gpu(1), gpu(2), gpu(3)]), None);
+        assert_eq!(ranks_on_one_gpu(&[gpu(1), gpu(2), gpu(1)]), Some((0, 2)));
+        assert_eq!(ranks_on_one_gpu(&[]), None);
     }
 
     #[test]
-    fn tokens_differ() {
+    fn tokens_are_unique() {
         assert_ne!(token(), token());
     }
 }

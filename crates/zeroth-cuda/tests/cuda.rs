@@ -1,5 +1,4 @@
-//! The kernels of NVIDIA's cards as far as a machine without one can test them. On a card, the example `cuda_self_test`
-//! compares them all with their references.
+//! Compiles all CUDA kernels, which needs NVRTC but no GPU. The example `cuda_self_test` runs them on a GPU.
 
 #![allow(clippy::print_stdout, reason = "a skipped test says so")]
 
@@ -25,7 +24,7 @@ macro_rules! compiles {
     };
 }
 
-// Apart, since the compiler takes seconds for each. Types of 16 bits share their source: fp16 stands for itself once a card.
+// One test per program, since each takes seconds. bf16 and fp16 share their source, so fp16 is compiled once per architecture.
 compiles! {
     ampere: "sm_80", None;
     ampere_short_heads: "sm_80", Some((64, DType::Bf16));
@@ -45,7 +44,7 @@ compiles! {
 }
 
 #[test]
-fn the_tensor_cores_take_no_head_that_is_not_made_of_pieces_and_no_fp32() {
+fn unsupported_head_dims_and_fp32_are_rejected() {
     for attention in [(20, DType::Bf16), (264, DType::Bf16), (64, DType::F32)] {
         let error = compile_kernels("sm_80", Some(attention)).err().unwrap().to_string();
         assert!(error.contains("multiples of 8 up to 256") || error.contains("opening libnvrtc"), "{error}");

@@ -1,9 +1,9 @@
-//! Two ranks on one card that take from each other's memory: every exchange, compared byte by byte with what it must give,
-//! and the time of a gather beside the same through the host's memory.
+//! Two ranks on one GPU that copy from each other's memory by CUDA IPC: compares every exchange byte by byte with its expected
+//! result, and times an all-gather against the same through host memory.
 //!
 //!     cargo run --release -p zeroth-engine --example ranks_on_one_gpu
 //!
-//! Needs an NVIDIA card. Starts itself as two processes. Ends with 1 where something is wrong.
+//! Needs an NVIDIA GPU. Starts itself as two processes. Exits with 1 if a result is wrong.
 #![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
 
 use std::process::ExitCode;
@@ -11,14 +11,14 @@ use std::time::Instant;
 
 use zeroth_comm::launch::Launch;
 use zeroth_comm::local::{JOB_FD, Options, join_from_environment};
-use zeroth_comm::{Comm, CommError, Crossing, OpName};
+use zeroth_comm::{Comm, CommError, DeviceBarrier, OpName};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport, BarrierCounters};
+use zeroth_kernel::{BarrierCounters, Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport};
 
 const RANKS: usize = 2;
-/// Exchanges in a row, each of which must find what the others put there after the one before.
+/// Consecutive exchanges; each must see what the peers wrote after the previous one.
 const ROUNDS: u32 = 50;
-/// Bytes of all ranks' parts in the timing.
+/// Bytes gathered from all ranks in the timing.
 const GATHERED: u64 = 64 << 20;
 const TIMED: u32 = 20;
 const ARENA: u64 = 3 * GATHERED + 4096;
@@ -42,27 +42,28 @@ fn launch() -> Outcome<bool> {
     Ok(report.first.is_none())
 }
 
-/// A rank with its card and all that it meets the others by.
+/// A rank with its GPU and its connections to the peers.
 struct Rank {
     comm: Box<dyn Comm>,
     device: CudaDevice,
-    crossing: Crossing,
-    met: u32,
+    barrier: DeviceBarrier,
+    exchanges: u32,
 }
 
 fn rank() -> Outcome<bool> {
     let comm = join_from_environment(&Options::default())?.ok_or("no launcher started this rank")?;
     let mut device = CudaDevice::open(0, ARENA, 0)?;
-    let crossing = comm.crossing().ok_or("no place to meet")?;
-    let door = device.ipc_handle(Transport::Ipc, comm.rank())?;
-    let mut all = vec![0; RANKS * door.len()];
-    comm.all_gather(op(0), &door, &mut all, &[door.len(); RANKS])?.wait()?;
-    let doors: Vec<Vec<u8>> = all.chunks(door.len()).map(<[u8]>::to_vec).collect();
-    let (file, at, bytes) = crossing.words();
-    let words = BarrierCounters { file, at, bytes, stride: Crossing::STRIDE };
-    device.open_ipc_handles(&IpcHandles { transport: Transport::Ipc, rank: comm.rank(), handles: &doors, counters: words })?;
+    let barrier = comm.device_barrier().ok_or("no device barrier")?;
+    let handle = device.ipc_handle(Transport::Ipc, comm.rank())?;
+    let mut all = vec![0; RANKS * handle.len()];
+    comm.all_gather(op(0), &handle, &mut all, &[handle.len(); RANKS])?.wait()?;
+    let handles: Vec<Vec<u8>> = all.chunks(handle.len()).map(<[u8]>::to_vec).collect();
+    let (file, at, bytes) = barrier.counters();
+    let counters = BarrierCounters { file, at, bytes, stride: DeviceBarrier::STRIDE };
+    let (transport, own) = (Transport::Ipc, comm.rank());
+    device.open_ipc_handles(&IpcHandles { transport, rank: own, handles: &handles, counters })?;
     comm.barrier(op(0))?.wait()?;
-    let mut rank = Rank { comm: Box::new(comm), device, crossing, met: 0 };
+    let mut rank = Rank { comm: Box::new(comm), device, barrier, exchanges: 0 };
     let wrong = rank.compare()?;
     rank.time()?;
     rank.device.synchronise()?;
@@ -73,20 +74,20 @@ fn op(index: u32) -> OpName {
     OpName::new(1, "exchange", index)
 }
 
-/// What a rank puts at a place of its arena before an exchange.
+/// The byte that a rank writes at an offset of its arena before an exchange.
 fn value(rank: usize, round: u32, at: u64) -> u8 {
     (rank as u64 * 101 + u64::from(round) * 37 + at * 7 % 253) as u8
 }
 
 impl Rank {
     fn exchange(&mut self, exchange: &Exchange<'_>) -> Outcome<()> {
-        self.met += 1;
-        let points = self.crossing.next(op(self.met)).map_err(|error: CommError| error.to_string())?;
+        self.exchanges += 1;
+        let points = self.barrier.next(op(self.exchanges)).map_err(|error: CommError| error.to_string())?;
         let enqueued: Result<(), DeviceError> = self.device.exchange(Queue::Comm, exchange, points);
         Ok(enqueued?)
     }
 
-    /// Every exchange on the arenas' first bytes, over and over, without the host waiting in between.
+    /// Runs every exchange on the first bytes of the arenas, repeatedly, without host synchronization in between.
     fn compare(&mut self) -> Outcome<usize> {
         const BYTES: u64 = 60_000;
         let counts = [10_007, 9_001];
@@ -108,25 +109,25 @@ impl Rank {
             },
         ];
         let all = Span::device(0, BYTES);
-        let (mut wrong, mut looked, mut found) = (0, 0, vec![0; BYTES as usize]);
+        let (mut wrong, mut compared, mut found) = (0, 0, vec![0; BYTES as usize]);
         for round in 0..ROUNDS {
             let own: Vec<u8> = (0..BYTES).map(|at| value(me, round, at)).collect();
-            // Behind the exchange before: its readers have left when this is written.
+            // Enqueued after the previous exchange, when no peer reads these bytes any more.
             self.device.upload(Queue::Comm, &own, all)?;
             self.exchange(&exchanges[round as usize % exchanges.len()])?;
-            // One in three is looked at at once; the others follow each other without the host.
+            // Compares every third result; the others follow each other without host synchronization.
             if round % 3 == 0 {
                 self.device.download(Queue::Comm, all, &mut found)?;
                 let expected = expected(me, round, BYTES, &exchanges[round as usize % exchanges.len()]);
                 wrong += usize::from(found != expected);
-                looked += 1;
+                compared += 1;
             }
         }
-        println!("rank {me}: {ROUNDS} exchanges, {wrong} of {looked} looked at are wrong");
+        println!("rank {me}: {ROUNDS} exchanges, {wrong} of {compared} compared are wrong");
         Ok(wrong)
     }
 
-    /// A gather from card to card, and through the host's memory.
+    /// Times an all-gather between the GPUs, and the same through host memory.
     fn time(&mut self) -> Outcome<()> {
         let (part, me) = (GATHERED / RANKS as u64, self.comm.rank());
         let counts = [part as usize; RANKS];
@@ -155,9 +156,9 @@ impl Rank {
             }
         }
         if me == 0 {
-            let [card, host] = best.map(|seconds| 1e3 * seconds);
+            let [gpu, host] = best.map(|seconds| 1e3 * seconds);
             println!(
-                "a gather of {} MiB on {RANKS} ranks: {card:.3} ms from card to card, {host:.2} ms by the host",
+                "all-gather of {} MiB on {RANKS} ranks: {gpu:.3} ms by CUDA IPC, {host:.2} ms through the host",
                 GATHERED >> 20
             );
         }
@@ -165,7 +166,7 @@ impl Rank {
     }
 }
 
-/// A rank's first bytes after an exchange.
+/// The expected first bytes of a rank's arena after an exchange.
 fn expected(me: usize, round: u32, bytes: u64, exchange: &Exchange<'_>) -> Vec<u8> {
     let mut all: Vec<u8> = (0..bytes).map(|at| value(me, round, at)).collect();
     let mut put = |to: usize, from: usize, at: usize, count: usize| {

@@ -13,7 +13,7 @@ use zeroth_kernel::{
 };
 
 use super::RunError;
-use super::cards::{Cards, exchange};
+use super::gpu_collectives::{GpuCollectives, exchange};
 use super::error::CollectiveError;
 use zeroth_program::{Collective, Work};
 
@@ -25,7 +25,7 @@ pub(super) struct Collectives {
     /// Whether the ranks' windows are open.
     in_place: bool,
     /// The GPU collectives, where the ranks' GPUs reach each other, and a note on the transport.
-    cards: Option<Cards>,
+    cards: Option<GpuCollectives>,
     how: Option<String>,
     /// Offsets at which all ranks' parameters are mapped; empty where they are gathered by copy.
     seen: Range<u64>,
@@ -64,7 +64,7 @@ impl Collectives {
         let (mut cards, mut how) = (None, None);
         if !seen {
             let asked = Transport::from_env().map_err(CollectiveError::Device)?;
-            match Cards::open(asked, device, comm)? {
+            match GpuCollectives::open(asked, device, comm)? {
                 Ok(open) => {
                     how = Some(open.describe());
                     cards = Some(open);
@@ -159,7 +159,7 @@ impl Collectives {
         if let (Some(cards), Some(exchange)) = (&self.cards, exchange(collective))
             && exchange.is_on_devices()
         {
-            return cards.meet(name, &exchange, device, queue);
+            return cards.enqueue(name, &exchange, device, queue);
         }
         let go = |transfer: Transfer<'_>| {
             comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(CollectiveError::Comm)

@@ -3,7 +3,7 @@
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_comm::{Comm, OpName};
 use zeroth_graph::ParamId;
-use zeroth_kernel::{Control, Device, DeviceError, READBACKS, Queue, RATES, Recipe, Record, StepInput};
+use zeroth_kernel::{Control, Device, DeviceError, Queue, RATES, READBACKS, Recipe, Record, StepInput};
 
 use super::batch_staging::{BatchStaging, SliceBatches};
 use super::chaos::{Chaos, ChaosUntil};
@@ -505,7 +505,9 @@ impl<'c> Engine<'c> {
             return Ok(());
         }
         for queue in Queue::ALL {
-            self.device.record_event(queue, queue as usize).map_err(RunError::device(step, "joining queues"))?;
+            self.device
+                .record_event(queue, queue as usize)
+                .map_err(RunError::device(step, "joining queues"))?;
         }
         self.each_line(|engine, queue| engine.wait_for_all(queue, 0))
     }

@@ -5,7 +5,6 @@
 //! instruction lists. A step decides nothing and allocates nothing.
 
 mod batch_staging;
-mod cards;
 mod chaos;
 mod collective_bench;
 mod collectives;
@@ -13,6 +12,7 @@ mod cpu_share;
 mod early_loads;
 mod engine;
 mod error;
+mod gpu_collectives;
 mod graph_capture;
 mod states;
 mod trace;

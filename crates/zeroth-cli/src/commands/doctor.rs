@@ -154,7 +154,7 @@ fn gpu_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), Device
     let run = || {
         let mut gpu = CudaDevice::open(0, CONFORMANCE_ARENA, 0)?;
         // Also test the attention library if available.
-        gpu.attention_by_library(gpu.has_attention_library().is_ok());
+        gpu.use_cudnn_attention(gpu.check_cudnn().is_ok());
         let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
         let mut reference = CpuDevice::on_pool(pool, CONFORMANCE_ARENA, 0)?;
         Ok((gpu.name(), conformance(&mut gpu, &mut reference)?))

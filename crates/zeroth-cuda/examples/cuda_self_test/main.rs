@@ -1,12 +1,12 @@
-//! Compares every kernel of a card with its reference in f64, or bit by bit with the processor's kernel.
+//! Compares every CUDA kernel with its f64 reference, or bit by bit with the CPU kernel.
 //!
 //!     cargo run --release -p zeroth-cuda --example cuda_self_test [-- quick] [portable] [timings] [ranks] [only=WORD]
 //!
-//! Needs an NVIDIA card and nothing else of this repository: the binary can be carried to the machine that has it. Outputs
-//! hold NaN before they are written, each kernel runs twice and must give the same bits, and what lies behind an output
-//! must stay as it is. One line a kernel; ends with 1 where one is wrong. `quick` leaves out the timings and `timings` all but
-//! them; `ranks` is a rank alone that meets itself, and nothing else; with `portable` kernels use only what all cards have.
-//! `only=norm` leaves out groups without that word in their name.
+//! Needs an NVIDIA GPU and no other file of this repository: the binary can be copied to the machine with the GPU. Outputs are
+//! poisoned with NaN, each kernel runs twice and must be bitwise reproducible, and the bytes after an output must not change.
+//! Prints one line per kernel; exits with 1 if one fails. `quick` skips the timings, `timings` runs only them, `ranks` only tests the
+//! transports with a single rank, and `portable` uses kernels without architecture-specific features. `only=norm` runs the groups
+//! with that word in their name.
 #![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
 #![allow(
     clippy::many_single_char_names,
@@ -26,23 +26,23 @@ use zeroth_kernel::{
 };
 use zeroth_kernel::{Control, Device, DeviceError, GradStore, Kernel, Launch, Queue, Span, StepInput, Tier};
 
-#[path = "../../tests/cuda/bench.rs"]
-mod bench;
-mod fused;
+mod cudnn_attention;
+#[path = "../../tests/cuda/harness.rs"]
+mod harness;
+#[path = "../../tests/cuda/optimizer_step.rs"]
+mod optimizer_step;
 mod ranks;
-#[path = "../../tests/cuda/step.rs"]
-mod step;
+mod rope;
 mod timings;
-mod turned;
-use bench::{ARENA, Bench, Expected, Group, Outcome, Output, POISON, add, from_bytes, narrow, to_bytes};
+use harness::{ARENA, Expected, Group, Harness, Outcome, Output, POISON, add, from_bytes, narrow, to_bytes};
 
-/// Bytes of the host's arena.
+/// Bytes of the host arena.
 const HOST: u64 = 32 << 20;
 
 fn main() -> ExitCode {
     let begin = Instant::now();
-    let asked = |word: &str| std::env::args().any(|argument| argument == word);
-    let open = if asked("portable") { CudaDevice::open_portable } else { CudaDevice::open };
+    let has_argument = |word: &str| std::env::args().any(|argument| argument == word);
+    let open = if has_argument("portable") { CudaDevice::open_portable } else { CudaDevice::open };
     let device = match open(0, ARENA, HOST) {
         Ok(device) => device,
         Err(error) => {
@@ -51,64 +51,64 @@ fn main() -> ExitCode {
         }
     };
     println!(
-        "{}: opened, kernels compiled or read, in {:.2} s",
+        "{}: opened, kernels compiled or loaded from the cache, in {:.2} s",
         device.name(),
         begin.elapsed().as_secs_f64()
     );
-    let mut bench = Bench::new(device);
-    bench.only = std::env::args().find_map(|argument| argument.strip_prefix("only=").map(str::to_owned));
-    let result = match (asked("timings"), asked("ranks")) {
-        (_, true) => bench.ranks(),
+    let mut harness = Harness::new(device);
+    harness.only = std::env::args().find_map(|argument| argument.strip_prefix("only=").map(str::to_owned));
+    let result = match (has_argument("timings"), has_argument("ranks")) {
+        (_, true) => harness.ranks(),
         (true, false) => Ok(()),
-        (false, false) => bench.all(),
+        (false, false) => harness.all(),
     };
-    let is_done = asked("quick") || asked("ranks");
-    let result = result.and_then(|()| if is_done { Ok(()) } else { bench.timings() });
+    let is_done = has_argument("quick") || has_argument("ranks");
+    let result = result.and_then(|()| if is_done { Ok(()) } else { harness.timings() });
     if let Err(error) = result {
         println!("FAILED: {error}");
         return ExitCode::FAILURE;
     }
-    println!("{} wrong, {:.1} s in all", bench.wrong, begin.elapsed().as_secs_f64());
-    if bench.wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{} failures, {:.1} s", harness.failures, begin.elapsed().as_secs_f64());
+    if harness.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-impl Bench {
+impl Harness {
     fn all(&mut self) -> Outcome {
         let groups: [Group; 9] = [
             ("linear", Self::linears),
-            ("norm", |bench| bench.each_row(Self::norm)),
-            ("elements", |bench| bench.each_row(Self::elements)),
-            ("embedding", |bench| bench.each_row(Self::embedding)),
+            ("norm", |harness| harness.each_row(Self::norm)),
+            ("elementwise", |harness| harness.each_row(Self::elementwise)),
+            ("embedding", |harness| harness.each_row(Self::embedding)),
             ("rope", Self::rope),
             ("head_norm_rope", Self::head_norm_rope),
             ("attention", Self::attentions),
             ("head_loss", Self::heads),
-            ("step", Self::step),
+            ("optimizer_step", Self::optimizer_step),
         ];
-        if self.wants("queues") {
+        if self.runs("queues") {
             self.queues()?;
         }
-        if self.wants("ranks") {
+        if self.runs("ranks") {
             self.ranks()?;
         }
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             self.dtype = dtype;
             for (name, group) in groups {
-                if self.wants(name) {
+                if self.runs(name) {
                     group(self)?;
                 }
             }
         }
-        if self.wants("step") {
+        if self.runs("optimizer_step") {
             self.controls()?;
         }
         self.dtype = DType::Bf16;
-        if self.wants("linear") {
-            // Large enough for a trial of the library's algorithms.
-            self.linear(LinearDims { rows: 640, inputs: 1032, outputs: 2056 }, "library")?;
+        if self.runs("linear") {
+            // Large enough for autotuning.
+            self.linear(LinearDims { rows: 640, inputs: 1032, outputs: 2056 }, "cuBLASLt")?;
         }
-        if self.wants("head_loss") {
-            // Two slices.
+        if self.runs("head_loss") {
+            // Two slices of logits.
             self.dtype = DType::F32;
             self.head(HeadLossDims { rows: 900, hidden: 8, vocab: 200_003 })?;
         }
@@ -120,11 +120,11 @@ impl Bench {
             [(1, 20, 36), (5, 36, 20), (33, 21, 37), (200, 300, 275), (64, 128, 256), (4200, 72, 64)]
         {
             for own in [false, true] {
-                self.device.own_products(own);
-                let by = if own { "own kernel" } else { "library" };
+                self.device.use_own_matmuls(own);
+                let by = if own { "own kernel" } else { "cuBLASLt" };
                 self.linear(LinearDims { rows, inputs, outputs }, by)?;
             }
-            self.device.own_products(false);
+            self.device.use_own_matmuls(false);
         }
         Ok(())
     }
@@ -140,10 +140,10 @@ impl Bench {
             let dims = AttentionDims { rows: *rows, heads, kv_heads, head_dim, window: *window, scale };
             self.attention(dims, starts)?;
         }
-        self.fused_attentions()?;
+        self.cudnn_attentions()?;
         for head_dim in [36, 64, 128, 256] {
-            self.moved(4, 2, head_dim, None)?;
-            self.moved(2, 2, head_dim, Some(100))?;
+            self.packed_elsewhere(4, 2, head_dim, None)?;
+            self.packed_elsewhere(2, 2, head_dim, Some(100))?;
         }
         Ok(())
     }
@@ -156,12 +156,12 @@ impl Bench {
         Ok(())
     }
 
-    /// Up on one queue, over to the host's arena on another, and down on a third; each waits for the one before.
+    /// Uploads on one queue, copies to the host arena on another, and downloads on a third; each waits for the previous one.
     fn queues(&mut self) -> Outcome {
         let values = self.random(5_000_001);
         let (bytes, from_type) = (to_bytes(DType::F32, &values), DType::F32);
         let (from, to) =
-            (self.place(bytes.len()), Span { tier: Tier::Host, at: 256, bytes: bytes.len() as u64 });
+            (self.allocate(bytes.len()), Span { tier: Tier::Host, at: 256, bytes: bytes.len() as u64 });
         let kernel = Kernel::Convert { from, from_type, to, to_type: DType::F32, found_inf: None };
         let launch = Launch { kernel, dtype: DType::F32, scratch: Span::device(0, 0) };
         let mut found = vec![0; bytes.len()];
@@ -178,8 +178,8 @@ impl Bench {
             && self.device.upload(Queue::Upload, &[0; 8], beyond).is_err()
             && self.device.capacity(Tier::Host) == HOST;
         let verdict = if found == bytes && refused { "ok" } else { "FAILED" };
-        self.wrong += usize::from(verdict != "ok");
-        println!("queues, marks and arenas, {} bytes: {verdict}", bytes.len());
+        self.failures += usize::from(verdict != "ok");
+        println!("queues, events and arenas, {} bytes: {verdict}", bytes.len());
         self.next = 0;
         Ok(())
     }
@@ -191,29 +191,29 @@ impl Bench {
         let (bias, dy) = (self.random(outputs), self.random(rows * outputs));
         let [dx, dw, db] = reference::linear_backward(dims, &x, &w, &dy);
         for with in [false, true] {
-            let y = self.written(reference::linear(dims, &x, &w, with.then_some(bias.as_slice())));
+            let y = self.overwritten(reference::linear(dims, &x, &w, with.then_some(bias.as_slice())));
             let kernel = Kernel::Linear {
                 dims,
-                x: self.input(&x)?,
-                w: self.input(&w)?,
-                bias: if with { Some(self.input(&bias)?) } else { None },
+                x: self.upload_values(&x)?,
+                w: self.upload_values(&w)?,
+                bias: if with { Some(self.upload_values(&bias)?) } else { None },
                 y: y.span,
             };
             self.case(&format!("{shape}, bias {with}"), kernel, &[y])?;
             let before = self.random(rows * inputs);
-            let mut output = self.written(if with { add(&before, &dx) } else { dx.clone() });
+            let mut output = self.overwritten(if with { add(&before, &dx) } else { dx.clone() });
             if with {
                 output.before = to_bytes(self.dtype, &before);
             }
-            let (dy, w) = (self.input(&dy)?, self.input(&w)?);
+            let (dy, w) = (self.upload_values(&dy)?, self.upload_values(&w)?);
             let kernel = Kernel::LinearDx { dims, dy, w, dx: output.span, add: with };
             self.case(&format!("{shape}, add {with}"), kernel, &[output])?;
         }
         for form in ["added", "written", "rounded"] {
             let output = match form {
-                "added" => self.added(&dw, 1.0),
+                "added" => self.accumulated(&dw, 1.0),
                 "written" => self.stored(DType::F32, dw.clone(), 1.0),
-                _ => self.written(dw.clone()),
+                _ => self.overwritten(dw.clone()),
             };
             let flag = self.exact(vec![0; 8], vec![0; 8]);
             let store = match form {
@@ -221,22 +221,22 @@ impl Bench {
                 "written" => GradStore::Write,
                 _ => GradStore::Round { to: self.dtype, found_inf: flag.span },
             };
-            let (dy, x, dw) = (self.input(&dy)?, self.input(&x)?, output.span);
+            let (dy, x, dw) = (self.upload_values(&dy)?, self.upload_values(&x)?, output.span);
             let kernel = Kernel::LinearDw { dims, dy, x, dw, store };
             self.case(&format!("{shape}, {form}"), kernel, &[output, flag])?;
         }
-        let mut broken = dy.clone();
-        broken[0] = f64::INFINITY;
+        let mut found_inf = dy.clone();
+        found_inf[0] = f64::INFINITY;
         let flag = self.exact(vec![0; 8], 1u64.to_ne_bytes().to_vec());
         let (store, dw) = (
             GradStore::Round { to: self.dtype, found_inf: flag.span },
-            self.place(outputs * inputs * self.dtype.bytes() as usize),
+            self.allocate(outputs * inputs * self.dtype.bytes() as usize),
         );
-        let (dy_span, x) = (self.input(&broken)?, self.input(&x)?);
+        let (dy_span, x) = (self.upload_values(&found_inf)?, self.upload_values(&x)?);
         let kernel = Kernel::LinearDw { dims, dy: dy_span, x, dw, store };
         self.case(&format!("{shape}, not finite"), kernel, &[flag])?;
-        let output = self.added(&db, 1.0);
-        let dy = self.input(&dy)?;
+        let output = self.accumulated(&db, 1.0);
+        let dy = self.upload_values(&dy)?;
         self.case(&shape, Kernel::LinearDb { dims, dy, db: output.span }, &[output])
     }
 
@@ -244,33 +244,36 @@ impl Bench {
         let (dims, shape) = (RmsNormDims { rows, width, eps: 1e-5 }, format!("{rows}x{width}"));
         let (x, residual, w) = (self.random(rows * width), self.random(rows * width), self.random(width));
         let [y, rstd] = reference::rms_norm(dims, &x, &w);
-        // y is rounded twice, as transformers has it.
+        // y is rounded twice, as in transformers.
         let outputs = [self.stored(self.dtype, y, 2.0), self.stored(DType::F32, rstd.clone(), 1.0)];
-        let (x_span, w_span) = (self.input(&x)?, self.input(&w)?);
+        let (x_span, w_span) = (self.upload_values(&x)?, self.upload_values(&w)?);
         let kernel =
             Kernel::RmsNorm { dims, x: x_span, w: w_span, y: outputs[0].span, rstd: outputs[1].span };
         self.case(&shape, kernel, &outputs)?;
-        // The sum is rounded before it is normed.
+        // The sum is rounded before it is normalized.
         let h = from_bytes(self.dtype, &to_bytes(self.dtype, &add(&x, &residual)));
         let [y, h_rstd] = reference::rms_norm(dims, &h, &w);
         let outputs =
-            [self.written(h), self.stored(self.dtype, y, 2.0), self.stored(DType::F32, h_rstd, 1.0)];
-        let (x_span, residual, w_span) = (self.input(&x)?, self.input(&residual)?, self.input(&w)?);
+            [self.overwritten(h), self.stored(self.dtype, y, 2.0), self.stored(DType::F32, h_rstd, 1.0)];
+        let (x_span, residual, w_span) =
+            (self.upload_values(&x)?, self.upload_values(&residual)?, self.upload_values(&w)?);
         let [h, y, rstd_span] = [0, 1, 2].map(|number| outputs[number].span);
         let kernel = Kernel::AddRmsNorm { dims, x: x_span, residual, w: w_span, h, y, rstd: rstd_span };
         self.case(&shape, kernel, &outputs)?;
         let (dy, past) = (self.random(rows * width), self.random(rows * width));
         let [dh, dw] = reference::rms_norm_backward(dims, &x, &w, &dy);
         for with in [false, true] {
-            let outputs =
-                [self.written(if with { add(&dh, &past) } else { dh.clone() }), self.added(&dw, 1.0)];
+            let outputs = [
+                self.overwritten(if with { add(&dh, &past) } else { dh.clone() }),
+                self.accumulated(&dw, 1.0),
+            ];
             let kernel = Kernel::RmsNormBackward {
                 dims,
-                dy: self.input(&dy)?,
-                h: self.input(&x)?,
-                rstd: self.floats(&rstd)?,
-                w: self.input(&w)?,
-                residual: if with { Some(self.input(&past)?) } else { None },
+                dy: self.upload_values(&dy)?,
+                h: self.upload_values(&x)?,
+                rstd: self.upload_f32(&rstd)?,
+                w: self.upload_values(&w)?,
+                residual: if with { Some(self.upload_values(&past)?) } else { None },
                 dh: outputs[0].span,
                 dw: outputs[1].span,
             };
@@ -279,24 +282,24 @@ impl Bench {
         Ok(())
     }
 
-    fn elements(&mut self, rows: usize, width: usize) -> Outcome {
+    fn elementwise(&mut self, rows: usize, width: usize) -> Outcome {
         let (count, shape) = (rows * width, format!("{rows}x{width}"));
         let (a, b, dy) = (self.random(count), self.random(count), self.random(count));
-        let y = self.written(add(&a, &b));
-        let (a_span, b_span) = (self.input(&a)?, self.input(&b)?);
+        let y = self.overwritten(add(&a, &b));
+        let (a_span, b_span) = (self.upload_values(&a)?, self.upload_values(&b)?);
         self.case(&shape, Kernel::Sum { a: a_span, b: b_span, y: y.span }, &[y])?;
-        let y = self.written(reference::swiglu(&a, &b));
-        let (gate, up) = (self.input(&a)?, self.input(&b)?);
+        let y = self.overwritten(reference::swiglu(&a, &b));
+        let (gate, up) = (self.upload_values(&a)?, self.upload_values(&b)?);
         self.case(&shape, Kernel::SwiGlu { gate, up, y: y.span }, &[y])?;
-        let [dgate, dup] = reference::swiglu_backward(&a, &b, &dy).map(|grads| self.written(grads));
-        let (gate, up, dy) = (self.input(&a)?, self.input(&b)?, self.input(&dy)?);
+        let [dgate, dup] = reference::swiglu_backward(&a, &b, &dy).map(|grads| self.overwritten(grads));
+        let (gate, up, dy) = (self.upload_values(&a)?, self.upload_values(&b)?, self.upload_values(&dy)?);
         let kernel = Kernel::SwiGluBackward { dy, gate, up, dgate: dgate.span, dup: dup.span };
         self.case(&shape, kernel, &[dgate, dup])?;
         let key = |row: usize| RowKey { sample: (row as u64 / 9) << 31, position: row as u32 % 9, epoch: 3 };
         let keys: Vec<RowKey> = (0..rows).map(key).collect();
         let (probability, seed, op) = (0.3, 1 << 40 | 5, 9);
-        let y = self.written(reference::dropout(Dropout { probability, seed, op }, &keys, width, &a));
-        let (keys, x) = (self.given(cast_slice(&keys))?, self.input(&a)?);
+        let y = self.overwritten(reference::dropout(Dropout { probability, seed, op }, &keys, width, &a));
+        let (keys, x) = (self.upload(cast_slice(&keys))?, self.upload_values(&a)?);
         self.case(&shape, Kernel::Dropout { probability, seed, op, width, keys, x, y: y.span }, &[y])?;
         let zeros = self.exact(to_bytes(self.dtype, &a), vec![0; count * self.dtype.bytes() as usize]);
         self.case(&shape, Kernel::Zero { to: zeros.span }, &[zeros])?;
@@ -304,7 +307,7 @@ impl Bench {
             let from_type = self.dtype;
             let expected = to_bytes(to_type, &a);
             let output = self.exact(vec![POISON; expected.len()], expected);
-            let from = self.input(&a)?;
+            let from = self.upload_values(&a)?;
             let kernel = Kernel::Convert { from, from_type, to: output.span, to_type, found_inf: None };
             self.case(&format!("{count} to {to_type}"), kernel, &[output])?;
         }
@@ -316,7 +319,7 @@ impl Bench {
                 (0..count).map(|at| if add_to { before[at] + sum(at) } else { sum(at) }).collect();
             let before = if add_to { cast_slice(&before).to_vec() } else { vec![POISON; 4 * count] };
             let output = self.exact(before, cast_slice(&sums).to_vec());
-            let parts = self.input(&[a.as_slice(), &b, &third].concat())?;
+            let parts = self.upload_values(&[a.as_slice(), &b, &third].concat())?;
             let (ranks, from_type) = (3, self.dtype);
             let kernel = Kernel::SumRanks {
                 ranks,
@@ -351,13 +354,13 @@ impl Bench {
         let (table, dy) = (self.random(50 * width), self.random(rows * width));
         let expected = to_bytes(self.dtype, &reference::embedding(dims, &ids, &table));
         let y = self.exact(vec![POISON; expected.len()], expected);
-        let (ids_span, table) = (self.given(cast_slice(&ids))?, self.input(&table)?);
+        let (ids_span, table) = (self.upload(cast_slice(&ids))?, self.upload_values(&table)?);
         self.case(&shape, Kernel::Embedding { dims, rows, ids: ids_span, table, y: y.span }, &[y])?;
         let mut dtable = narrow(&self.random_of(DType::F32, 50 * width));
         let before = cast_slice(&dtable).to_vec();
         zeroth_cpu::embedding_backward(&self.pool, dims, &ids, &narrow(&dy), &mut dtable);
         let output = self.exact(before, cast_slice(&dtable).to_vec());
-        let (ids, dy) = (self.given(cast_slice(&ids))?, self.input(&dy)?);
+        let (ids, dy) = (self.upload(cast_slice(&ids))?, self.upload_values(&dy)?);
         let kernel = Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable: output.span, tied_rows: None };
         self.case(&shape, kernel, &[output])
     }
@@ -366,7 +369,7 @@ impl Bench {
         let AttentionDims { rows, heads, kv_heads, head_dim, window, .. } = dims;
         let shape = format!("{rows} rows, {heads}/{kv_heads} heads of {head_dim}, {window:?}, {starts:?}");
         let end = starts.last().map_or(0, |&end| end as usize);
-        // What rows of padding hold must not matter.
+        // Padding rows must not affect results.
         let padded = |values: &[f64], heads: usize| {
             let mut values = values.to_vec();
             values[end * heads * head_dim..].fill(f64::NAN);
@@ -375,17 +378,17 @@ impl Bench {
         let q = self.random(rows * heads * head_dim);
         let (k, v) = (self.random(rows * kv_heads * head_dim), self.random(rows * kv_heads * head_dim));
         let dy = self.random(rows * heads * head_dim);
-        // Then the count, and something behind the last entry.
+        // The count, the entries, and unused capacity after them.
         let table: Vec<u32> = std::iter::once(starts.len() as u32).chain(starts.iter().copied()).collect();
         let table = [table.as_slice(), &[7, 3]].concat();
         let [y, lse] = reference::attention(&dims, starts, &q, &k, &v);
         let outputs = [self.stored(self.dtype, y.clone(), 2.0), self.stored(DType::F32, lse.clone(), 2.0)];
         let kernel = Kernel::Attention {
             dims,
-            starts: self.given(cast_slice(&table))?,
-            q: self.input(&padded(&q, heads))?,
-            k: self.input(&padded(&k, kv_heads))?,
-            v: self.input(&padded(&v, kv_heads))?,
+            starts: self.upload(cast_slice(&table))?,
+            q: self.upload_values(&padded(&q, heads))?,
+            k: self.upload_values(&padded(&k, kv_heads))?,
+            v: self.upload_values(&padded(&v, kv_heads))?,
             y: outputs[0].span,
             lse: outputs[1].span,
         };
@@ -394,13 +397,13 @@ impl Bench {
         let [dq, dk, dv] = grads.map(|grads| self.stored(self.dtype, grads, 2.0));
         let kernel = Kernel::AttentionBackward {
             dims,
-            starts: self.given(cast_slice(&table))?,
-            q: self.input(&padded(&q, heads))?,
-            k: self.input(&padded(&k, kv_heads))?,
-            v: self.input(&padded(&v, kv_heads))?,
-            y: self.input(&y)?,
-            lse: self.floats(&lse)?,
-            dy: self.input(&padded(&dy, heads))?,
+            starts: self.upload(cast_slice(&table))?,
+            q: self.upload_values(&padded(&q, heads))?,
+            k: self.upload_values(&padded(&k, kv_heads))?,
+            v: self.upload_values(&padded(&v, kv_heads))?,
+            y: self.upload_values(&y)?,
+            lse: self.upload_f32(&lse)?,
+            dy: self.upload_values(&padded(&dy, heads))?,
             dq: dq.span,
             dk: dk.span,
             dv: dv.span,
@@ -408,54 +411,61 @@ impl Bench {
         self.case(&shape, kernel, &[dq, dk, dv])
     }
 
-    /// A sequence gives the same bits wherever in the pack it stands.
-    fn moved(&mut self, heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Outcome {
+    /// Results of a sequence must not depend on its position in the pack.
+    fn packed_elsewhere(
+        &mut self,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        window: Option<usize>,
+    ) -> Outcome {
         let (length, before, seed) = (300, 37, self.seed);
         let widths = [heads, kv_heads, kv_heads, heads].map(|heads| heads * head_dim);
         let tensors = widths.map(|width| self.random(length * width));
         let others = widths.map(|width| self.random(before * width));
-        // What comes next draws its numbers as if this had not been.
+        // Later cases draw the same random numbers with and without this one.
         self.seed = seed;
         let scale = 0.8 / (head_dim as f32).sqrt();
         let dims = AttentionDims { rows: length, heads, kv_heads, head_dim, window, scale };
-        let alone = self.attended(dims, &[2, 0, length as u32], &tensors)?;
+        let alone = self.run_attention(dims, &[2, 0, length as u32], &tensors)?;
         let mut behind = others;
         behind.iter_mut().zip(&tensors).for_each(|(all, tensor)| all.extend(tensor));
         let rows = before + length;
         let starts = [3, 0, before as u32, rows as u32];
-        let packed = self.attended(AttentionDims { rows, ..dims }, &starts, &behind)?;
-        // The statistics lie by heads, all else by rows.
+        let packed = self.run_attention(AttentionDims { rows, ..dims }, &starts, &behind)?;
+        // lse is stored by head, everything else by row.
         let statistics = |rows: usize, all: &[u8]| {
             let of_head = all.chunks(4 * rows).map(|head| head[4 * (rows - length)..].to_vec());
             of_head.collect::<Vec<_>>().concat()
         };
         let same = alone.iter().zip(&packed).skip(1).all(|(one, other)| other.ends_with(one))
             && statistics(length, &alone[0]) == statistics(rows, &packed[0]);
-        let verdict = if same { "ok" } else { "FAILED: other bits elsewhere in the pack" };
-        self.wrong += usize::from(!same);
+        let verdict = if same { "ok" } else { "FAILED: results depend on the position in the pack" };
+        self.failures += usize::from(!same);
         println!(
-            "attention {} moved, {heads}/{kv_heads} heads of {head_dim}, {window:?}: {verdict}",
+            "attention {} at another position, {heads}/{kv_heads} heads of {head_dim}, {window:?}: {verdict}",
             self.dtype
         );
         Ok(())
     }
 
-    /// lse, y, dq, dk and dv of q, k, v and dy.
-    fn attended(
+    /// Runs forward and backward; returns lse, y, dq, dk and dv.
+    fn run_attention(
         &mut self,
         dims: AttentionDims,
         starts: &[u32],
         [q, k, v, dy]: &[Vec<f64>; 4],
     ) -> Result<Vec<Vec<u8>>, DeviceError> {
-        let starts = self.given(cast_slice(starts))?;
-        let (q, k, v, dy) = (self.input(q)?, self.input(k)?, self.input(v)?, self.input(dy)?);
-        let lse = self.place(4 * dims.heads * dims.rows);
-        let [y, dq, dk, dv] = [q, q, k, v].map(|like| self.place(like.bytes as usize));
+        let starts = self.upload(cast_slice(starts))?;
+        let (q, k, v, dy) =
+            (self.upload_values(q)?, self.upload_values(k)?, self.upload_values(v)?, self.upload_values(dy)?);
+        let lse = self.allocate(4 * dims.heads * dims.rows);
+        let [y, dq, dk, dv] = [q, q, k, v].map(|like| self.allocate(like.bytes as usize));
         let forward = Kernel::Attention { dims, starts, q, k, v, y, lse };
         let backward = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
         for kernel in [forward, backward] {
             let dtype = self.dtype;
-            let scratch = self.place(zeroth_cuda::scratch_bytes(&kernel, dtype) as usize);
+            let scratch = self.allocate(zeroth_cuda::scratch_bytes(&kernel, dtype) as usize);
             self.device.enqueue(Queue::Compute, &Launch { kernel, dtype, scratch })?;
         }
         let mut found = Vec::new();
@@ -476,8 +486,8 @@ impl Bench {
         let (x, w) = (self.random(rows * hidden), self.random(vocab * hidden));
         let (loss_weight, loss_scale) = (0.125, 1024.0);
         let (loss, [dx, dw]) = reference::head_loss(dims, &x, &w, &labels, loss_weight * loss_scale);
-        // Logits are rounded to the type at hand, and so are their gradients on their way to dx and dw.
-        // A rounded logit of 6 is as far off as a gradient that is rounded six times.
+        // Logits and their gradients are rounded to the data type. The rounding error of a logit of 6 is that of six roundings of a
+        // gradient.
         let (near, wider) =
             if self.dtype == DType::F32 { (1e-5, 1.0) } else { (self.bound(self.dtype), 4.0) };
         let loss = Output {
@@ -485,30 +495,33 @@ impl Bench {
             before: 3.0f64.to_ne_bytes().to_vec(),
             expected: Expected::Sum(3.0 + loss, near),
         };
-        let evaluated = Output { span: self.place(8), ..loss.clone() };
+        let evaluated = Output { span: self.allocate(8), ..loss.clone() };
         let kernel = Kernel::HeadLoss {
             dims,
-            x: self.input(&x)?,
-            w: self.input(&w)?,
-            labels: self.given(cast_slice(&labels))?,
+            x: self.upload_values(&x)?,
+            w: self.upload_values(&w)?,
+            labels: self.upload(cast_slice(&labels))?,
             loss: evaluated.span,
         };
         self.case(&shape, kernel, &[evaluated])?;
         let rounded = wider * self.bound(self.dtype) / self.bound(DType::F32);
         for add in [false, true] {
-            let trained = Output { span: self.place(8), ..loss.clone() };
-            let dw =
-                if add { self.added(&dw, rounded) } else { self.stored(DType::F32, dw.clone(), rounded) };
+            let trained = Output { span: self.allocate(8), ..loss.clone() };
+            let dw = if add {
+                self.accumulated(&dw, rounded)
+            } else {
+                self.stored(DType::F32, dw.clone(), rounded)
+            };
             let outputs = [trained, self.stored(self.dtype, dx.clone(), 2.0 * wider), dw];
             let input = StepInput { loss_weight, ..StepInput::zeroed() };
             let kernel = Kernel::HeadLossBackward {
                 dims,
-                x: self.input(&x)?,
-                w: self.input(&w)?,
-                labels: self.given(cast_slice(&labels))?,
+                x: self.upload_values(&x)?,
+                w: self.upload_values(&w)?,
+                labels: self.upload(cast_slice(&labels))?,
                 loss: outputs[0].span,
-                input: self.given(bytes_of(&input))?,
-                control: self.given(bytes_of(&Control::new(loss_scale)))?,
+                input: self.upload(bytes_of(&input))?,
+                control: self.upload(bytes_of(&Control::new(loss_scale)))?,
                 dx: outputs[1].span,
                 dw: outputs[2].span,
                 store: if add { GradStore::Add } else { GradStore::Write },
@@ -519,7 +532,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Two sequences, the first of them empty where there is one row, and a third that is not there.
+    /// Two sequences, the first of which is empty if there is one row, and a missing third one.
     fn logits(&mut self, rows: usize, hidden: usize, vocab: usize) -> Outcome {
         let dims = LogitsDims { rows, sequences: 3, hidden, vocab };
         let starts = [0, rows as u32 / 2, rows as u32];
@@ -527,22 +540,22 @@ impl Bench {
         let output = self.stored(DType::F32, reference::logits(dims, &starts, &x, &w), 1.0);
         let kernel = Kernel::Logits {
             dims,
-            starts: self.given(cast_slice(&[&[3], &starts[..]].concat()))?,
-            x: self.input(&x)?,
-            w: self.input(&w)?,
+            starts: self.upload(cast_slice(&[&[3], &starts[..]].concat()))?,
+            x: self.upload_values(&x)?,
+            w: self.upload_values(&w)?,
             logits: output.span,
         };
         self.case(&format!("{rows}x{hidden}x{vocab}"), kernel, &[output])
     }
 }
 
-/// Rows and widths: in whole lots and not, and more rows than are looked at at a time.
+/// Rows and widths: multiples of the vector size and others, and more rows than one pass compares.
 const ROWS: &[(usize, usize)] =
     &[(1, 6), (5, 20), (33, 36), (200, 77), (130, 1000), (300, 128), (7, 5120), (2500, 16)];
 
 type AttentionCase = (usize, usize, usize, usize, Option<usize>, &'static [u32]);
 
-/// Rows, heads, kv heads, elements of a head, window, and where sequences begin.
+/// Rows, heads, kv heads, head_dim, window, and sequence starts.
 const ATTENTION: &[AttentionCase] = &[
     (1, 2, 2, 6, None, &[0, 1]),
     (5, 4, 1, 20, None, &[0, 5]),
@@ -552,7 +565,7 @@ const ATTENTION: &[AttentionCase] = &[
     (200, 2, 1, 128, None, &[0, 200]),
     (140, 2, 2, 160, Some(70), &[0, 3, 140]),
     (70, 3, 1, 256, None, &[0, 1, 2, 3, 65]),
-    // More tiles than one on both sides.
+    // Several tiles of queries and keys.
     (600, 2, 1, 64, None, &[0, 600]),
     (300, 2, 2, 40, Some(129), &[0, 280]),
     (700, 4, 2, 128, None, &[0, 260, 261, 650]),

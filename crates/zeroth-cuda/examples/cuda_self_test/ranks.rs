@@ -1,45 +1,46 @@
-//! A rank alone that meets itself: both ways from card to card, each opened, used and shut. What two ranks do to each other
-//! is in `zeroth-engine/examples/ranks_on_one_gpu.rs`.
+//! Both device transports with a single rank: opened, used and closed. For two ranks see
+//! `zeroth-engine/examples/ranks_on_one_gpu.rs`.
 
 use std::os::fd::AsFd;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{Device, Exchange, IpcHandles, Queue, Span, Transport, BarrierCounters};
+use zeroth_kernel::{BarrierCounters, Device, Exchange, IpcHandles, Queue, Span, Transport};
 
-use super::bench::{Bench, Outcome};
+use super::harness::{Harness, Outcome};
 
-/// Bytes of a page that holds one word.
+/// Bytes of the page that holds the counter.
 const PAGE: usize = 4096;
-/// Bytes that are exchanged; no multiple of anything.
+/// Bytes to exchange, not a multiple of any alignment.
 const BYTES: usize = 300_001;
 
-impl Bench {
+impl Harness {
     pub(super) fn ranks(&mut self) -> Outcome {
-        self.alone(Transport::Ipc)?;
+        self.single_rank(Transport::Ipc)?;
         match CudaDevice::nccl_version() {
             Ok(version) => {
                 println!("NCCL {version}");
-                self.alone(Transport::Nccl)?;
+                self.single_rank(Transport::Nccl)?;
             }
-            Err(error) => println!("skipped: a rank alone by nccl: {error}"),
+            Err(error) => println!("skipped: a single rank by nccl: {error}"),
         }
         Ok(())
     }
 
-    fn alone(&mut self, way: Transport) -> Outcome {
-        let file = memfd_create("words", MemfdFlags::CLOEXEC).expect("a memory file");
+    fn single_rank(&mut self, transport: Transport) -> Outcome {
+        let file = memfd_create("counters", MemfdFlags::CLOEXEC).expect("a memory file");
         ftruncate(&file, PAGE as u64).expect("a page of it");
-        let words = BarrierCounters { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
-        let door = self.device.ipc_handle(way, 0)?;
-        self.device.open_ipc_handles(&IpcHandles { transport: way, rank: 0, handles: &[door], counters: words })?;
+        let counters = BarrierCounters { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
+        let handle = self.device.ipc_handle(transport, 0)?;
+        let handles = IpcHandles { transport, rank: 0, handles: &[handle], counters };
+        self.device.open_ipc_handles(&handles)?;
         let values: Vec<u8> = (0..BYTES).map(|at| (at * 31 % 251) as u8).collect();
-        let from = self.given(&values)?;
+        let from = self.upload(&values)?;
         self.device.synchronise()?;
         let counts = [BYTES];
         let mut points = [1, 2];
         for name in ["all_gather", "all_gather_in_place", "broadcast", "all_to_all"] {
-            let to = self.given(&vec![0xa5; BYTES])?;
+            let to = self.upload(&vec![0xa5; BYTES])?;
             self.device.synchronise()?;
             let (exchange, found_at): (Exchange<'_>, Span) = match name {
                 "all_gather" => (Exchange::AllGather { send: from, recv: to, counts: &counts }, to),
@@ -51,17 +52,17 @@ impl Bench {
             let mut found = vec![0; BYTES];
             self.device.download(Queue::Comm, found_at, &mut found)?;
             let is_right = found == values;
-            self.wrong += usize::from(!is_right);
+            self.failures += usize::from(!is_right);
             let verdict = if is_right { "ok" } else { "FAILED" };
-            println!("a rank alone by {}, {name} of {BYTES} bytes: {verdict}", way.name());
+            println!("a single rank by {}, {name} of {BYTES} bytes: {verdict}", transport.name());
             points = points.map(|point| point + 2);
         }
         if let Some(abort) = self.device.abort() {
             abort();
             let exchange = Exchange::Broadcast { root: 0, buffer: from };
-            let is_refused = self.device.exchange(Queue::Comm, &exchange, points).is_err();
-            self.wrong += usize::from(!is_refused);
-            println!("{} given up: {}", way.name(), if is_refused { "ok" } else { "FAILED" });
+            let is_rejected = self.device.exchange(Queue::Comm, &exchange, points).is_err();
+            self.failures += usize::from(!is_rejected);
+            println!("{} aborted: {}", transport.name(), if is_rejected { "ok" } else { "FAILED" });
         }
         self.device.close_ipc_handles();
         self.next = 0;

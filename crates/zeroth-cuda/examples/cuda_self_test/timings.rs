@@ -1,4 +1,4 @@
-//! How long kernels take, for information. Rows and widths are those of a 0.6B model with 16,384 tokens.
+//! Timings of kernels, for information, with the shapes of a 0.6B model and 16,384 tokens.
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
@@ -10,38 +10,38 @@ use zeroth_kernel::{
     StepNumbers,
 };
 
-use crate::bench::{Bench, Group, Outcome, Work, to_bytes};
+use crate::harness::{Group, Harness, Outcome, Work, to_bytes};
 
 const ROWS: usize = 16_384;
 const HIDDEN: usize = 1024;
 
-impl Bench {
+impl Harness {
     pub(crate) fn timings(&mut self) -> Outcome {
         self.dtype = DType::Bf16;
         let parts: [Group; 8] = [
-            ("linear", Self::time_products),
+            ("linear", Self::time_matmuls),
             ("attention", Self::time_attention),
             ("norm", Self::time_norms),
             ("head_norm_rope", Self::time_head_norm_rope),
-            ("elements", Self::time_elements),
+            ("elementwise", Self::time_elementwise),
             ("embedding", Self::time_embedding),
             ("head_loss", Self::time_head),
-            ("step", Self::time_update),
+            ("optimizer_step", Self::time_update),
         ];
         for (name, part) in parts {
             self.next = 0;
-            if self.wants(name) {
+            if self.runs(name) {
                 part(self)?;
             }
         }
         Ok(())
     }
 
-    /// Random numbers, a million of them over and over.
+    /// A repeated pattern of a million random numbers.
     fn filled(&mut self, dtype: DType, count: usize) -> Result<Span, DeviceError> {
         let numbers = self.random_of(dtype, 1 << 20);
         let bytes = to_bytes(dtype, &numbers);
-        let span = self.place(count * dtype.bytes() as usize);
+        let span = self.allocate(count * dtype.bytes() as usize);
         for at in (0..span.bytes).step_by(bytes.len()) {
             let length = (span.bytes - at).min(bytes.len() as u64);
             self.device.upload(Queue::Compute, &bytes[..length as usize], span.part(at, length, 1))?;
@@ -49,13 +49,13 @@ impl Bench {
         Ok(span)
     }
 
-    fn time_products(&mut self) -> Outcome {
+    fn time_matmuls(&mut self) -> Outcome {
         let bf16 = DType::Bf16;
         for (rows, inputs, outputs) in [(4096, 4096, 4096), (ROWS, HIDDEN, 3072), (ROWS, 3072, HIDDEN)] {
             let dims = LinearDims { rows, inputs, outputs };
             let (x, w) = (self.filled(bf16, rows * inputs)?, self.filled(bf16, inputs * outputs)?);
             let (y, dw) = (self.filled(bf16, rows * outputs)?, self.filled(DType::F32, inputs * outputs)?);
-            let dx = self.place(2 * rows * inputs);
+            let dx = self.allocate(2 * rows * inputs);
             let flops = || Work::Flops(2.0 * (rows * inputs) as f64 * outputs as f64);
             let shape = format!("{rows}x{inputs}x{outputs}");
             self.time(&shape, flops(), Kernel::LinearDx { dims, dy: y, w, dx, add: false })?;
@@ -86,21 +86,22 @@ impl Bench {
                 let table: Vec<u32> = std::iter::once(sequences as u32 + 1)
                     .chain((0..=sequences).map(|sequence| (sequence * length) as u32))
                     .collect();
-                let starts = self.given(cast_slice(&table))?;
-                let (y, lse) = (self.place(2 * wide), self.place(4 * rows * heads));
-                // Two products of half of [length, length, head_dim] a head and sequence.
+                let starts = self.upload(cast_slice(&table))?;
+                let (y, lse) = (self.allocate(2 * wide), self.allocate(4 * rows * heads));
+                // Two matmuls over half of [length, length, head_dim] per head and sequence.
                 let flops = 2.0 * (rows * length) as f64 * (heads * head_dim) as f64;
                 let shape = format!("{sequences}x{length}, {heads}/{kv_heads} heads of {head_dim}");
                 let forward = Kernel::Attention { dims, starts, q, k, v, y, lse };
                 self.device.equal_sequences(Some(length));
-                let is_there = self.device.has_attention_library().is_ok();
-                for library in [true, false].into_iter().filter(|library| is_there || !library) {
-                    self.device.attention_by_library(library);
-                    let by = if library { "cuDNN" } else { "own kernel" };
+                let has_cudnn = self.device.check_cudnn().is_ok();
+                for cudnn in [true, false].into_iter().filter(|cudnn| has_cudnn || !cudnn) {
+                    self.device.use_cudnn_attention(cudnn);
+                    let by = if cudnn { "cuDNN" } else { "own kernel" };
                     self.time(&format!("{shape} by {by}"), Work::Flops(flops), forward.clone())?;
                 }
                 self.device.equal_sequences(None);
-                let (dq, dk, dv) = (self.place(2 * wide), self.place(2 * narrow), self.place(2 * narrow));
+                let (dq, dk, dv) =
+                    (self.allocate(2 * wide), self.allocate(2 * narrow), self.allocate(2 * narrow));
                 let kernel = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
                 self.time(&shape, Work::Flops(2.5 * flops), kernel)?;
                 self.next = 0;
@@ -116,8 +117,8 @@ impl Bench {
             let elements = rows * width;
             let (x, residual) = (self.filled(DType::Bf16, elements)?, self.filled(DType::Bf16, elements)?);
             let (w, dy) = (self.filled(DType::Bf16, width)?, self.filled(DType::Bf16, elements)?);
-            let (h, y) = (self.place(2 * elements), self.place(2 * elements));
-            let (rstd, dw) = (self.place(4 * rows), self.filled(DType::F32, width)?);
+            let (h, y) = (self.allocate(2 * elements), self.allocate(2 * elements));
+            let (rstd, dw) = (self.allocate(4 * rows), self.filled(DType::F32, width)?);
             let (shape, bytes) = (format!("{rows}x{width}"), 2.0 * elements as f64);
             self.time(&shape, Work::Bytes(2.0 * bytes), Kernel::RmsNorm { dims, x, w, y, rstd })?;
             let kernel = Kernel::AddRmsNorm { dims, x, residual, w, h, y, rstd };
@@ -130,7 +131,7 @@ impl Bench {
         Ok(())
     }
 
-    /// In one pass, and by the kernels that it stands for.
+    /// The fused kernels, and the separate ones.
     fn time_head_norm_rope(&mut self) -> Outcome {
         for heads in [16, 8] {
             let rope = RopeDims { rows: ROWS, heads, head_dim: 128, rotated: 128 };
@@ -139,9 +140,9 @@ impl Bench {
             let (cos, sin) = (self.filled(DType::F32, angles)?, self.filled(DType::F32, angles)?);
             let (x, dy) = (self.filled(DType::Bf16, count)?, self.filled(DType::Bf16, count)?);
             let (w, dw) = (self.filled(DType::Bf16, 128)?, self.filled(DType::F32, 128)?);
-            let [y, dh, between] = [(); 3].map(|()| self.place(2 * count));
-            let (rstd, shape) = (self.place(4 * norm.rows), format!("16384x{heads}x128"));
-            // Each tensor once, and the angles.
+            let [y, dh, between] = [(); 3].map(|()| self.allocate(2 * count));
+            let (rstd, shape) = (self.allocate(4 * norm.rows), format!("16384x{heads}x128"));
+            // Every tensor once, plus the angles.
             let bytes = |tensors: usize, of_angles: usize| {
                 Work::Bytes((2 * tensors * count + 8 * of_angles * angles) as f64)
             };
@@ -173,17 +174,17 @@ impl Bench {
         Ok(())
     }
 
-    fn time_elements(&mut self) -> Outcome {
+    fn time_elementwise(&mut self) -> Outcome {
         let dims = RopeDims { rows: ROWS, heads: 16, head_dim: 128, rotated: 128 };
         let (count, angles) = (ROWS * 16 * 128, ROWS * 64);
         let (cos, sin) = (self.filled(DType::F32, angles)?, self.filled(DType::F32, angles)?);
-        let (x, y) = (self.filled(DType::Bf16, count)?, self.place(2 * count));
+        let (x, y) = (self.filled(DType::Bf16, count)?, self.allocate(2 * count));
         let bytes = Work::Bytes((4 * count + 8 * angles) as f64);
         self.time("16384x16x128", bytes, Kernel::Rope { dims, cos, sin, x, y, back: false })?;
         self.next = 0;
         let count = ROWS * 3072;
         let (gate, up) = (self.filled(DType::Bf16, count)?, self.filled(DType::Bf16, count)?);
-        let [dy, dgate, dup] = [(); 3].map(|()| self.place(2 * count));
+        let [dy, dgate, dup] = [(); 3].map(|()| self.allocate(2 * count));
         self.time("16384x3072", Work::Bytes(6.0 * count as f64), Kernel::SwiGlu { gate, up, y: dy })?;
         let kernel = Kernel::SwiGluBackward { dy, gate, up, dgate, dup };
         self.time("16384x3072", Work::Bytes(10.0 * count as f64), kernel)?;
@@ -191,7 +192,7 @@ impl Bench {
         self.time("16384x3072", bytes, Kernel::Sum { a: gate, b: up, y: dgate })?;
         self.next = 0;
         let from = self.filled(DType::F32, count)?;
-        let (to, found_inf) = (self.place(2 * count), Some(self.given(&[0; 8])?));
+        let (to, found_inf) = (self.allocate(2 * count), Some(self.upload(&[0; 8])?));
         let (from_type, to_type) = (DType::F32, DType::Bf16);
         let kernel = Kernel::Convert { from, from_type, to, to_type, found_inf };
         self.time("f32 to bf16", Work::Bytes(6.0 * count as f64), kernel)?;
@@ -203,15 +204,15 @@ impl Bench {
             to_type: from_type,
             add: true,
         };
-        self.time("bf16 added to f32", Work::Bytes(10.0 * count as f64), kernel)
+        self.time("bf16 accumulated to f32", Work::Bytes(10.0 * count as f64), kernel)
     }
 
     fn time_embedding(&mut self) -> Outcome {
         let dims = EmbeddingDims { vocab: 151_936, width: HIDDEN };
-        // As of text: a few ids often, most of them seldom.
+        // Distributed as in text: few ids are frequent, most are rare.
         let id = |row: usize| ((row * 7919 % ROWS) as f64 / ROWS as f64).powi(6) * 151_935.0;
         let ids: Vec<i32> = (0..ROWS).map(|row| id(row) as i32).collect();
-        let ids = self.given(cast_slice(&ids))?;
+        let ids = self.upload(cast_slice(&ids))?;
         let (table, y) =
             (self.filled(DType::Bf16, 151_936 * HIDDEN)?, self.filled(DType::Bf16, ROWS * HIDDEN)?);
         let dtable = self.filled(DType::F32, 151_936 * HIDDEN)?;
@@ -238,11 +239,11 @@ impl Bench {
             dims,
             x,
             w: self.filled(DType::Bf16, vocab * hidden)?,
-            labels: self.given(cast_slice(&labels))?,
-            loss: self.given(&[0; 8])?,
-            input: self.given(bytes_of(&StepInput { loss_weight: 1.0, ..StepInput::zeroed() }))?,
-            control: self.given(bytes_of(&Control::new(1.0)))?,
-            dx: self.place(2 * rows * hidden),
+            labels: self.upload(cast_slice(&labels))?,
+            loss: self.upload(&[0; 8])?,
+            input: self.upload(bytes_of(&StepInput { loss_weight: 1.0, ..StepInput::zeroed() }))?,
+            control: self.upload(bytes_of(&Control::new(1.0)))?,
+            dx: self.allocate(2 * rows * hidden),
             dw: self.filled(DType::F32, vocab * hidden)?,
             store: GradStore::Write,
             tied_rows: None,
@@ -254,7 +255,7 @@ impl Bench {
     fn time_update(&mut self) -> Outcome {
         let count = 64 << 20;
         let grads = self.filled(DType::F32, count)?;
-        let sum = self.place(size_of::<ExactSum>());
+        let sum = self.allocate(size_of::<ExactSum>());
         let kernel = Kernel::Squares { values: grads, value_type: DType::F32, sum };
         self.time("64 Mi of f32", Work::Bytes(4.0 * count as f64), kernel)?;
         let numbers = StepNumbers {
@@ -270,7 +271,7 @@ impl Bench {
         let kernel = Kernel::Optimize {
             optimizer: Optimizer::AdamW,
             group: 0,
-            control: self.given(bytes_of(&control))?,
+            control: self.upload(bytes_of(&control))?,
             grads,
             grad_type: DType::F32,
             master: self.filled(DType::F32, count)?,
@@ -279,7 +280,7 @@ impl Bench {
             second: Some(self.filled(DType::F32, count)?),
             moment_type: DType::F32,
             rounding: None,
-            weights: Some(self.place(2 * count)),
+            weights: Some(self.allocate(2 * count)),
         };
         self.time("AdamW, 64 Mi", Work::Bytes(30.0 * count as f64), kernel)
     }

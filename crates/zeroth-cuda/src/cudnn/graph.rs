@@ -1,16 +1,16 @@
-//! Graphs of the library's operations over tensors of four dimensions, and the plan that computes one.
+//! Operation graphs over four-dimensional tensors, and their execution plans.
 
 use std::sync::Arc;
 
-use super::library::{Cudnn, Descriptor, Kind, Name, Object, Type};
+use super::library::{Attribute, AttributeType, Cudnn, Descriptor, DescriptorType, Object};
 use zeroth_kernel::DeviceError;
 
-/// Alignment of every tensor in memory, in bytes.
+/// Required alignment of all tensors in memory, in bytes.
 pub(super) const ALIGNMENT: u64 = 16;
 
-/// The library's numbers of types.
+/// `cudnnDataType_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Number {
+pub(crate) enum DataType {
     F32 = 0,
     F16 = 2,
     I32 = 4,
@@ -18,38 +18,37 @@ pub(super) enum Number {
     Bool = 11,
 }
 
-/// What is done element by element.
+/// `cudnnPointwiseMode_t`.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Mode {
+pub(crate) enum PointwiseMode {
     Add = 0,
-    Multiply = 1,
-    Divide = 6,
-    Subtract = 9,
-    Exponential = 13,
-    Logarithm = 15,
-    IsAtLeast = 303,
-    /// The place along an axis.
-    Index = 501,
-    /// The first where the third is true, else the second.
-    Select = 601,
+    Mul = 1,
+    Div = 6,
+    Sub = 9,
+    Exp = 13,
+    Log = 15,
+    CmpGe = 303,
+    /// The index along an axis.
+    GenIndex = 501,
+    /// x where t is true, else b.
+    BinarySelect = 601,
 }
 
-/// How a row becomes one number.
+/// `cudnnReduceTensorOp_t`.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Fold {
-    Sum = 0,
-    Largest = 3,
+pub(crate) enum Reduction {
+    Add = 0,
+    Max = 3,
 }
 
-/// Where a tensor is.
+/// Where a tensor is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Home {
-    /// In memory of the card.
-    Card,
-    /// One number in memory of the host, read when the plan is enqueued.
-    Host,
-    /// Nowhere: it passes from one operation to the next.
-    Between,
+enum Storage {
+    Device,
+    /// A scalar in host memory, read when the plan is enqueued.
+    HostScalar,
+    /// An intermediate result that is never stored.
+    Virtual,
 }
 
 /// A tensor of a graph.
@@ -61,29 +60,30 @@ pub(super) struct Tensor {
 }
 
 impl Tensor {
-    /// By which the pack of places knows it.
+    /// The unique id, which maps it to a pointer in a variant pack.
     pub(super) const fn id(self) -> i64 {
         self.id
     }
 }
 
-/// Strides of a tensor without gaps.
-const fn dense([_, heads, rows, columns]: [i64; 4]) -> [i64; 4] {
+/// Strides of a contiguous tensor.
+const fn contiguous([_, heads, rows, columns]: [i64; 4]) -> [i64; 4] {
     [heads * rows * columns, rows * columns, columns, 1]
 }
 
-/// Engines that may be tried for a graph.
+/// Engine configurations to try for a graph.
 const ENGINES: usize = 16;
-/// The library's number of the way to order engines that its makers advise.
-const ADVISED: i32 = 3;
-/// The note of engines whose results differ from run to run, and room for all notes there are.
-const NOT_DETERMINISTIC: i32 = 4;
+/// `CUDNN_HEUR_MODE_A`, the recommended heuristics.
+pub(crate) const HEUR_MODE_A: i32 = 3;
+/// `CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC`.
+pub(crate) const NOTE_NONDETERMINISTIC: i32 = 4;
+/// Capacity for the numerical notes of an engine.
 const NOTES: usize = 16;
 
-/// A graph that is being written down.
+/// An operation graph under construction.
 pub(super) struct Graph {
     library: Arc<Cudnn>,
-    /// Everything that operations point to.
+    /// Descriptors that the operations refer to.
     parts: Vec<Descriptor>,
     operations: Vec<Object>,
     next: i64,
@@ -94,179 +94,202 @@ impl Graph {
         Self { library: Arc::clone(library), parts: Vec::new(), operations: Vec::new(), next: 1 }
     }
 
-    /// A tensor in memory of the card.
-    pub(super) fn given(
+    /// A tensor in device memory.
+    pub(super) fn device_tensor(
         &mut self,
         sizes: [i64; 4],
         strides: [i64; 4],
-        number: Number,
+        dtype: DataType,
     ) -> Result<Tensor, DeviceError> {
-        self.tensor(sizes, strides, number, Home::Card)
+        self.tensor(sizes, strides, dtype, Storage::Device)
     }
 
-    /// One f32 that the host gives.
-    pub(super) fn value(&mut self) -> Result<Tensor, DeviceError> {
-        self.tensor([1; 4], [1; 4], Number::F32, Home::Host)
+    /// An f32 scalar passed by the host.
+    pub(super) fn scalar(&mut self) -> Result<Tensor, DeviceError> {
+        self.tensor([1; 4], [1; 4], DataType::F32, Storage::HostScalar)
     }
 
-    /// A tensor between two operations.
-    pub(super) fn between(&mut self, sizes: [i64; 4], number: Number) -> Result<Tensor, DeviceError> {
-        self.tensor(sizes, dense(sizes), number, Home::Between)
+    /// An intermediate tensor.
+    pub(super) fn virtual_tensor(&mut self, sizes: [i64; 4], dtype: DataType) -> Result<Tensor, DeviceError> {
+        self.tensor(sizes, contiguous(sizes), dtype, Storage::Virtual)
     }
 
     fn tensor(
         &mut self,
         sizes: [i64; 4],
         strides: [i64; 4],
-        number: Number,
-        home: Home,
+        dtype: DataType,
+        storage: Storage,
     ) -> Result<Tensor, DeviceError> {
         let id = self.next;
         self.next += 1;
-        let tensor = Descriptor::new(&self.library, Kind::Tensor)?;
-        tensor.set(Name::TensorType, Type::Number, &[number as i32])?;
-        tensor.set(Name::TensorSizes, Type::Int64, &sizes)?;
-        tensor.set(Name::TensorStrides, Type::Int64, &strides)?;
-        tensor.set(Name::TensorId, Type::Int64, &[id])?;
-        tensor.set(Name::TensorAlignment, Type::Int64, &[ALIGNMENT as i64])?;
-        tensor.set(Name::TensorIsVirtual, Type::Boolean, &[home == Home::Between])?;
-        tensor.set(Name::TensorIsValue, Type::Boolean, &[home == Home::Host])?;
-        Ok(Tensor { object: self.keep(tensor.finish()?), id, sizes })
+        let tensor = Descriptor::new(&self.library, DescriptorType::Tensor)?;
+        tensor.set(Attribute::TensorDataType, AttributeType::DataType, &[dtype as i32])?;
+        tensor.set(Attribute::TensorDimensions, AttributeType::Int64, &sizes)?;
+        tensor.set(Attribute::TensorStrides, AttributeType::Int64, &strides)?;
+        tensor.set(Attribute::TensorUniqueId, AttributeType::Int64, &[id])?;
+        tensor.set(Attribute::TensorAlignment, AttributeType::Int64, &[ALIGNMENT as i64])?;
+        tensor.set(Attribute::TensorIsVirtual, AttributeType::Boolean, &[storage == Storage::Virtual])?;
+        tensor.set(Attribute::TensorIsByValue, AttributeType::Boolean, &[storage == Storage::HostScalar])?;
+        Ok(Tensor { object: self.retain(tensor.finalize()?), id, sizes })
     }
 
-    fn keep(&mut self, part: Descriptor) -> Object {
+    fn retain(&mut self, part: Descriptor) -> Object {
         let object = part.object();
         self.parts.push(part);
         object
     }
 
     fn operation(&mut self, operation: Descriptor) -> Result<(), DeviceError> {
-        let object = self.keep(operation.finish()?);
+        let object = self.retain(operation.finalize()?);
         self.operations.push(object);
         Ok(())
     }
 
-    /// c = a · b, matrix by matrix, with sums in f32.
-    pub(super) fn multiply(&mut self, a: Tensor, b: Tensor, c: Tensor) -> Result<(), DeviceError> {
-        let how = Descriptor::new(&self.library, Kind::Matmul)?;
-        how.set(Name::MatmulPrecision, Type::Number, &[Number::F32 as i32])?;
-        let how = self.keep(how.finish()?);
-        let operation = Descriptor::new(&self.library, Kind::OperationMatmul)?;
-        operation.set(Name::OperationMatmulA, Type::Descriptor, &[a.object])?;
-        operation.set(Name::OperationMatmulB, Type::Descriptor, &[b.object])?;
-        operation.set(Name::OperationMatmulC, Type::Descriptor, &[c.object])?;
-        operation.set(Name::OperationMatmul, Type::Descriptor, &[how])?;
+    /// c = a · b, batched, accumulated in f32.
+    pub(super) fn matmul(&mut self, a: Tensor, b: Tensor, c: Tensor) -> Result<(), DeviceError> {
+        let descriptor = Descriptor::new(&self.library, DescriptorType::Matmul)?;
+        descriptor.set(Attribute::MatmulComputeType, AttributeType::DataType, &[DataType::F32 as i32])?;
+        let descriptor = self.retain(descriptor.finalize()?);
+        let operation = Descriptor::new(&self.library, DescriptorType::OperationMatmul)?;
+        operation.set(Attribute::OperationMatmulA, AttributeType::BackendDescriptor, &[a.object])?;
+        operation.set(Attribute::OperationMatmulB, AttributeType::BackendDescriptor, &[b.object])?;
+        operation.set(Attribute::OperationMatmulC, AttributeType::BackendDescriptor, &[c.object])?;
+        operation.set(Attribute::OperationMatmul, AttributeType::BackendDescriptor, &[descriptor])?;
         self.operation(operation)
     }
 
-    /// Rows become one number each.
-    pub(super) fn fold(&mut self, fold: Fold, x: Tensor) -> Result<Tensor, DeviceError> {
+    /// Reduces the last dimension.
+    pub(super) fn reduce(&mut self, reduction: Reduction, x: Tensor) -> Result<Tensor, DeviceError> {
         let [batch, heads, rows, _] = x.sizes;
-        let y = self.between([batch, heads, rows, 1], Number::F32)?;
-        let how = Descriptor::new(&self.library, Kind::Reduction)?;
-        how.set(Name::ReductionOperator, Type::ReductionOperator, &[fold as i32])?;
-        how.set(Name::ReductionPrecision, Type::Number, &[Number::F32 as i32])?;
-        let how = self.keep(how.finish()?);
-        let operation = Descriptor::new(&self.library, Kind::OperationReduction)?;
-        operation.set(Name::OperationReductionX, Type::Descriptor, &[x.object])?;
-        operation.set(Name::OperationReductionY, Type::Descriptor, &[y.object])?;
-        operation.set(Name::OperationReduction, Type::Descriptor, &[how])?;
+        let y = self.virtual_tensor([batch, heads, rows, 1], DataType::F32)?;
+        let descriptor = Descriptor::new(&self.library, DescriptorType::Reduction)?;
+        descriptor.set(
+            Attribute::ReductionOperator,
+            AttributeType::ReductionOperator,
+            &[reduction as i32],
+        )?;
+        descriptor.set(Attribute::ReductionComputeType, AttributeType::DataType, &[DataType::F32 as i32])?;
+        let descriptor = self.retain(descriptor.finalize()?);
+        let operation = Descriptor::new(&self.library, DescriptorType::OperationReduction)?;
+        operation.set(Attribute::OperationReductionX, AttributeType::BackendDescriptor, &[x.object])?;
+        operation.set(Attribute::OperationReductionY, AttributeType::BackendDescriptor, &[y.object])?;
+        operation.set(Attribute::OperationReduction, AttributeType::BackendDescriptor, &[descriptor])?;
         self.operation(operation)?;
         Ok(y)
     }
 
-    /// y = mode(x, b), computed in `precision`.
-    fn pointwise(
+    /// y = mode(x, b, t), computed in `precision`.
+    fn add_pointwise(
         &mut self,
-        (mode, axis): (Mode, Option<i64>),
-        precision: Number,
+        (mode, axis): (PointwiseMode, Option<i64>),
+        precision: DataType,
         [x, y]: [Tensor; 2],
         b: Option<Tensor>,
         t: Option<Tensor>,
     ) -> Result<(), DeviceError> {
-        let how = Descriptor::new(&self.library, Kind::Pointwise)?;
-        how.set(Name::PointwiseMode, Type::PointwiseMode, &[mode as i32])?;
-        how.set(Name::PointwisePrecision, Type::Number, &[precision as i32])?;
+        let descriptor = Descriptor::new(&self.library, DescriptorType::Pointwise)?;
+        descriptor.set(Attribute::PointwiseMode, AttributeType::PointwiseMode, &[mode as i32])?;
+        descriptor.set(Attribute::PointwiseMathPrecision, AttributeType::DataType, &[precision as i32])?;
         if let Some(axis) = axis {
-            how.set(Name::PointwiseAxis, Type::Int64, &[axis])?;
+            descriptor.set(Attribute::PointwiseAxis, AttributeType::Int64, &[axis])?;
         }
-        let how = self.keep(how.finish()?);
-        let operation = Descriptor::new(&self.library, Kind::OperationPointwise)?;
-        operation.set(Name::OperationPointwise, Type::Descriptor, &[how])?;
-        operation.set(Name::OperationPointwiseX, Type::Descriptor, &[x.object])?;
+        let descriptor = self.retain(descriptor.finalize()?);
+        let operation = Descriptor::new(&self.library, DescriptorType::OperationPointwise)?;
+        operation.set(Attribute::OperationPointwise, AttributeType::BackendDescriptor, &[descriptor])?;
+        operation.set(Attribute::OperationPointwiseX, AttributeType::BackendDescriptor, &[x.object])?;
         if let Some(b) = b {
-            operation.set(Name::OperationPointwiseB, Type::Descriptor, &[b.object])?;
+            operation.set(Attribute::OperationPointwiseB, AttributeType::BackendDescriptor, &[b.object])?;
         }
         if let Some(t) = t {
-            operation.set(Name::OperationPointwiseT, Type::Descriptor, &[t.object])?;
+            operation.set(Attribute::OperationPointwiseT, AttributeType::BackendDescriptor, &[t.object])?;
         }
-        operation.set(Name::OperationPointwiseY, Type::Descriptor, &[y.object])?;
+        operation.set(Attribute::OperationPointwiseY, AttributeType::BackendDescriptor, &[y.object])?;
         self.operation(operation)
     }
 
-    /// y = mode(x) or mode(x, b) in f32.
-    pub(super) fn each(&mut self, mode: Mode, x: Tensor, b: Option<Tensor>) -> Result<Tensor, DeviceError> {
-        let y = self.between(x.sizes, Number::F32)?;
-        self.each_to(mode, x, b, y)?;
+    /// y = mode(x) or mode(x, b), in f32.
+    pub(super) fn pointwise(
+        &mut self,
+        mode: PointwiseMode,
+        x: Tensor,
+        b: Option<Tensor>,
+    ) -> Result<Tensor, DeviceError> {
+        let y = self.virtual_tensor(x.sizes, DataType::F32)?;
+        self.pointwise_into(mode, x, b, y)?;
         Ok(y)
     }
 
-    /// As [`Self::each`], to a tensor that is there.
-    pub(super) fn each_to(
+    /// [`Self::pointwise`] into an existing tensor.
+    pub(super) fn pointwise_into(
         &mut self,
-        mode: Mode,
+        mode: PointwiseMode,
         x: Tensor,
         b: Option<Tensor>,
         y: Tensor,
     ) -> Result<(), DeviceError> {
-        self.pointwise((mode, None), Number::F32, [x, y], b, None)
+        self.add_pointwise((mode, None), DataType::F32, [x, y], b, None)
     }
 
-    /// x where a row's number is at least the column's, else `other`.
-    pub(super) fn below_diagonal(&mut self, x: Tensor, other: Tensor) -> Result<Tensor, DeviceError> {
+    /// Causal mask: x where row >= column, else `masked`.
+    pub(super) fn causal_mask(&mut self, x: Tensor, masked: Tensor) -> Result<Tensor, DeviceError> {
         let [row, column] = [2, 3].map(|axis| -> Result<Tensor, DeviceError> {
-            let y = self.between(x.sizes, Number::I32)?;
-            self.pointwise((Mode::Index, Some(axis)), Number::F32, [x, y], None, None)?;
+            let y = self.virtual_tensor(x.sizes, DataType::I32)?;
+            self.add_pointwise((PointwiseMode::GenIndex, Some(axis)), DataType::F32, [x, y], None, None)?;
             Ok(y)
         });
-        let is_seen = self.between(x.sizes, Number::Bool)?;
-        self.pointwise((Mode::IsAtLeast, None), Number::Bool, [row?, is_seen], Some(column?), None)?;
-        let y = self.between(x.sizes, Number::F32)?;
-        self.pointwise((Mode::Select, None), Number::F32, [x, y], Some(other), Some(is_seen))?;
+        let is_visible = self.virtual_tensor(x.sizes, DataType::Bool)?;
+        self.add_pointwise(
+            (PointwiseMode::CmpGe, None),
+            DataType::Bool,
+            [row?, is_visible],
+            Some(column?),
+            None,
+        )?;
+        let y = self.virtual_tensor(x.sizes, DataType::F32)?;
+        self.add_pointwise(
+            (PointwiseMode::BinarySelect, None),
+            DataType::F32,
+            [x, y],
+            Some(masked),
+            Some(is_visible),
+        )?;
         Ok(y)
     }
 
-    /// The first plan, in the library's order, that gives the same bits at every run and needs no more than so many bytes of
-    /// workspace; `None` where the library has none.
-    pub(super) fn plan(self, most: u64) -> Result<Option<Plan>, DeviceError> {
-        let graph = Descriptor::new(&self.library, Kind::Graph)?;
-        graph.set(Name::GraphHandle, Type::Handle, &[self.library.handle()])?;
-        graph.set(Name::GraphOperations, Type::Descriptor, &self.operations)?;
-        // From here on a refusal says that the library cannot do it, not that something is wrong.
-        let Ok(graph) = graph.finish() else { return Ok(None) };
-        let heuristics = Descriptor::new(&self.library, Kind::Heuristics)?;
-        heuristics.set(Name::HeuristicsGraph, Type::Descriptor, &[graph.object()])?;
-        heuristics.set(Name::HeuristicsMode, Type::HeuristicsMode, &[ADVISED])?;
-        let Ok(heuristics) = heuristics.finish() else { return Ok(None) };
+    /// The first deterministic plan, in the order of the heuristics, that needs at most `max_workspace` bytes; `None` if there is
+    /// none.
+    pub(super) fn plan(self, max_workspace: u64) -> Result<Option<Plan>, DeviceError> {
+        let graph = Descriptor::new(&self.library, DescriptorType::OperationGraph)?;
+        graph.set(Attribute::GraphHandle, AttributeType::Handle, &[self.library.handle()])?;
+        graph.set(Attribute::GraphOperations, AttributeType::BackendDescriptor, &self.operations)?;
+        // A failure from here on means that the library does not support the graph.
+        let Ok(graph) = graph.finalize() else { return Ok(None) };
+        let heuristics = Descriptor::new(&self.library, DescriptorType::EngineHeuristics)?;
+        heuristics.set(Attribute::HeuristicsGraph, AttributeType::BackendDescriptor, &[graph.object()])?;
+        heuristics.set(Attribute::HeuristicsMode, AttributeType::HeuristicsMode, &[HEUR_MODE_A])?;
+        let Ok(heuristics) = heuristics.finalize() else { return Ok(None) };
         let configs: Vec<Descriptor> = (0..ENGINES)
-            .map(|_| Descriptor::new(&self.library, Kind::EngineConfig))
+            .map(|_| Descriptor::new(&self.library, DescriptorType::EngineConfig))
             .collect::<Result<_, _>>()?;
         let mut found: Vec<Object> = configs.iter().map(Descriptor::object).collect();
-        let Ok(count) = heuristics.get(Name::HeuristicsResults, Type::Descriptor, &mut found) else {
+        let Ok(count) =
+            heuristics.get(Attribute::HeuristicsResults, AttributeType::BackendDescriptor, &mut found)
+        else {
             return Ok(None);
         };
         for config in configs.iter().take(count) {
             if !is_deterministic(&self.library, config)? {
                 continue;
             }
-            let plan = Descriptor::new(&self.library, Kind::Plan)?;
-            plan.set(Name::PlanHandle, Type::Handle, &[self.library.handle()])?;
-            plan.set(Name::PlanConfig, Type::Descriptor, &[config.object()])?;
-            let Ok(plan) = plan.finish() else { continue };
+            let plan = Descriptor::new(&self.library, DescriptorType::ExecutionPlan)?;
+            plan.set(Attribute::PlanHandle, AttributeType::Handle, &[self.library.handle()])?;
+            plan.set(Attribute::PlanEngineConfig, AttributeType::BackendDescriptor, &[config.object()])?;
+            let Ok(plan) = plan.finalize() else { continue };
             let mut bytes = [0i64];
-            plan.get(Name::PlanWorkspace, Type::Int64, &mut bytes)?;
-            if bytes[0].max(0) as u64 <= most {
-                return Ok(Some(Plan { library: self.library, made: plan, _parts: self.parts }));
+            plan.get(Attribute::PlanWorkspaceSize, AttributeType::Int64, &mut bytes)?;
+            if bytes[0].max(0) as u64 <= max_workspace {
+                return Ok(Some(Plan { library: self.library, descriptor: plan, _parts: self.parts }));
             }
         }
         Ok(None)
@@ -274,18 +297,18 @@ impl Graph {
 }
 
 fn is_deterministic(library: &Arc<Cudnn>, config: &Descriptor) -> Result<bool, DeviceError> {
-    let engine = Descriptor::new(library, Kind::Engine)?;
-    config.get(Name::ConfigEngine, Type::Descriptor, &mut [engine.object()])?;
+    let engine = Descriptor::new(library, DescriptorType::Engine)?;
+    config.get(Attribute::EngineConfigEngine, AttributeType::BackendDescriptor, &mut [engine.object()])?;
     let mut notes = [0i32; NOTES];
-    let count = engine.get(Name::EngineNotes, Type::NumericalNote, &mut notes)?;
-    Ok(!notes[..count].contains(&NOT_DETERMINISTIC))
+    let count = engine.get(Attribute::EngineNumericalNotes, AttributeType::NumericalNote, &mut notes)?;
+    Ok(!notes[..count].contains(&NOTE_NONDETERMINISTIC))
 }
 
-/// How a graph is computed.
+/// An execution plan of a graph.
 pub(super) struct Plan {
     library: Arc<Cudnn>,
-    made: Descriptor,
-    /// What the plan was made of lives as long as it does.
+    descriptor: Descriptor,
+    /// The plan refers to these.
     _parts: Vec<Descriptor>,
 }
 
@@ -295,6 +318,6 @@ impl Plan {
     }
 
     pub(super) const fn descriptor(&self) -> &Descriptor {
-        &self.made
+        &self.descriptor
     }
 }

@@ -1,16 +1,20 @@
-//! cuDNN, NVIDIA's library of fused operations: attention forward as one of its graphs.
+//! cuDNN: attention forward as an operation graph of its backend API.
 //!
-//! A graph is made of descriptors, each an object whose attributes are set by number and which is then finished. [`library`]
-//! has the calls, [`graph`] the tensors and operations and how a plan is found for them, [`attention`] the graph of causal
-//! attention and when it takes the place of our own kernel.
+//! A graph is built from descriptors, whose attributes are set by number before they are finalized. [`library`] has the calls,
+//! [`graph`] the tensors, operations and execution plans, [`attention`] the graph of causal attention and the choice between it and
+//! our own kernel.
 
 mod attention;
 mod graph;
 mod library;
 
-pub(super) use attention::{Fused, Operands, workspace};
+pub(super) use attention::{FusedAttention, Operands, workspace};
+#[cfg(test)]
+pub(super) use graph::{DataType, HEUR_MODE_A, NOTE_NONDETERMINISTIC, PointwiseMode, Reduction};
+#[cfg(test)]
+pub(super) use library::{Attribute, AttributeType, DescriptorType, Functions};
 
-/// Opens the library for a moment. Needs a current context.
+/// Checks that the library can be opened. A context must be current.
 pub(super) fn is_there() -> Result<(), zeroth_kernel::DeviceError> {
     library::Cudnn::open().map(drop)
 }

@@ -1,123 +1,129 @@
-// Causal attention over packed sequences on the tensor cores, forward and backward: for bf16 and fp16, heads of a multiple
-// of 8 elements up to HEAD, a scale above 0, and operands at multiples of 16 bytes. For all cards but Hopper.
+// Causal flash attention over packed sequences on tensor cores, forward and backward: bf16 and fp16, head_dim a
+// multiple of 8 up to HEAD_DIM, scale above 0, 16-byte aligned operands. For all GPUs except Hopper.
 //
-// A block has a tile of rows of one head; a warp has 16 of them. Tiles of the other side come from the beginning of the
-// sequence, two stages in shared memory: while one is computed with, the next one is copied. What flash_hopper.cu says
-// about rounding, the order of sums and the numbers that the host gives holds here.
+// A block computes a tile of rows of one head, a warp 16 of them. Tiles of the other operand are double-buffered in
+// shared memory: the next one is copied while the current one is used. Rounding, the order of sums and the macros set
+// by the host are those of flash_hopper.cu.
 
 template <typename T>
 INLINE void flash(Starts starts, const T *q, const T *k, const T *v, T *y, float *lse, const Shape &shape) {
-    constexpr int ROWS = FORWARD_GROUPS * GROUP_ROWS, THREADS = FORWARD_GROUPS * GROUP, KEYS = FORWARD_KEYS;
-    Place at = place_of_queries(shape, ROWS, blockIdx.x);
+    constexpr int ROWS = FORWARD_WARPGROUPS * WARPGROUP_ROWS, THREADS = FORWARD_WARPGROUPS * WARPGROUP,
+                  KEYS = FORWARD_KEYS;
+    BlockTile block = query_tile(shape, ROWS, blockIdx.x);
     u32 q_tile = shared_begin(), k_tiles = q_tile + tile_bytes(ROWS), v_tiles = k_tiles + 2 * tile_bytes(KEYS);
-    q += at.head * at.head_dim;
-    y += at.head * at.head_dim;
-    k += at.kv_head * at.head_dim;
-    v += at.kv_head * at.head_dim;
-    lse += at.head * at.rows;
+    q += block.head * block.head_dim;
+    y += block.head * block.head_dim;
+    k += block.kv_head * block.head_dim;
+    v += block.kv_head * block.head_dim;
+    lse += block.head * block.rows;
     float scale = shape.scale * LOG2_E;
-    int me = threadIdx.x;
-    fill_padding<THREADS>(used_rows(starts), at, y, at.q_pitch);
-    for (int row = max_of(at.tile, used_rows(starts)) + threadIdx.x; row < at.tile_end; row += THREADS) lse[row] = 0.0f;
-    each_sequence(starts, at, [&](int sequence, int, int first, int end) {
-        int key = first_keys<KEYS>(at, sequence, first), tiles = (end - key + KEYS - 1) / KEYS;
-        float totals[HEAD / 8][4], scores[KEYS / 8][4], shrink[2];
-        u32 weights[KEYS / 16][4];
-        Softmax softmax = {{-INFINITE, -INFINITE}, {0.0f, 0.0f}};
-        clear(totals);
+    int thread = threadIdx.x;
+    zero_padding<THREADS>(used_rows(starts), block, y, block.q_stride);
+    for (int row = imax(block.tile, used_rows(starts)) + threadIdx.x; row < block.tile_end; row += THREADS)
+        lse[row] = 0.0f;
+    for_each_sequence(starts, block, [&](int sequence, int, int first, int end) {
+        int key = first_key_tile<KEYS>(block, sequence, first), tiles = (end - key + KEYS - 1) / KEYS;
+        float acc[HEAD_DIM / 8][4], scores[KEYS / 8][4], rescale[2];
+        u32 probs[KEYS / 16][4];
+        OnlineSoftmax softmax = {{-INF, -INF}, {0.0f, 0.0f}};
+        clear(acc);
         auto copy_keys = [&](u32 tiles_at, const T *from, int tile) {
             int row = key + tile * KEYS;
             u32 to = tiles_at + tile % 2 * tile_bytes(KEYS);
-            int there = min_of(end - row, KEYS);
-            copy_tile<KEYS, THREADS>(to, from + (i64)row * at.kv_pitch, at.kv_pitch, there, at.head_dim, me);
+            int valid = imin(end - row, KEYS);
+            copy_tile<KEYS, THREADS>(to, from + (i64)row * block.kv_stride, block.kv_stride, valid, block.head_dim,
+                                     thread);
         };
-        auto weigh = [&](int tile) {
+        auto apply_softmax = [&](int tile) {
             int row = key + tile * KEYS;
-            if (!all_seen<KEYS>(first, row, at.window)) hide_keys<KEYS>(scores, first, row, at.window);
-            softmax.next<KEYS>(scores, scale, shrink);
+            if (!all_keys_visible<KEYS>(first, row, block.window)) mask_keys<KEYS>(scores, first, row, block.window);
+            softmax.update<KEYS>(scores, scale, rescale);
         };
-        // Nobody reads the tiles of the sequence before any more.
+        // The previous sequence's tiles are no longer in use.
         __syncthreads();
-        copy_tile<ROWS, THREADS>(q_tile, q + (i64)first * at.q_pitch, at.q_pitch, end - first, at.head_dim, me);
+        copy_tile<ROWS, THREADS>(q_tile, q + (i64)first * block.q_stride, block.q_stride, end - first, block.head_dim,
+                                 thread);
         copy_keys(k_tiles, k, 0);
-        end_of_copies();
+        commit_copies();
         wait_for_copies();
         __syncthreads();
         if (tiles > 1) copy_keys(k_tiles, k, 1);
         copy_keys(v_tiles, v, 0);
-        end_of_copies();
-        dots<T, ROWS, KEYS>(scores, q_tile, k_tiles);
-        weigh(0);
-        as_left<T, KEYS>(weights, scores);
+        commit_copies();
+        mma_abt<T, ROWS, KEYS>(scores, q_tile, k_tiles);
+        apply_softmax(0);
+        to_a_fragment<T, KEYS>(probs, scores);
 #pragma unroll 1
         for (int tile = 1; tile < tiles; tile++) {
             wait_for_copies();
             __syncthreads();
             if (tile + 1 < tiles) copy_keys(k_tiles, k, tile + 1);
             copy_keys(v_tiles, v, tile);
-            end_of_copies();
-            dots<T, ROWS, KEYS>(scores, q_tile, k_tiles + tile % 2 * tile_bytes(KEYS));
-            gather<T, KEYS, HEAD>(totals, weights, v_tiles + (tile + 1) % 2 * tile_bytes(KEYS), 0);
-            weigh(tile);
+            commit_copies();
+            mma_abt<T, ROWS, KEYS>(scores, q_tile, k_tiles + tile % 2 * tile_bytes(KEYS));
+            mma_ab<T, KEYS, HEAD_DIM>(acc, probs, v_tiles + (tile + 1) % 2 * tile_bytes(KEYS), 0);
+            apply_softmax(tile);
 #pragma unroll
-            for (int i = 0; i < HEAD / 8; i++)
+            for (int i = 0; i < HEAD_DIM / 8; i++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) totals[i][j] *= shrink[j / 2];
-            as_left<T, KEYS>(weights, scores);
+                for (int j = 0; j < 4; j++) acc[i][j] *= rescale[j / 2];
+            to_a_fragment<T, KEYS>(probs, scores);
         }
         wait_for_copies();
         __syncthreads();
-        gather<T, KEYS, HEAD>(totals, weights, v_tiles + (tiles + 1) % 2 * tile_bytes(KEYS), 0);
+        mma_ab<T, KEYS, HEAD_DIM>(acc, probs, v_tiles + (tiles + 1) % 2 * tile_bytes(KEYS), 0);
         float factors[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float sum = sum_of_row(softmax.sums[half]);
+            float sum = row_sum(softmax.sums[half]);
             factors[half] = 1.0f / sum;
-            int row = my_row() + 8 * half;
-            bool mine = threadIdx.x % 4 == 0 && row < end - first;
-            if (mine) lse[first + row] = fmaf(softmax.peaks[half], shape.scale, logf(sum));
+            int row = thread_row() + 8 * half;
+            bool owns_row = threadIdx.x % 4 == 0 && row < end - first;
+            if (owns_row) lse[first + row] = fmaf(softmax.maxima[half], shape.scale, logf(sum));
         }
-        store(y + (i64)first * at.q_pitch, at.q_pitch, end - first, at.head_dim, 0, totals, factors);
+        store_tile(y + (i64)first * block.q_stride, block.q_stride, end - first, block.head_dim, 0, acc, factors);
     });
 }
 
-// Scores become weights, and slopes (gradients of weights) become gradients of scores but for the scale.
+// dscores holds the gradients of the softmax weights, then those of the scores without the scale.
 template <typename T>
 INLINE void flash_dq(Starts starts, const T *q, const T *k, const T *v, const float *lse, const T *dy,
                      const float *delta, T *dq, const Shape &shape) {
-    constexpr int ROWS = DQ_GROUPS * GROUP_ROWS, THREADS = DQ_GROUPS * GROUP, KEYS = DQ_KEYS;
-    Place at = place_of_queries(shape, ROWS, blockIdx.x);
+    constexpr int ROWS = DQ_WARPGROUPS * WARPGROUP_ROWS, THREADS = DQ_WARPGROUPS * WARPGROUP, KEYS = DQ_KEYS;
+    BlockTile block = query_tile(shape, ROWS, blockIdx.x);
     u32 q_tile = shared_begin(), dy_tile = q_tile + tile_bytes(ROWS), k_tiles = dy_tile + tile_bytes(ROWS);
     u32 v_tiles = k_tiles + 2 * tile_bytes(KEYS);
-    q += at.head * at.head_dim;
-    dy += at.head * at.head_dim;
-    dq += at.head * at.head_dim;
-    k += at.kv_head * at.head_dim;
-    v += at.kv_head * at.head_dim;
+    q += block.head * block.head_dim;
+    dy += block.head * block.head_dim;
+    dq += block.head * block.head_dim;
+    k += block.kv_head * block.head_dim;
+    v += block.kv_head * block.head_dim;
     float scale = shape.scale * LOG2_E;
-    int me = threadIdx.x;
-    fill_padding<THREADS>(used_rows(starts), at, dq, at.q_pitch);
-    each_sequence(starts, at, [&](int sequence, int, int first, int end) {
-        int key = first_keys<KEYS>(at, sequence, first), tiles = (end - key + KEYS - 1) / KEYS;
+    int thread = threadIdx.x;
+    zero_padding<THREADS>(used_rows(starts), block, dq, block.q_stride);
+    for_each_sequence(starts, block, [&](int sequence, int, int first, int end) {
+        int key = first_key_tile<KEYS>(block, sequence, first), tiles = (end - key + KEYS - 1) / KEYS;
         auto copy_keys = [&](int tile) {
-            int row = key + tile * KEYS, there = min_of(end - row, KEYS);
+            int row = key + tile * KEYS, valid = imin(end - row, KEYS);
             u32 stage = tile % 2 * tile_bytes(KEYS);
-            i64 from = (i64)row * at.kv_pitch;
-            copy_tile<KEYS, THREADS>(k_tiles + stage, k + from, at.kv_pitch, there, at.head_dim, me);
-            copy_tile<KEYS, THREADS>(v_tiles + stage, v + from, at.kv_pitch, there, at.head_dim, me);
-            end_of_copies();
+            i64 from = (i64)row * block.kv_stride;
+            copy_tile<KEYS, THREADS>(k_tiles + stage, k + from, block.kv_stride, valid, block.head_dim, thread);
+            copy_tile<KEYS, THREADS>(v_tiles + stage, v + from, block.kv_stride, valid, block.head_dim, thread);
+            commit_copies();
         };
         __syncthreads();
-        copy_tile<ROWS, THREADS>(q_tile, q + (i64)first * at.q_pitch, at.q_pitch, end - first, at.head_dim, me);
-        copy_tile<ROWS, THREADS>(dy_tile, dy + (i64)first * at.q_pitch, at.q_pitch, end - first, at.head_dim, me);
+        copy_tile<ROWS, THREADS>(q_tile, q + (i64)first * block.q_stride, block.q_stride, end - first, block.head_dim,
+                                 thread);
+        copy_tile<ROWS, THREADS>(dy_tile, dy + (i64)first * block.q_stride, block.q_stride, end - first, block.head_dim,
+                                 thread);
         copy_keys(0);
-        float totals[HEAD / 8][4], scores[KEYS / 8][4], slopes[KEYS / 8][4], logs[2], deltas[2];
-        u32 left[KEYS / 16][4];
-        clear(totals);
+        float acc[HEAD_DIM / 8][4], scores[KEYS / 8][4], dscores[KEYS / 8][4], logs[2], deltas[2];
+        u32 fragment[KEYS / 16][4];
+        clear(acc);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            int row = first + my_row() + 8 * half;
-            i64 from = at.head * at.rows + row;
+            int row = first + thread_row() + 8 * half;
+            i64 from = block.head * block.rows + row;
             logs[half] = row < end ? lse[from] * LOG2_E : 0.0f;
             deltas[half] = row < end ? delta[from] : 0.0f;
         }
@@ -128,103 +134,110 @@ INLINE void flash_dq(Starts starts, const T *q, const T *k, const T *v, const fl
             wait_for_copies();
             __syncthreads();
             if (tile + 1 < tiles) copy_keys(tile + 1);
-            dots<T, ROWS, KEYS>(scores, q_tile, k_tiles + stage);
-            dots<T, ROWS, KEYS>(slopes, dy_tile, v_tiles + stage);
-            if (!all_seen<KEYS>(first, row, at.window)) hide_keys<KEYS>(scores, first, row, at.window);
+            mma_abt<T, ROWS, KEYS>(scores, q_tile, k_tiles + stage);
+            mma_abt<T, ROWS, KEYS>(dscores, dy_tile, v_tiles + stage);
+            if (!all_keys_visible<KEYS>(first, row, block.window)) mask_keys<KEYS>(scores, first, row, block.window);
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) scores[i][j] = exp2_of(fmaf(scores[i][j], scale, -logs[j / 2]));
+                for (int j = 0; j < 4; j++) scores[i][j] = fast_exp2(fmaf(scores[i][j], scale, -logs[j / 2]));
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) slopes[i][j] = scores[i][j] * (slopes[i][j] - deltas[j / 2]);
-            as_left<T, KEYS>(left, slopes);
-            gather<T, KEYS, HEAD>(totals, left, k_tiles + stage, 0);
+                for (int j = 0; j < 4; j++) dscores[i][j] = scores[i][j] * (dscores[i][j] - deltas[j / 2]);
+            to_a_fragment<T, KEYS>(fragment, dscores);
+            mma_ab<T, KEYS, HEAD_DIM>(acc, fragment, k_tiles + stage, 0);
         }
         float factors[2] = {shape.scale, shape.scale};
-        store(dq + (i64)first * at.q_pitch, at.q_pitch, end - first, at.head_dim, 0, totals, factors);
+        store_tile(dq + (i64)first * block.q_stride, block.q_stride, end - first, block.head_dim, 0, acc, factors);
     });
 }
 
-// A block has a tile of keys; rows of its scores are keys and columns are queries. Of wide heads it has a half of dk and dv.
+// One block per tile of keys: rows of its scores are keys, columns are queries. For wide heads a block computes half of
+// dk and dv.
 template <typename T>
 INLINE void flash_dkv(Starts starts, const T *q, const T *k, const T *v, const float *lse, const T *dy,
                       const float *delta, T *dk, T *dv, const Shape &shape) {
-    constexpr int ROWS = DKV_GROUPS * GROUP_ROWS, THREADS = DKV_GROUPS * GROUP, QUERIES = DKV_QUERIES;
-    constexpr int WIDTH = HEAD > 128 ? 128 : HEAD;
-    Place at = place_of_keys(shape, ROWS, blockIdx.x);
+    constexpr int ROWS = DKV_WARPGROUPS * WARPGROUP_ROWS, THREADS = DKV_WARPGROUPS * WARPGROUP, QUERIES = DKV_QUERIES;
+    constexpr int WIDTH = HEAD_DIM > 128 ? 128 : HEAD_DIM;
+    BlockTile block = key_tile(shape, ROWS, blockIdx.x);
     u32 k_tile = shared_begin(), v_tile = k_tile + tile_bytes(ROWS), q_tiles = v_tile + tile_bytes(ROWS);
     u32 dy_tiles = q_tiles + 2 * tile_bytes(QUERIES), statistics = dy_tiles + 2 * tile_bytes(QUERIES);
     int group = (int)(shape.heads / shape.kv_heads), first_column = blockIdx.z * WIDTH;
-    k += at.kv_head * at.head_dim;
-    v += at.kv_head * at.head_dim;
-    dk += at.kv_head * at.head_dim;
-    dv += at.kv_head * at.head_dim;
+    k += block.kv_head * block.head_dim;
+    v += block.kv_head * block.head_dim;
+    dk += block.kv_head * block.head_dim;
+    dv += block.kv_head * block.head_dim;
     float scale = shape.scale * LOG2_E;
-    int me = threadIdx.x;
+    int thread = threadIdx.x;
     if (blockIdx.z == 0) {
-        fill_padding<THREADS>(used_rows(starts), at, dk, at.kv_pitch);
-        fill_padding<THREADS>(used_rows(starts), at, dv, at.kv_pitch);
+        zero_padding<THREADS>(used_rows(starts), block, dk, block.kv_stride);
+        zero_padding<THREADS>(used_rows(starts), block, dv, block.kv_stride);
     }
-    each_sequence(starts, at, [&](int sequence, int sequence_end, int first, int end) {
-        int last = behind_queries(at, sequence_end, end), query = first_queries<QUERIES>(sequence, first);
+    for_each_sequence(starts, block, [&](int sequence, int sequence_end, int first, int end) {
+        int last = query_end(block, sequence_end, end), query = first_query_tile<QUERIES>(sequence, first);
         int tiles = (last - query + QUERIES - 1) / QUERIES, all = tiles * group;
         auto copy_queries = [&](int tile) {
-            int head = at.kv_head * group + tile / tiles, row = query + tile % tiles * QUERIES;
-            int there = min_of(last - row, QUERIES), i = me;
-            i64 from = (i64)row * at.q_pitch + head * at.head_dim;
-            u32 stage = tile % 2 * tile_bytes(QUERIES), numbers = statistics + tile % 2 * (8 * QUERIES);
-            copy_tile<QUERIES, THREADS>(q_tiles + stage, q + from, at.q_pitch, there, at.head_dim, me);
-            copy_tile<QUERIES, THREADS>(dy_tiles + stage, dy + from, at.q_pitch, there, at.head_dim, me);
+            int head = block.kv_head * group + tile / tiles, row = query + tile % tiles * QUERIES;
+            int valid = imin(last - row, QUERIES), i = thread;
+            i64 from = (i64)row * block.q_stride + head * block.head_dim;
+            u32 stage = tile % 2 * tile_bytes(QUERIES), stats = statistics + tile % 2 * (8 * QUERIES);
+            copy_tile<QUERIES, THREADS>(q_tiles + stage, q + from, block.q_stride, valid, block.head_dim, thread);
+            copy_tile<QUERIES, THREADS>(dy_tiles + stage, dy + from, block.q_stride, valid, block.head_dim, thread);
             if (i < 2 * QUERIES) {
-                const float *numbers_of = (i < QUERIES ? lse : delta) + head * at.rows + row;
-                bool inside = i % QUERIES < there;
-                copy_word(numbers + 4 * i, numbers_of + (inside ? i % QUERIES : 0), inside);
+                const float *stats_source = (i < QUERIES ? lse : delta) + head * block.rows + row;
+                bool in_range = i % QUERIES < valid;
+                cp_async_4(stats + 4 * i, stats_source + (in_range ? i % QUERIES : 0), in_range);
             }
-            end_of_copies();
+            commit_copies();
         };
         __syncthreads();
-        copy_tile<ROWS, THREADS>(k_tile, k + (i64)first * at.kv_pitch, at.kv_pitch, end - first, at.head_dim, me);
-        copy_tile<ROWS, THREADS>(v_tile, v + (i64)first * at.kv_pitch, at.kv_pitch, end - first, at.head_dim, me);
+        copy_tile<ROWS, THREADS>(k_tile, k + (i64)first * block.kv_stride, block.kv_stride, end - first, block.head_dim,
+                                 thread);
+        copy_tile<ROWS, THREADS>(v_tile, v + (i64)first * block.kv_stride, block.kv_stride, end - first, block.head_dim,
+                                 thread);
         copy_queries(0);
-        float k_totals[WIDTH / 8][4], v_totals[WIDTH / 8][4], scores[QUERIES / 8][4], slopes[QUERIES / 8][4];
-        u32 weights[QUERIES / 16][4], left[QUERIES / 16][4];
-        clear(k_totals);
-        clear(v_totals);
+        float dk_acc[WIDTH / 8][4], dv_acc[WIDTH / 8][4], scores[QUERIES / 8][4], dscores[QUERIES / 8][4];
+        u32 probs[QUERIES / 16][4], fragment[QUERIES / 16][4];
+        clear(dk_acc);
+        clear(dv_acc);
 #pragma unroll 1
         for (int tile = 0; tile < all; tile++) {
-            u32 stage = tile % 2 * tile_bytes(QUERIES), numbers = statistics + tile % 2 * (8 * QUERIES);
+            u32 stage = tile % 2 * tile_bytes(QUERIES), stats = statistics + tile % 2 * (8 * QUERIES);
             int row = query + tile % tiles * QUERIES;
             wait_for_copies();
             __syncthreads();
             if (tile + 1 < all) copy_queries(tile + 1);
-            dots<T, ROWS, QUERIES>(scores, k_tile, q_tiles + stage);
-            dots<T, ROWS, QUERIES>(slopes, v_tile, dy_tiles + stage);
-            if (!all_see<QUERIES>(first, row, at.window)) hide_queries<QUERIES>(scores, first, row, at.window);
+            mma_abt<T, ROWS, QUERIES>(scores, k_tile, q_tiles + stage);
+            mma_abt<T, ROWS, QUERIES>(dscores, v_tile, dy_tiles + stage);
+            if (!all_queries_see<QUERIES>(first, row, block.window))
+                mask_queries<QUERIES>(scores, first, row, block.window);
 #pragma unroll
             for (int i = 0; i < QUERIES / 8; i++) {
-                float2 logs = two_shared(numbers + 4 * (8 * i + my_column()));
+                float2 logs = load_shared_f32x2(stats + 4 * (8 * i + thread_column()));
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float log = j % 2 ? logs.y : logs.x;
-                    scores[i][j] = exp2_of(fmaf(scores[i][j], scale, -log * LOG2_E));
+                    scores[i][j] = fast_exp2(fmaf(scores[i][j], scale, -log * LOG2_E));
                 }
             }
-            as_left<T, QUERIES>(weights, scores);
-            gather<T, QUERIES, WIDTH>(v_totals, weights, dy_tiles + stage, first_column);
+            to_a_fragment<T, QUERIES>(probs, scores);
+            mma_ab<T, QUERIES, WIDTH>(dv_acc, probs, dy_tiles + stage, first_column);
 #pragma unroll
             for (int i = 0; i < QUERIES / 8; i++) {
-                float2 deltas = two_shared(numbers + 4 * (QUERIES + 8 * i + my_column()));
+                float2 deltas = load_shared_f32x2(stats + 4 * (QUERIES + 8 * i + thread_column()));
 #pragma unroll
-                for (int j = 0; j < 4; j++) slopes[i][j] = scores[i][j] * (slopes[i][j] - (j % 2 ? deltas.y : deltas.x));
+                for (int j = 0; j < 4; j++)
+                    dscores[i][j] = scores[i][j] * (dscores[i][j] - (j % 2 ? deltas.y : deltas.x));
             }
-            as_left<T, QUERIES>(left, slopes);
-            gather<T, QUERIES, WIDTH>(k_totals, left, q_tiles + stage, first_column);
+            to_a_fragment<T, QUERIES>(fragment, dscores);
+            mma_ab<T, QUERIES, WIDTH>(dk_acc, fragment, q_tiles + stage, first_column);
         }
         float ones[2] = {1.0f, 1.0f}, scales[2] = {shape.scale, shape.scale};
-        int there = end - first;
-        store(dv + (i64)first * at.kv_pitch, at.kv_pitch, there, at.head_dim, first_column, v_totals, ones);
-        store(dk + (i64)first * at.kv_pitch, at.kv_pitch, there, at.head_dim, first_column, k_totals, scales);
+        int valid = end - first;
+        store_tile(dv + (i64)first * block.kv_stride, block.kv_stride, valid, block.head_dim, first_column, dv_acc,
+                   ones);
+        store_tile(dk + (i64)first * block.kv_stride, block.kv_stride, valid, block.head_dim, first_column, dk_acc,
+                   scales);
     });
 }

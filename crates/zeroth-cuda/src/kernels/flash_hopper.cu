@@ -1,117 +1,120 @@
-// Causal attention over packed sequences on the tensor cores, forward and backward: for bf16 and fp16, heads of a multiple
-// of 8 elements up to HEAD, a scale above 0, and operands at multiples of 16 bytes. For Hopper.
+// Causal flash attention over packed sequences on Hopper's tensor cores, forward and backward: bf16 and fp16, head_dim
+// a multiple of 8 up to HEAD_DIM, scale above 0, 16-byte aligned operands.
 //
-// A block has a tile of rows of one head; a computing warpgroup has 64 of them. Another warpgroup copies tiles of the other
-// side, from the beginning of the sequence, two stages in shared memory: while one is computed with, the next one comes.
-// Weights and gradients of scores are rounded to the run's type on their way into the second product. Every sum runs in one
-// order, and there are no atomics: dq is summed by query, dk and dv by key, heads of a group one after another. The host
-// says how tiles are cut: *_GROUPS warpgroups, and *_KEYS or *_QUERIES rows of the other side.
+// Warp-specialized: a block computes a tile of rows of one head, each consumer warpgroup 64 of them, while a producer
+// warpgroup copies double-buffered tiles of the other operand, from the beginning of the sequence. Softmax weights and
+// score gradients are rounded to DTYPE as operands of the second matmul. Sums run in a fixed order without atomics: dq
+// is summed per query, dk and dv per key, over the heads of a group in sequence. The host sets the tile sizes:
+// *_WARPGROUPS consumers, *_KEYS or *_QUERIES rows per stage.
 
 template <typename T>
 INLINE void flash(Starts starts, const T *q, const T *k, const T *v, T *y, float *lse, const Shape &shape) {
-    constexpr int ROWS = FORWARD_GROUPS * GROUP_ROWS, THREADS = FORWARD_GROUPS * GROUP, KEYS = FORWARD_KEYS;
+    constexpr int ROWS = FORWARD_WARPGROUPS * WARPGROUP_ROWS, THREADS = FORWARD_WARPGROUPS * WARPGROUP,
+                  KEYS = FORWARD_KEYS;
     constexpr u32 STAGE = tile_bytes(KEYS);
-    Place at = place_of_queries(shape, ROWS, blockIdx.x);
+    BlockTile block = query_tile(shape, ROWS, blockIdx.x);
     u32 q_tile = shared_begin(), k_tiles = q_tile + tile_bytes(ROWS), v_tiles = k_tiles + 2 * STAGE;
-    u32 meetings = v_tiles + 2 * STAGE;
-    Slot q_slot = slot_at(meetings, 0);
-    auto k_slot = [&](int turn) { return slot_at(meetings, 1 + turn % 2); };
-    auto v_slot = [&](int turn) { return slot_at(meetings, 3 + turn % 2); };
-    begin_meetings<THREADS>(meetings, 5);
-    // Tiles and sequences so far.
-    int turn = 0, pass = 0;
+    u32 barriers = v_tiles + 2 * STAGE;
+    PipelineSlot q_slot = slot_at(barriers, 0);
+    auto k_slot = [&](int iteration) { return slot_at(barriers, 1 + iteration % 2); };
+    auto v_slot = [&](int iteration) { return slot_at(barriers, 3 + iteration % 2); };
+    init_barriers<THREADS>(barriers, 5);
+    // Tiles and sequences processed so far.
+    int iteration = 0, sequences = 0;
     if (threadIdx.x >= THREADS) {
-        few_registers();
-        int me = threadIdx.x - THREADS;
-        q += at.head * at.head_dim;
-        k += at.kv_head * at.head_dim;
-        v += at.kv_head * at.head_dim;
-        auto copy_keys = [&](u32 to, const T *from, int there) {
-            copy_tile<KEYS, COPYING>(to, from, at.kv_pitch, there, at.head_dim, me);
+        release_registers();
+        int thread = threadIdx.x - THREADS;
+        q += block.head * block.head_dim;
+        k += block.kv_head * block.head_dim;
+        v += block.kv_head * block.head_dim;
+        auto copy_keys = [&](u32 to, const T *from, int valid) {
+            copy_tile<KEYS, PRODUCERS>(to, from, block.kv_stride, valid, block.head_dim, thread);
         };
-        each_sequence(starts, at, [&](int sequence, int, int first, int end) {
-            q_slot.empty.wait(pass++ - 1);
-            copy_tile<ROWS, COPYING>(q_tile, q + (i64)first * at.q_pitch, at.q_pitch, end - first, at.head_dim, me);
+        for_each_sequence(starts, block, [&](int sequence, int, int first, int end) {
+            q_slot.empty.wait(sequences++ - 1);
+            copy_tile<ROWS, PRODUCERS>(q_tile, q + (i64)first * block.q_stride, block.q_stride, end - first,
+                                       block.head_dim, thread);
             q_slot.full.arrive_with_copies();
-            for (int key = first_keys<KEYS>(at, sequence, first); key < end; key += KEYS, turn++) {
-                int there = min_of(end - key, KEYS);
-                i64 from = (i64)key * at.kv_pitch;
-                u32 stage = turn % 2 * STAGE;
-                k_slot(turn).empty.wait(turn / 2 - 1);
-                copy_keys(k_tiles + stage, k + from, there);
-                k_slot(turn).full.arrive_with_copies();
-                v_slot(turn).empty.wait(turn / 2 - 1);
-                copy_keys(v_tiles + stage, v + from, there);
-                v_slot(turn).full.arrive_with_copies();
+            for (int key = first_key_tile<KEYS>(block, sequence, first); key < end; key += KEYS, iteration++) {
+                int valid = imin(end - key, KEYS);
+                i64 from = (i64)key * block.kv_stride;
+                u32 stage = iteration % 2 * STAGE;
+                k_slot(iteration).empty.wait(iteration / 2 - 1);
+                copy_keys(k_tiles + stage, k + from, valid);
+                k_slot(iteration).full.arrive_with_copies();
+                v_slot(iteration).empty.wait(iteration / 2 - 1);
+                copy_keys(v_tiles + stage, v + from, valid);
+                v_slot(iteration).full.arrive_with_copies();
             }
         });
     } else {
-        many_registers<FORWARD_GROUPS>();
+        acquire_registers<FORWARD_WARPGROUPS>();
         float scale = shape.scale * LOG2_E;
-        y += at.head * at.head_dim;
-        lse += at.head * at.rows;
+        y += block.head * block.head_dim;
+        lse += block.head * block.rows;
         int used = used_rows(starts);
-        fill_padding<THREADS>(used, at, y, at.q_pitch);
-        for (int row = max_of(at.tile, used) + threadIdx.x; row < at.tile_end; row += THREADS) lse[row] = 0.0f;
-        each_sequence(starts, at, [&](int sequence, int, int first, int end) {
-            int key = first_keys<KEYS>(at, sequence, first);
-            float totals[HEAD / 8][4], scores[KEYS / 8][4], shrink[2];
-            u32 weights[KEYS / 16][4];
-            Softmax softmax = {{-INFINITE, -INFINITE}, {0.0f, 0.0f}};
-            clear(totals);
-            auto score = [&] {
-                k_slot(turn).full.wait_for_tile(turn / 2);
-                begin_products();
-                dots<T, ROWS, KEYS>(scores, q_tile, k_tiles + turn % 2 * STAGE);
-                end_products();
+        zero_padding<THREADS>(used, block, y, block.q_stride);
+        for (int row = imax(block.tile, used) + threadIdx.x; row < block.tile_end; row += THREADS) lse[row] = 0.0f;
+        for_each_sequence(starts, block, [&](int sequence, int, int first, int end) {
+            int key = first_key_tile<KEYS>(block, sequence, first);
+            float acc[HEAD_DIM / 8][4], scores[KEYS / 8][4], rescale[2];
+            u32 probs[KEYS / 16][4];
+            OnlineSoftmax softmax = {{-INF, -INF}, {0.0f, 0.0f}};
+            clear(acc);
+            auto start_scores = [&] {
+                k_slot(iteration).full.wait_for_tile(iteration / 2);
+                wgmma_fence();
+                mma_abt<T, ROWS, KEYS>(scores, q_tile, k_tiles + iteration % 2 * STAGE);
+                wgmma_commit();
             };
-            // The values of the tile before.
-            auto collect = [&] {
-                v_slot(turn - 1).full.wait_for_tile((turn - 1) / 2);
-                begin_products();
-                gather<T, KEYS, HEAD>(totals, weights, v_tiles + (turn - 1) % 2 * STAGE, 0);
-                end_products();
+            // Multiplies with the values of the previous tile.
+            auto start_values = [&] {
+                v_slot(iteration - 1).full.wait_for_tile((iteration - 1) / 2);
+                wgmma_fence();
+                mma_ab<T, KEYS, HEAD_DIM>(acc, probs, v_tiles + (iteration - 1) % 2 * STAGE, 0);
+                wgmma_commit();
             };
-            auto weigh = [&] {
-                if (!all_seen<KEYS>(first, key, at.window)) hide_keys<KEYS>(scores, first, key, at.window);
-                softmax.next<KEYS>(scores, scale, shrink);
+            auto apply_softmax = [&] {
+                if (!all_keys_visible<KEYS>(first, key, block.window))
+                    mask_keys<KEYS>(scores, first, key, block.window);
+                softmax.update<KEYS>(scores, scale, rescale);
             };
-            q_slot.full.wait_for_tile(pass++);
-            score();
-            wait_for_products<0>(scores);
-            k_slot(turn++).empty.leave_tile();
-            weigh();
-            as_left<T, KEYS>(weights, scores);
+            q_slot.full.wait_for_tile(sequences++);
+            start_scores();
+            wgmma_wait<0>(scores);
+            k_slot(iteration++).empty.release_tile();
+            apply_softmax();
+            to_a_fragment<T, KEYS>(probs, scores);
 #pragma unroll 1
             for (key += KEYS; key < end; key += KEYS) {
-                // The softmax of this tile runs beside the second product of the one before.
-                score();
-                collect();
-                wait_for_products<1>(scores);
-                k_slot(turn).empty.leave_tile();
-                weigh();
-                wait_for_products<0>(totals);
-                v_slot(turn++ - 1).empty.leave_tile();
+                // The softmax of this tile overlaps the second matmul of the previous one.
+                start_scores();
+                start_values();
+                wgmma_wait<1>(scores);
+                k_slot(iteration).empty.release_tile();
+                apply_softmax();
+                wgmma_wait<0>(acc);
+                v_slot(iteration++ - 1).empty.release_tile();
 #pragma unroll
-                for (int i = 0; i < HEAD / 8; i++)
+                for (int i = 0; i < HEAD_DIM / 8; i++)
 #pragma unroll
-                    for (int j = 0; j < 4; j++) totals[i][j] *= shrink[j / 2];
-                as_left<T, KEYS>(weights, scores);
+                    for (int j = 0; j < 4; j++) acc[i][j] *= rescale[j / 2];
+                to_a_fragment<T, KEYS>(probs, scores);
             }
-            q_slot.empty.leave_tile();
-            collect();
-            wait_for_products<0>(totals);
-            v_slot(turn - 1).empty.leave_tile();
+            q_slot.empty.release_tile();
+            start_values();
+            wgmma_wait<0>(acc);
+            v_slot(iteration - 1).empty.release_tile();
             float factors[2];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float sum = sum_of_row(softmax.sums[half]);
+                float sum = row_sum(softmax.sums[half]);
                 factors[half] = 1.0f / sum;
-                int row = my_row() + 8 * half;
-                bool mine = threadIdx.x % 4 == 0 && row < end - first;
-                if (mine) lse[first + row] = fmaf(softmax.peaks[half], shape.scale, logf(sum));
+                int row = thread_row() + 8 * half;
+                bool owns_row = threadIdx.x % 4 == 0 && row < end - first;
+                if (owns_row) lse[first + row] = fmaf(softmax.maxima[half], shape.scale, logf(sum));
             }
-            store(y + (i64)first * at.q_pitch, at.q_pitch, end - first, at.head_dim, 0, totals, factors);
+            store_tile(y + (i64)first * block.q_stride, block.q_stride, end - first, block.head_dim, 0, acc, factors);
         });
     }
 }
@@ -119,205 +122,217 @@ INLINE void flash(Starts starts, const T *q, const T *k, const T *v, T *y, float
 template <typename T>
 INLINE void flash_dq(Starts starts, const T *q, const T *k, const T *v, const float *lse, const T *dy,
                      const float *delta, T *dq, const Shape &shape) {
-    constexpr int ROWS = DQ_GROUPS * GROUP_ROWS, THREADS = DQ_GROUPS * GROUP, KEYS = DQ_KEYS;
+    constexpr int ROWS = DQ_WARPGROUPS * WARPGROUP_ROWS, THREADS = DQ_WARPGROUPS * WARPGROUP, KEYS = DQ_KEYS;
     constexpr u32 STAGE = tile_bytes(KEYS);
-    Place at = place_of_queries(shape, ROWS, blockIdx.x);
+    BlockTile block = query_tile(shape, ROWS, blockIdx.x);
     u32 q_tile = shared_begin(), dy_tile = q_tile + tile_bytes(ROWS), k_tiles = dy_tile + tile_bytes(ROWS);
-    u32 v_tiles = k_tiles + 2 * STAGE, meetings = v_tiles + 2 * STAGE;
-    Slot own_slot = slot_at(meetings, 0);
-    auto slot = [&](int turn) { return slot_at(meetings, 1 + turn % 2); };
-    begin_meetings<THREADS>(meetings, 3);
-    int turn = 0, pass = 0;
+    u32 v_tiles = k_tiles + 2 * STAGE, barriers = v_tiles + 2 * STAGE;
+    PipelineSlot own_slot = slot_at(barriers, 0);
+    auto slot = [&](int iteration) { return slot_at(barriers, 1 + iteration % 2); };
+    init_barriers<THREADS>(barriers, 3);
+    int iteration = 0, sequences = 0;
     if (threadIdx.x >= THREADS) {
-        few_registers();
-        int me = threadIdx.x - THREADS;
-        q += at.head * at.head_dim;
-        dy += at.head * at.head_dim;
-        k += at.kv_head * at.head_dim;
-        v += at.kv_head * at.head_dim;
-        auto copy_keys = [&](u32 to, const T *from, int there) {
-            copy_tile<KEYS, COPYING>(to, from, at.kv_pitch, there, at.head_dim, me);
+        release_registers();
+        int thread = threadIdx.x - THREADS;
+        q += block.head * block.head_dim;
+        dy += block.head * block.head_dim;
+        k += block.kv_head * block.head_dim;
+        v += block.kv_head * block.head_dim;
+        auto copy_keys = [&](u32 to, const T *from, int valid) {
+            copy_tile<KEYS, PRODUCERS>(to, from, block.kv_stride, valid, block.head_dim, thread);
         };
-        each_sequence(starts, at, [&](int sequence, int, int first, int end) {
-            int own = end - first;
-            own_slot.empty.wait(pass++ - 1);
-            copy_tile<ROWS, COPYING>(q_tile, q + (i64)first * at.q_pitch, at.q_pitch, own, at.head_dim, me);
-            copy_tile<ROWS, COPYING>(dy_tile, dy + (i64)first * at.q_pitch, at.q_pitch, own, at.head_dim, me);
+        for_each_sequence(starts, block, [&](int sequence, int, int first, int end) {
+            int own_rows = end - first;
+            own_slot.empty.wait(sequences++ - 1);
+            copy_tile<ROWS, PRODUCERS>(q_tile, q + (i64)first * block.q_stride, block.q_stride, own_rows,
+                                       block.head_dim, thread);
+            copy_tile<ROWS, PRODUCERS>(dy_tile, dy + (i64)first * block.q_stride, block.q_stride, own_rows,
+                                       block.head_dim, thread);
             own_slot.full.arrive_with_copies();
-            for (int key = first_keys<KEYS>(at, sequence, first); key < end; key += KEYS, turn++) {
-                int there = min_of(end - key, KEYS);
-                i64 from = (i64)key * at.kv_pitch;
-                u32 stage = turn % 2 * STAGE;
-                slot(turn).empty.wait(turn / 2 - 1);
-                copy_keys(k_tiles + stage, k + from, there);
-                copy_keys(v_tiles + stage, v + from, there);
-                slot(turn).full.arrive_with_copies();
+            for (int key = first_key_tile<KEYS>(block, sequence, first); key < end; key += KEYS, iteration++) {
+                int valid = imin(end - key, KEYS);
+                i64 from = (i64)key * block.kv_stride;
+                u32 stage = iteration % 2 * STAGE;
+                slot(iteration).empty.wait(iteration / 2 - 1);
+                copy_keys(k_tiles + stage, k + from, valid);
+                copy_keys(v_tiles + stage, v + from, valid);
+                slot(iteration).full.arrive_with_copies();
             }
         });
     } else {
-        many_registers<DQ_GROUPS>();
+        acquire_registers<DQ_WARPGROUPS>();
         float scale = shape.scale * LOG2_E;
-        dq += at.head * at.head_dim;
-        fill_padding<THREADS>(used_rows(starts), at, dq, at.q_pitch);
-        each_sequence(starts, at, [&](int sequence, int, int first, int end) {
-            float totals[HEAD / 8][4], scores[KEYS / 8][4], slopes[KEYS / 8][4], logs[2], deltas[2];
-            u32 left[KEYS / 16][4];
-            clear(totals);
+        dq += block.head * block.head_dim;
+        zero_padding<THREADS>(used_rows(starts), block, dq, block.q_stride);
+        for_each_sequence(starts, block, [&](int sequence, int, int first, int end) {
+            float acc[HEAD_DIM / 8][4], scores[KEYS / 8][4], dscores[KEYS / 8][4], logs[2], deltas[2];
+            u32 fragment[KEYS / 16][4];
+            clear(acc);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                int row = first + my_row() + 8 * half;
-                i64 from = at.head * at.rows + row;
+                int row = first + thread_row() + 8 * half;
+                i64 from = block.head * block.rows + row;
                 logs[half] = row < end ? lse[from] * LOG2_E : 0.0f;
                 deltas[half] = row < end ? delta[from] : 0.0f;
             }
-            own_slot.full.wait_for_tile(pass++);
-            int begin = first_keys<KEYS>(at, sequence, first);
+            own_slot.full.wait_for_tile(sequences++);
+            int begin = first_key_tile<KEYS>(block, sequence, first);
 #pragma unroll 1
-            for (int key = begin; key < end; key += KEYS, turn++) {
-                u32 stage = turn % 2 * STAGE;
-                slot(turn).full.wait_for_tile(turn / 2);
-                begin_products();
-                dots<T, ROWS, KEYS>(scores, q_tile, k_tiles + stage);
-                end_products();
-                dots<T, ROWS, KEYS>(slopes, dy_tile, v_tiles + stage);
-                end_products();
-                wait_for_products<1>(scores);
-                // The last product of the tile before is done, too.
-                if (key > begin) slot(turn - 1).empty.leave_tile();
-                if (!all_seen<KEYS>(first, key, at.window)) hide_keys<KEYS>(scores, first, key, at.window);
+            for (int key = begin; key < end; key += KEYS, iteration++) {
+                u32 stage = iteration % 2 * STAGE;
+                slot(iteration).full.wait_for_tile(iteration / 2);
+                wgmma_fence();
+                mma_abt<T, ROWS, KEYS>(scores, q_tile, k_tiles + stage);
+                wgmma_commit();
+                mma_abt<T, ROWS, KEYS>(dscores, dy_tile, v_tiles + stage);
+                wgmma_commit();
+                wgmma_wait<1>(scores);
+                // The previous tile's last matmul is complete as well.
+                if (key > begin) slot(iteration - 1).empty.release_tile();
+                if (!all_keys_visible<KEYS>(first, key, block.window))
+                    mask_keys<KEYS>(scores, first, key, block.window);
 #pragma unroll
                 for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-                    for (int j = 0; j < 4; j++) scores[i][j] = exp2_of(fmaf(scores[i][j], scale, -logs[j / 2]));
-                wait_for_products<0>(slopes);
+                    for (int j = 0; j < 4; j++) scores[i][j] = fast_exp2(fmaf(scores[i][j], scale, -logs[j / 2]));
+                wgmma_wait<0>(dscores);
 #pragma unroll
                 for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-                    for (int j = 0; j < 4; j++) slopes[i][j] = scores[i][j] * (slopes[i][j] - deltas[j / 2]);
-                as_left<T, KEYS>(left, slopes);
-                begin_products();
-                gather<T, KEYS, HEAD>(totals, left, k_tiles + stage, 0);
-                end_products();
+                    for (int j = 0; j < 4; j++) dscores[i][j] = scores[i][j] * (dscores[i][j] - deltas[j / 2]);
+                to_a_fragment<T, KEYS>(fragment, dscores);
+                wgmma_fence();
+                mma_ab<T, KEYS, HEAD_DIM>(acc, fragment, k_tiles + stage, 0);
+                wgmma_commit();
             }
-            wait_for_products<0>(totals);
-            slot(turn - 1).empty.leave_tile();
-            own_slot.empty.leave_tile();
+            wgmma_wait<0>(acc);
+            slot(iteration - 1).empty.release_tile();
+            own_slot.empty.release_tile();
             float factors[2] = {shape.scale, shape.scale};
-            store(dq + (i64)first * at.q_pitch, at.q_pitch, end - first, at.head_dim, 0, totals, factors);
+            store_tile(dq + (i64)first * block.q_stride, block.q_stride, end - first, block.head_dim, 0, acc, factors);
         });
     }
 }
 
-// A block has a tile of keys; rows of its scores are keys and columns are queries. Of wide heads it has a half of dk and dv.
+// One block per tile of keys: rows of its scores are keys, columns are queries. For wide heads a block computes half of
+// dk and dv.
 template <typename T>
 INLINE void flash_dkv(Starts starts, const T *q, const T *k, const T *v, const float *lse, const T *dy,
                       const float *delta, T *dk, T *dv, const Shape &shape) {
-    constexpr int ROWS = DKV_GROUPS * GROUP_ROWS, THREADS = DKV_GROUPS * GROUP, QUERIES = DKV_QUERIES;
-    constexpr int WIDTH = HEAD > 128 ? 128 : HEAD;
-    constexpr u32 STAGE = tile_bytes(QUERIES), NUMBERS = 8 * QUERIES;
-    Place at = place_of_keys(shape, ROWS, blockIdx.x);
+    constexpr int ROWS = DKV_WARPGROUPS * WARPGROUP_ROWS, THREADS = DKV_WARPGROUPS * WARPGROUP, QUERIES = DKV_QUERIES;
+    constexpr int WIDTH = HEAD_DIM > 128 ? 128 : HEAD_DIM;
+    constexpr u32 STAGE = tile_bytes(QUERIES), STATS = 8 * QUERIES;
+    BlockTile block = key_tile(shape, ROWS, blockIdx.x);
     u32 k_tile = shared_begin(), v_tile = k_tile + tile_bytes(ROWS), q_tiles = v_tile + tile_bytes(ROWS);
-    u32 dy_tiles = q_tiles + 2 * STAGE, statistics = dy_tiles + 2 * STAGE, meetings = statistics + 2 * NUMBERS;
-    Slot own_slot = slot_at(meetings, 0);
-    auto slot = [&](int turn) { return slot_at(meetings, 1 + turn % 2); };
-    begin_meetings<THREADS>(meetings, 3);
-    int group = (int)(shape.heads / shape.kv_heads), turn = 0, pass = 0;
+    u32 dy_tiles = q_tiles + 2 * STAGE, statistics = dy_tiles + 2 * STAGE, barriers = statistics + 2 * STATS;
+    PipelineSlot own_slot = slot_at(barriers, 0);
+    auto slot = [&](int iteration) { return slot_at(barriers, 1 + iteration % 2); };
+    init_barriers<THREADS>(barriers, 3);
+    int group = (int)(shape.heads / shape.kv_heads), iteration = 0, sequences = 0;
     if (threadIdx.x >= THREADS) {
-        few_registers();
-        int me = threadIdx.x - THREADS;
-        k += at.kv_head * at.head_dim;
-        v += at.kv_head * at.head_dim;
-        each_sequence(starts, at, [&](int sequence, int sequence_end, int first, int end) {
-            int own = end - first;
-            int last = behind_queries(at, sequence_end, end);
-            own_slot.empty.wait(pass++ - 1);
-            copy_tile<ROWS, COPYING>(k_tile, k + (i64)first * at.kv_pitch, at.kv_pitch, own, at.head_dim, me);
-            copy_tile<ROWS, COPYING>(v_tile, v + (i64)first * at.kv_pitch, at.kv_pitch, own, at.head_dim, me);
+        release_registers();
+        int thread = threadIdx.x - THREADS;
+        k += block.kv_head * block.head_dim;
+        v += block.kv_head * block.head_dim;
+        for_each_sequence(starts, block, [&](int sequence, int sequence_end, int first, int end) {
+            int own_rows = end - first;
+            int last = query_end(block, sequence_end, end);
+            own_slot.empty.wait(sequences++ - 1);
+            copy_tile<ROWS, PRODUCERS>(k_tile, k + (i64)first * block.kv_stride, block.kv_stride, own_rows,
+                                       block.head_dim, thread);
+            copy_tile<ROWS, PRODUCERS>(v_tile, v + (i64)first * block.kv_stride, block.kv_stride, own_rows,
+                                       block.head_dim, thread);
             own_slot.full.arrive_with_copies();
-            for (int head = at.kv_head * group; head < (at.kv_head + 1) * group; head++)
-                for (int query = first_queries<QUERIES>(sequence, first); query < last; query += QUERIES, turn++) {
-                    int there = min_of(last - query, QUERIES);
-                    i64 from = (i64)query * at.q_pitch + head * at.head_dim, number = head * at.rows + query;
-                    u32 stage = turn % 2 * STAGE, numbers = statistics + turn % 2 * NUMBERS;
-                    slot(turn).empty.wait(turn / 2 - 1);
-                    copy_tile<QUERIES, COPYING>(q_tiles + stage, q + from, at.q_pitch, there, at.head_dim, me);
-                    copy_tile<QUERIES, COPYING>(dy_tiles + stage, dy + from, at.q_pitch, there, at.head_dim, me);
-                    for (int i = me; i < 2 * QUERIES; i += COPYING) {
-                        bool inside = i % QUERIES < there;
-                        const float *source = (i < QUERIES ? lse : delta) + number;
-                        copy_word(numbers + 4 * i, source + (inside ? i % QUERIES : 0), inside);
+            for (int head = block.kv_head * group; head < (block.kv_head + 1) * group; head++)
+                for (int query = first_query_tile<QUERIES>(sequence, first); query < last;
+                     query += QUERIES, iteration++) {
+                    int valid = imin(last - query, QUERIES);
+                    i64 from = (i64)query * block.q_stride + head * block.head_dim,
+                        stat_offset = head * block.rows + query;
+                    u32 stage = iteration % 2 * STAGE, stats = statistics + iteration % 2 * STATS;
+                    slot(iteration).empty.wait(iteration / 2 - 1);
+                    copy_tile<QUERIES, PRODUCERS>(q_tiles + stage, q + from, block.q_stride, valid, block.head_dim,
+                                                  thread);
+                    copy_tile<QUERIES, PRODUCERS>(dy_tiles + stage, dy + from, block.q_stride, valid, block.head_dim,
+                                                  thread);
+                    for (int i = thread; i < 2 * QUERIES; i += PRODUCERS) {
+                        bool in_range = i % QUERIES < valid;
+                        const float *source = (i < QUERIES ? lse : delta) + stat_offset;
+                        cp_async_4(stats + 4 * i, source + (in_range ? i % QUERIES : 0), in_range);
                     }
-                    slot(turn).full.arrive_with_copies();
+                    slot(iteration).full.arrive_with_copies();
                 }
         });
     } else {
-        many_registers<DKV_GROUPS>();
+        acquire_registers<DKV_WARPGROUPS>();
         float scale = shape.scale * LOG2_E;
         int first_column = blockIdx.z * WIDTH;
-        dk += at.kv_head * at.head_dim;
-        dv += at.kv_head * at.head_dim;
+        dk += block.kv_head * block.head_dim;
+        dv += block.kv_head * block.head_dim;
         if (blockIdx.z == 0) {
-            fill_padding<THREADS>(used_rows(starts), at, dk, at.kv_pitch);
-            fill_padding<THREADS>(used_rows(starts), at, dv, at.kv_pitch);
+            zero_padding<THREADS>(used_rows(starts), block, dk, block.kv_stride);
+            zero_padding<THREADS>(used_rows(starts), block, dv, block.kv_stride);
         }
-        each_sequence(starts, at, [&](int sequence, int sequence_end, int first, int end) {
-            int last = behind_queries(at, sequence_end, end), begin = first_queries<QUERIES>(sequence, first), query = begin;
+        for_each_sequence(starts, block, [&](int sequence, int sequence_end, int first, int end) {
+            int last = query_end(block, sequence_end, end), begin = first_query_tile<QUERIES>(sequence, first),
+                query = begin;
             int tiles = (int)((last - begin + QUERIES - 1) / QUERIES) * group;
-            float k_totals[WIDTH / 8][4], v_totals[WIDTH / 8][4], scores[QUERIES / 8][4], slopes[QUERIES / 8][4];
-            u32 weights[QUERIES / 16][4], left[QUERIES / 16][4];
-            clear(k_totals);
-            clear(v_totals);
-            own_slot.full.wait_for_tile(pass++);
+            float dk_acc[WIDTH / 8][4], dv_acc[WIDTH / 8][4], scores[QUERIES / 8][4], dscores[QUERIES / 8][4];
+            u32 probs[QUERIES / 16][4], fragment[QUERIES / 16][4];
+            clear(dk_acc);
+            clear(dv_acc);
+            own_slot.full.wait_for_tile(sequences++);
 #pragma unroll 1
-            for (int tile = 0; tile < tiles; tile++, turn++) {
-                u32 stage = turn % 2 * STAGE, numbers = statistics + turn % 2 * NUMBERS;
-                slot(turn).full.wait_for_tile(turn / 2);
-                begin_products();
-                dots<T, ROWS, QUERIES>(scores, k_tile, q_tiles + stage);
-                end_products();
-                dots<T, ROWS, QUERIES>(slopes, v_tile, dy_tiles + stage);
-                end_products();
-                wait_for_products<1>(scores);
-                if (!all_see<QUERIES>(first, query, at.window)) {
-                    hide_queries<QUERIES>(scores, first, query, at.window);
+            for (int tile = 0; tile < tiles; tile++, iteration++) {
+                u32 stage = iteration % 2 * STAGE, stats = statistics + iteration % 2 * STATS;
+                slot(iteration).full.wait_for_tile(iteration / 2);
+                wgmma_fence();
+                mma_abt<T, ROWS, QUERIES>(scores, k_tile, q_tiles + stage);
+                wgmma_commit();
+                mma_abt<T, ROWS, QUERIES>(dscores, v_tile, dy_tiles + stage);
+                wgmma_commit();
+                wgmma_wait<1>(scores);
+                if (!all_queries_see<QUERIES>(first, query, block.window)) {
+                    mask_queries<QUERIES>(scores, first, query, block.window);
                 }
 #pragma unroll
                 for (int i = 0; i < QUERIES / 8; i++) {
-                    float2 logs = two_shared(numbers + 4 * (8 * i + my_column()));
+                    float2 logs = load_shared_f32x2(stats + 4 * (8 * i + thread_column()));
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
                         float log = j % 2 ? logs.y : logs.x;
-                        scores[i][j] = exp2_of(fmaf(scores[i][j], scale, -log * LOG2_E));
+                        scores[i][j] = fast_exp2(fmaf(scores[i][j], scale, -log * LOG2_E));
                     }
                 }
-                wait_for_products<0>(slopes);
+                wgmma_wait<0>(dscores);
 #pragma unroll
                 for (int i = 0; i < QUERIES / 8; i++) {
-                    float2 deltas = two_shared(numbers + 4 * (QUERIES + 8 * i + my_column()));
+                    float2 deltas = load_shared_f32x2(stats + 4 * (QUERIES + 8 * i + thread_column()));
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        slopes[i][j] = scores[i][j] * (slopes[i][j] - (j % 2 ? deltas.y : deltas.x));
+                        dscores[i][j] = scores[i][j] * (dscores[i][j] - (j % 2 ? deltas.y : deltas.x));
                     }
                 }
-                as_left<T, QUERIES>(weights, scores);
-                as_left<T, QUERIES>(left, slopes);
-                begin_products();
-                gather<T, QUERIES, WIDTH>(v_totals, weights, dy_tiles + stage, first_column);
-                gather<T, QUERIES, WIDTH>(k_totals, left, q_tiles + stage, first_column);
-                end_products();
-                // The next head of the group begins anew.
+                to_a_fragment<T, QUERIES>(probs, scores);
+                to_a_fragment<T, QUERIES>(fragment, dscores);
+                wgmma_fence();
+                mma_ab<T, QUERIES, WIDTH>(dv_acc, probs, dy_tiles + stage, first_column);
+                mma_ab<T, QUERIES, WIDTH>(dk_acc, fragment, q_tiles + stage, first_column);
+                wgmma_commit();
+                // The next head of the group starts at its first query tile.
                 query = query + QUERIES < last ? query + QUERIES : begin;
-                // All registers are taken: what is computed beside these products is another warpgroup's.
-                wait_for_products<0>(v_totals);
-                wait_for_products<0>(k_totals);
-                slot(turn).empty.leave_tile();
+                // No registers are left to overlap these matmuls within a warpgroup; the other warpgroup overlaps them.
+                wgmma_wait<0>(dv_acc);
+                wgmma_wait<0>(dk_acc);
+                slot(iteration).empty.release_tile();
             }
-            own_slot.empty.leave_tile();
+            own_slot.empty.release_tile();
             float ones[2] = {1.0f, 1.0f}, scales[2] = {shape.scale, shape.scale};
-            int there = end - first;
-            store(dv + (i64)first * at.kv_pitch, at.kv_pitch, there, at.head_dim, first_column, v_totals, ones);
-            store(dk + (i64)first * at.kv_pitch, at.kv_pitch, there, at.head_dim, first_column, k_totals, scales);
+            int valid = end - first;
+            store_tile(dv + (i64)first * block.kv_stride, block.kv_stride, valid, block.head_dim, first_column, dv_acc,
+                       ones);
+            store_tile(dk + (i64)first * block.kv_stride, block.kv_stride, valid, block.head_dim, first_column, dk_acc,
+                       scales);
         });
     }
 }
-

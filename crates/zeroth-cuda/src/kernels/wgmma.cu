@@ -1,15 +1,15 @@
-// Products of tiles on Hopper's tensor cores, by warpgroups, and how threads that copy hand tiles to threads that compute.
+// Tile matmuls by Hopper's warpgroup-level wgmma, and the producer/consumer pipeline between copying and computing
+// threads.
 
-// Threads of a block that copy.
-#define COPYING GROUP
+// Producer threads of a block: they copy tiles to shared memory.
+#define PRODUCERS WARPGROUP
 
-// Where threads that copy and threads that compute meet. A tile is `full` when the copies of all COPYING threads are there,
-// and `empty` when every computing warp is done with it. A wait names the turn it waits for, counted from 0; turn -1 is
-// over from the beginning.
-struct Meeting {
+// An mbarrier in shared memory. A tile is `full` once the copies of all PRODUCERS have landed, and `empty` once every
+// consumer warp has released it. Phases count from 0; waiting for phase -1 returns at once.
+struct Barrier {
     u32 at;
 
-    __device__ __forceinline__ void begin(int arrivals) const {
+    __device__ __forceinline__ void init(int arrivals) const {
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
     }
 
@@ -17,85 +17,87 @@ struct Meeting {
         asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(at) : "memory");
     }
 
-    // As soon as this thread's copies so far are there.
+    // Arrives once this thread's outstanding copies have landed.
     __device__ __forceinline__ void arrive_with_copies() const {
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
     }
 
-    __device__ __forceinline__ void wait(int turn) const {
+    __device__ __forceinline__ void wait(int phase) const {
         u32 done = 0;
         while (!done) {
-            asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-                         : "=r"(done)
-                         : "r"(at), "r"(turn & 1)
-                         : "memory");
+            asm volatile(
+                "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                : "=r"(done)
+                : "r"(at), "r"(phase & 1)
+                : "memory");
         }
     }
 
-    // What was copied may be read by the tensor cores.
-    __device__ __forceinline__ void wait_for_tile(int turn) const {
-        wait(turn);
+    // Orders the copies before reads by the tensor cores (async proxy).
+    __device__ __forceinline__ void wait_for_tile(int phase) const {
+        wait(phase);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
 
-    __device__ __forceinline__ void leave_tile() const {
+    __device__ __forceinline__ void release_tile() const {
         if (threadIdx.x % WARP == 0) arrive();
     }
 };
 
-// A tile in shared memory, or two in turn, with its meetings.
-struct Slot {
-    Meeting full, empty;
+// One stage of the pipeline: a tile in shared memory with its two barriers.
+struct PipelineSlot {
+    Barrier full, empty;
 };
 
-__device__ __forceinline__ Slot slot_at(u32 meetings, int number) {
-    return {{meetings + 16 * number}, {meetings + 16 * number + 8}};
+__device__ __forceinline__ PipelineSlot slot_at(u32 barriers, int index) {
+    return {{barriers + 16 * index}, {barriers + 16 * index + 8}};
 }
 
-// One thread makes all meetings before anybody comes to one.
-template <int COMPUTING>
-__device__ __forceinline__ void begin_meetings(u32 meetings, int slots) {
+// One thread initializes all barriers before any thread uses them.
+template <int CONSUMERS>
+__device__ __forceinline__ void init_barriers(u32 barriers, int slots) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < slots; i++) {
-            slot_at(meetings, i).full.begin(COPYING);
-            slot_at(meetings, i).empty.begin(COMPUTING / WARP);
+            slot_at(barriers, i).full.init(PRODUCERS);
+            slot_at(barriers, i).empty.init(CONSUMERS / WARP);
         }
     }
     __syncthreads();
 }
 
-// Registers move from the threads that copy to those that compute, of which there are one or two warpgroups.
-__device__ __forceinline__ void few_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 56;"); }
+// Reallocates registers from producers to consumers, which are one or two warpgroups.
+__device__ __forceinline__ void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 56;"); }
 
-template <int GROUPS> __device__ __forceinline__ void many_registers() {
-    if constexpr (GROUPS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+template <int WARPGROUPS> __device__ __forceinline__ void acquire_registers() {
+    if constexpr (WARPGROUPS == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
     else asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
 }
 
-// The products of a warpgroup run beside its other work: `begin`, products, `end`, and later `wait`.
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma is asynchronous: fence, issue, commit, and later wait.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Until all but the last `OPEN` groups of products are done, of which `values` are a result.
-template <int OPEN, int N>
-__device__ __forceinline__ void wait_for_products(float (&values)[N][4]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(OPEN) : "memory");
+// Waits until at most PENDING committed groups are in flight. `values` is a result of a completed group.
+template <int PENDING, int N>
+__device__ __forceinline__ void wgmma_wait(float (&values)[N][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 #pragma unroll
     for (int i = 0; i < N; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) asm volatile("" : "+f"(values[i][j])::"memory");
 }
 
-// Panels of 128-byte rows, exchanged pieces; `apart`: bytes from a panel to the next where columns are not summed over.
-__device__ __forceinline__ u64 described(u32 at, u32 apart) {
-    return (u64)((at & 0x3ffffu) >> 4) | (u64)(apart >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+// Matrix descriptor with 128-byte swizzle. `panel_stride`: bytes between panels along the dimension that is not
+// reduced.
+__device__ __forceinline__ u64 smem_descriptor(u32 at, u32 panel_stride) {
+    return (u64)((at & 0x3ffffu) >> 4) | (u64)(panel_stride >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-#define REGISTERS_32 \
+#define REGISTERS_32                                                         \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define REGISTERS_64 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define REGISTERS_64                                                                   \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -104,65 +106,67 @@ __device__ __forceinline__ u64 described(u32 at, u32 apart) {
 #define ALL_32(d) EIGHT(d, 0), EIGHT(d, 2), EIGHT(d, 4), EIGHT(d, 6)
 #define ALL_64(d) ALL_32(d), EIGHT(d, 8), EIGHT(d, 10), EIGHT(d, 12), EIGHT(d, 14)
 
-template <typename T> struct Multiply;
+template <typename T> struct Wgmma;
 
-// `dots`: both sides are rows in shared memory. `gather`: the left side is in registers, and the right side's rows are
-// summed over.
-#define MULTIPLY(T, TYPE)                                                                                         \
-    template <> struct Multiply<T> {                                                                              \
-        __device__ __forceinline__ static void dots(float (&d)[8][4], u64 a, u64 b, int add) {                    \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                             \
-                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" REGISTERS_32            \
-                         "}, %32, %33, p, 1, 1, 0, 0;\n}\n"                                                       \
-                         : ALL_32(d)                                                                              \
-                         : "l"(a), "l"(b), "r"(add));                                                             \
-        }                                                                                                         \
-        __device__ __forceinline__ static void dots(float (&d)[16][4], u64 a, u64 b, int add) {                   \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                             \
-                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" REGISTERS_64           \
-                         "}, %64, %65, p, 1, 1, 0, 0;\n}\n"                                                       \
-                         : ALL_64(d)                                                                              \
-                         : "l"(a), "l"(b), "r"(add));                                                             \
-        }                                                                                                         \
-        __device__ __forceinline__ static void gather(float (&d)[8][4], const u32 (&a)[4], u64 b) {               \
-            asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                               \
-                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" REGISTERS_32            \
-                         "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"                                         \
-                         : ALL_32(d)                                                                              \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                   \
-        }                                                                                                         \
-        __device__ __forceinline__ static void gather(float (&d)[16][4], const u32 (&a)[4], u64 b) {              \
-            asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                               \
-                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" REGISTERS_64           \
-                         "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"                                         \
-                         : ALL_64(d)                                                                              \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                   \
-        }                                                                                                         \
+// `mma_abt`: both operands are K-major in shared memory. `mma_ab`: A is in registers, and B is MN-major in shared
+// memory.
+#define INSTANTIATE_WGMMA(T, TYPE)                                                                      \
+    template <> struct Wgmma<T> {                                                                       \
+        __device__ __forceinline__ static void mma_abt(float (&d)[8][4], u64 a, u64 b, int add) {       \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                   \
+                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" REGISTERS_32  \
+                         "}, %32, %33, p, 1, 1, 0, 0;\n}\n"                                             \
+                         : ALL_32(d)                                                                    \
+                         : "l"(a), "l"(b), "r"(add));                                                   \
+        }                                                                                               \
+        __device__ __forceinline__ static void mma_abt(float (&d)[16][4], u64 a, u64 b, int add) {      \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                   \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" REGISTERS_64 \
+                         "}, %64, %65, p, 1, 1, 0, 0;\n}\n"                                             \
+                         : ALL_64(d)                                                                    \
+                         : "l"(a), "l"(b), "r"(add));                                                   \
+        }                                                                                               \
+        __device__ __forceinline__ static void mma_ab(float (&d)[8][4], const u32 (&a)[4], u64 b) {     \
+            asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                     \
+                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" REGISTERS_32  \
+                         "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"                               \
+                         : ALL_32(d)                                                                    \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                         \
+        }                                                                                               \
+        __device__ __forceinline__ static void mma_ab(float (&d)[16][4], const u32 (&a)[4], u64 b) {    \
+            asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                     \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" REGISTERS_64 \
+                         "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"                               \
+                         : ALL_64(d)                                                                    \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                         \
+        }                                                                                               \
     };
 
-MULTIPLY(Bf16, "bf16")
-MULTIPLY(F16, "f16")
+INSTANTIATE_WGMMA(Bf16, "bf16")
+INSTANTIATE_WGMMA(F16, "f16")
 
-// dots = the warpgroup's 64 rows of the left tile · the N rows of the right one.
-template <typename T, int LEFT_ROWS, int N>
-__device__ __forceinline__ void dots(float (&sums)[N / 8][4], u32 left, u32 right) {
-    u64 a = described(left + threadIdx.x / GROUP * (GROUP_ROWS * 128), 16), b = described(right, 16);
+// sums = A @ B^T: the warpgroup's 64 rows of tile A with the N rows of tile B.
+template <typename T, int A_ROWS, int N>
+__device__ __forceinline__ void mma_abt(float (&sums)[N / 8][4], u32 a_tile, u32 b_tile) {
+    u64 a = smem_descriptor(a_tile + threadIdx.x / WARPGROUP * (WARPGROUP_ROWS * 128), 16),
+        b = smem_descriptor(b_tile, 16);
 #pragma unroll
-    for (int i = 0; i < HEAD / 16; i++) {
-        u32 of_left = i / 4 * LEFT_ROWS * 128 + i % 4 * 32, of_right = i / 4 * N * 128 + i % 4 * 32;
-        Multiply<T>::dots(sums, a + (of_left >> 4), b + (of_right >> 4), i > 0);
+    for (int i = 0; i < HEAD_DIM / 16; i++) {
+        u32 a_offset = i / 4 * A_ROWS * 128 + i % 4 * 32, b_offset = i / 4 * N * 128 + i % 4 * 32;
+        Wgmma<T>::mma_abt(sums, a + (a_offset >> 4), b + (b_offset >> 4), i > 0);
     }
 }
 
-// totals += left · WIDTH columns of the right tile, from column `first` on.
+// acc += A @ B: a register fragment with WIDTH columns of tile B, starting at column `first`.
 template <typename T, int N, int WIDTH>
-__device__ __forceinline__ void gather(float (&totals)[WIDTH / 8][4], const u32 (&left)[N / 16][4], u32 right, int first) {
-    constexpr int STEP = WIDTH > 128 ? 128 : WIDTH;
+__device__ __forceinline__ void mma_ab(float (&acc)[WIDTH / 8][4], const u32 (&a_fragment)[N / 16][4], u32 b_tile,
+                                       int first) {
+    constexpr int N_STEP = WIDTH > 128 ? 128 : WIDTH;
 #pragma unroll
-    for (int column = 0; column < WIDTH; column += STEP) {
-        float(&part)[STEP / 8][4] = *(float(*)[STEP / 8][4]) & totals[column / 8];
-        u64 b = described(right + (first + column) / 64 * N * 128, N * 128);
+    for (int column = 0; column < WIDTH; column += N_STEP) {
+        float (&part)[N_STEP / 8][4] = *(float (*)[N_STEP / 8][4]) & acc[column / 8];
+        u64 b = smem_descriptor(b_tile + (first + column) / 64 * N * 128, N * 128);
 #pragma unroll
-        for (int i = 0; i < N / 16; i++) Multiply<T>::gather(part, left[i], b + (i * 2048 >> 4));
+        for (int i = 0; i < N / 16; i++) Wgmma<T>::mma_ab(part, a_fragment[i], b + (i * 2048 >> 4));
     }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use zeroth_cuda::Folders;
-use zeroth_cuda::Opened;
+use zeroth_cuda::LibraryFolders;
+use zeroth_cuda::SharedLibrary;
 
 /// A library and what became of looking for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -122,7 +122,7 @@ fn three_parts(version: u64) -> String {
 
 /// Looks for all libraries.
 pub(super) fn probe(no_driver: bool) -> Vec<Library> {
-    let folders = Folders::of_environment();
+    let folders = LibraryFolders::from_environment();
     let look = |wanted: &Wanted| {
         let state = if no_driver && wanted.needs_driver {
             LibraryState::Skipped { why: "it is of no use without the GPU driver" }
@@ -135,9 +135,9 @@ pub(super) fn probe(no_driver: bool) -> Vec<Library> {
 }
 
 /// The user's folders, then the loader's own search, then the other folders.
-fn find(wanted: &Wanted, folders: &Folders) -> LibraryState {
+fn find(wanted: &Wanted, folders: &LibraryFolders) -> LibraryState {
     let mut tried = Vec::new();
-    let mut open = |at: &OsStr| match Opened::open(at) {
+    let mut open = |at: &OsStr| match SharedLibrary::open(at) {
         Ok(library) => {
             let version = wanted.version.ask(&library);
             Some(LibraryState::Opened { at: at.to_string_lossy().into_owned(), version })
@@ -147,7 +147,7 @@ fn find(wanted: &Wanted, folders: &Folders) -> LibraryState {
             None
         }
     };
-    if let Some(opened) = folders.places(wanted.files).find_map(|at| open(&at)) {
+    if let Some(opened) = folders.candidates(wanted.files).find_map(|at| open(&at)) {
         return opened;
     }
     let without = |folder: &&PathBuf| !tried.iter().any(|attempt| Path::new(&attempt.at).starts_with(folder));
@@ -162,7 +162,7 @@ fn find(wanted: &Wanted, folders: &Folders) -> LibraryState {
 
 impl VersionCall {
     /// Asks; `None` where the library has no such function or it fails.
-    fn ask(self, library: &Opened) -> Option<String> {
+    fn ask(self, library: &SharedLibrary) -> Option<String> {
         match self {
             Self::Number(name, write) => {
                 // SAFETY: the type is the one declared for the functions of this kind in `WANTED`.
@@ -209,7 +209,7 @@ impl VersionCall {
 mod tests {
     use super::super::test_library::compile;
     use super::*;
-    use zeroth_cuda::FOLDERS;
+    use zeroth_cuda::LIBRARIES_VARIABLE;
 
     // No loader finds these by name.
     const COMPILER: Wanted = Wanted {
@@ -221,12 +221,12 @@ mod tests {
     const NVRTC: &str = "int nvrtcVersion(int *major, int *minor) { *major = MAJOR; *minor = 9; return 0; }";
 
     /// Folders as one environment gives them, those of the machine at hand left out.
-    fn folders_in(root: &Path, variables: &[(&str, &str)]) -> Folders {
+    fn folders_in(root: &Path, variables: &[(&str, &str)]) -> LibraryFolders {
         let variable = |name: &str| {
             let (_, value) = variables.iter().find(|(key, _)| *key == name)?;
             Some(root.join(value).into_os_string())
         };
-        let mut folders = Folders::find(&variable);
+        let mut folders = LibraryFolders::find(&variable);
         folders.later.retain(|folder| folder.starts_with(root));
         folders
     }
@@ -262,7 +262,10 @@ mod tests {
         let in_toolkit = format!("{}/", toolkit.display());
         let LibraryState::Missing { tried } = find(
             &COMPILER,
-            &Folders { given: Vec::new(), later: vec![toolkit, "/absent/a".into(), "/absent/b".into()] },
+            &LibraryFolders {
+                given: Vec::new(),
+                later: vec![toolkit, "/absent/a".into(), "/absent/b".into()],
+            },
         ) else {
             panic!("the only file is broken");
         };
@@ -285,8 +288,8 @@ mod tests {
         let [own, toolkit] = ["own", "cuda/lib64"].map(|folder| root.path().join(folder));
         compile(NVRTC, &own.join("libzeroth-nvrtc.so.12"), &["MAJOR=12"]);
         compile(NVRTC, &toolkit.join("libzeroth-nvrtc.so.13"), &["MAJOR=13"]);
-        let folders = folders_in(root.path(), &[("CUDA_HOME", "cuda"), (FOLDERS, "own")]);
-        assert_eq!(folders, Folders { given: vec![own.clone()], later: vec![toolkit] });
+        let folders = folders_in(root.path(), &[("CUDA_HOME", "cuda"), (LIBRARIES_VARIABLE, "own")]);
+        assert_eq!(folders, LibraryFolders { given: vec![own.clone()], later: vec![toolkit] });
         let at = own.join("libzeroth-nvrtc.so.12").display().to_string();
         assert_eq!(find(&COMPILER, &folders), LibraryState::Opened { at, version: Some("12.9".to_owned()) });
     }
@@ -308,7 +311,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("libversions.so");
         compile(SOURCE, &path, &[]);
-        let library = Opened::open(path.as_os_str()).unwrap();
+        let library = SharedLibrary::open(path.as_os_str()).unwrap();
         let ask = |call: VersionCall| call.ask(&library);
         assert_eq!(ask(VersionCall::Number("ncclGetVersion", three_parts)).as_deref(), Some("2.30.7"));
         assert_eq!(ask(VersionCall::Returned("cudnnGetVersion", three_parts)).as_deref(), Some("9.26.0"));

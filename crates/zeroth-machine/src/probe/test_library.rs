@@ -21,19 +21,19 @@ pub(super) fn compile(source: &str, library: &std::path::Path, defines: &[&str])
 mod tests {
     use std::ffi::OsStr;
 
-    use zeroth_cuda::Opened;
+    use zeroth_cuda::SharedLibrary;
 
     use super::compile;
 
     #[test]
     fn the_loader_says_what_is_missing() {
-        let error = Opened::open(OsStr::new("libzeroth-absent.so.1")).err().unwrap();
+        let error = SharedLibrary::open(OsStr::new("libzeroth-absent.so.1")).err().unwrap();
         assert!(error.contains("libzeroth-absent.so.1"), "{error}");
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("libsmall.so");
         compile("int seven(void) { return 7; }", &path, &[]);
-        let library = Opened::open(path.as_os_str()).unwrap();
+        let library = SharedLibrary::open(path.as_os_str()).unwrap();
         // SAFETY: the type is that of the source above.
         let seven = unsafe { library.function::<extern "C" fn() -> i32>("seven") };
         assert_eq!(seven.unwrap()(), 7);

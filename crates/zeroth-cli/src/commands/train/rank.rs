@@ -162,7 +162,7 @@ fn device(resolved_job: &ResolvedJob, compiled: &Compiled, rank: usize) -> anyho
             let mut gpu = CudaDevice::open(rank % resolved_job.gpus.max(1) as usize, bytes, host)?;
             // The budget also covers workspace that is allocated while tuning.
             if let Some(budget) = resolved_job.handoff.budget.device {
-                gpu.spare(budget.saturating_sub(bytes));
+                gpu.limit_autotune_bytes(budget.saturating_sub(bytes));
             }
             Box::new(gpu)
         }

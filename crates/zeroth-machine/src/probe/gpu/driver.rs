@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
 
-use zeroth_cuda::Opened;
+use zeroth_cuda::SharedLibrary;
 
 /// A device that the driver counts: what its other functions take.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +53,7 @@ pub(super) enum NotOpened {
 
 impl Driver {
     pub(super) fn open(library: &OsStr) -> Result<Self, NotOpened> {
-        let library = Opened::open(library).map_err(NotOpened::Library)?;
+        let library = SharedLibrary::open(library).map_err(NotOpened::Library)?;
         // SAFETY: each field has the type that cuda.h declares for the function named.
         let driver = unsafe {
             (|| {

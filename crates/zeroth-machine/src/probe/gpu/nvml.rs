@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 
-use zeroth_cuda::Opened;
+use zeroth_cuda::SharedLibrary;
 
 /// `nvmlMemory_t`, in bytes.
 #[repr(C)]
@@ -26,7 +26,7 @@ pub(super) struct Nvml {
 
 impl Nvml {
     pub(super) fn open(library: &OsStr) -> Result<Self, String> {
-        let library = Opened::open(library)?;
+        let library = SharedLibrary::open(library)?;
         // SAFETY: each function has the type that nvml.h declares for it.
         let (init, nvml) = unsafe {
             let init: unsafe extern "C" fn() -> c_int = library.function("nvmlInit_v2")?;

@@ -1,41 +1,41 @@
-//! Where NVIDIA's libraries lie beside the loader's own search: folders that the user gives, the toolkit, packages of Python
-//! and conda. What `doctor` looks through is what a run looks through.
+//! Folders searched for NVIDIA's libraries in addition to the loader's search: those set by the user, the CUDA toolkit, and Python
+//! and conda packages. `doctor` and training runs search the same folders.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Folders that are searched before all others, with `:` between them.
-pub const FOLDERS: &str = "ZEROTH_CUDA_LIBRARIES";
+/// The environment variable with folders to search first, separated by `:`.
+pub const LIBRARIES_VARIABLE: &str = "ZEROTH_CUDA_LIBRARIES";
 
-/// Folders to search.
+/// Folders to search for NVIDIA's libraries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Folders {
-    /// The user's own: before the loader's search.
+pub struct LibraryFolders {
+    /// Set by the user; searched before the loader's own search.
     pub given: Vec<PathBuf>,
-    /// The others: after it.
+    /// All others; searched after it.
     pub later: Vec<PathBuf>,
 }
 
-impl Folders {
-    /// As this process's environment says.
-    pub fn of_environment() -> Self {
+impl LibraryFolders {
+    /// The folders for this process's environment.
+    pub fn from_environment() -> Self {
         Self::find(&|name| std::env::var_os(name))
     }
 
-    /// As an environment says. No Python is started: where its packages lie follows from where it lies.
+    /// The folders for an environment. Python is not started: the location of its packages follows from that of its executable.
     pub fn find(variable: &dyn Fn(&str) -> Option<OsString>) -> Self {
-        let given = variable(FOLDERS).unwrap_or_default();
+        let given = variable(LIBRARIES_VARIABLE).unwrap_or_default();
         let given = std::env::split_paths(&given).filter(|folder| !folder.as_os_str().is_empty()).collect();
         Self { given, later: later(variable) }
     }
 
-    /// All of them, in order.
+    /// All folders, in search order.
     pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
         self.given.iter().chain(&self.later)
     }
 
-    /// What the loader is asked for, one after the other: the first of `files` (newest first) that opens is taken.
-    pub fn places(&self, files: &[&str]) -> impl Iterator<Item = OsString> {
+    /// The names and paths to pass to the loader, in order, for `files` (newest first).
+    pub fn candidates(&self, files: &[&str]) -> impl Iterator<Item = OsString> {
         let in_folders = |folders: &[PathBuf]| -> Vec<OsString> {
             let paths = folders.iter().flat_map(|folder| files.iter().map(move |file| folder.join(file)));
             paths.filter(|path| path.is_file()).map(PathBuf::into_os_string).collect()
@@ -58,7 +58,7 @@ fn later(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let python = std::env::split_paths(&path).find(|folder| folder.join("python3").is_file());
     if let Some(prefix) = python.as_deref().and_then(Path::parent) {
         prefixes.push(prefix.to_owned());
-        // Debian's own Python looks for what pip installed one level down.
+        // Debian's Python finds packages installed by pip in /usr/local.
         if prefix == Path::new("/usr") {
             prefixes.push(prefix.join("local"));
         }
@@ -77,12 +77,12 @@ fn later(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     folders
 }
 
-/// What lies in a folder and begins so, in order of name. A folder that is not there has nothing in it.
-fn entries(folder: &Path, beginning: &str) -> Vec<PathBuf> {
+/// Entries of a folder with a name prefix, sorted; empty if the folder does not exist.
+fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(found) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut entries: Vec<PathBuf> = found
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(beginning)))
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)))
         .collect();
     entries.sort();
     entries

@@ -1,4 +1,4 @@
-//! The end of a step on a card against the processor, bit by bit: squares, control, conversions that look, optimizers.
+//! The end of a training step on the GPU against the CPU, bit by bit: squares, control, casts with overflow check, optimizers.
 
 use bytemuck::{Zeroable, bytes_of};
 use zeroth_base::DType;
@@ -9,13 +9,13 @@ use zeroth_kernel::{
     Rounding, Span, StepInput, StepNumbers,
 };
 
-use crate::bench::{Bench, Expected, Outcome, Output, POISON, narrow, to_bytes};
+use crate::harness::{Expected, Harness, Outcome, Output, POISON, narrow, to_bytes};
 
 const OPTIMIZERS: [Optimizer; 5] =
     [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad];
 
-/// A place and what it holds before the kernel.
-type Held = (Span, Vec<u8>);
+/// A buffer and its contents before the kernel.
+type Buffer = (Span, Vec<u8>);
 
 fn exact_sum(pool: &Pool, values: &[f64]) -> ExactSum {
     let values = narrow(values);
@@ -28,87 +28,87 @@ fn exact_sum(pool: &Pool, values: &[f64]) -> ExactSum {
     total
 }
 
-impl Bench {
-    pub(crate) fn step(&mut self) -> Outcome {
+impl Harness {
+    pub(crate) fn optimizer_step(&mut self) -> Outcome {
         for count in [1, 2047, 2048, 9001] {
             let (values, value_type) = (self.random(count), self.dtype);
             let expected = exact_sum(&self.pool, &values);
             let output = self.exact(vec![POISON; size_of::<ExactSum>()], bytes_of(&expected).to_vec());
-            let values = self.input(&values)?;
+            let values = self.upload_values(&values)?;
             self.case(
                 &count.to_string(),
                 Kernel::Squares { values, value_type, sum: output.span },
                 &[output],
             )?;
         }
-        self.conversions_that_look()?;
+        self.casts_with_overflow_check()?;
         for optimizer in OPTIMIZERS {
             for moment_type in [DType::F32, DType::Bf16] {
-                for chance in [false, true] {
-                    self.optimizer(optimizer, moment_type, chance)?;
+                for stochastic in [false, true] {
+                    self.optimizer(optimizer, moment_type, stochastic)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn hold(&mut self, bytes: Vec<u8>) -> Held {
-        (self.place(bytes.len()), bytes)
+    fn buffer(&mut self, bytes: Vec<u8>) -> Buffer {
+        (self.allocate(bytes.len()), bytes)
     }
 
-    /// Runs a kernel on the processor first: what it makes of `written` is what the card must make of it.
-    fn like_the_processor(
+    /// Runs a kernel on the CPU first; the GPU must produce the same `written` buffers.
+    fn compare_with_cpu(
         &mut self,
         shape: &str,
         kernel: Kernel,
-        read: &[Held],
-        written: &[Held],
+        read: &[Buffer],
+        written: &[Buffer],
     ) -> Outcome {
-        let mut processor = CpuDevice::new(2, self.next, 0)?;
+        let mut cpu = CpuDevice::new(2, self.next, 0)?;
         for (span, bytes) in read {
             self.device.upload(Queue::Compute, bytes, *span)?;
         }
         for (span, bytes) in read.iter().chain(written) {
-            processor.upload(Queue::Compute, bytes, *span)?;
+            cpu.upload(Queue::Compute, bytes, *span)?;
         }
         let launch = Launch { kernel, dtype: self.dtype, scratch: Span::device(0, 0) };
-        processor.enqueue(Queue::Compute, &launch)?;
+        cpu.enqueue(Queue::Compute, &launch)?;
         let mut outputs = Vec::new();
         for (span, before) in written {
             let mut expected = vec![0; before.len()];
-            processor.download(Queue::Compute, *span, &mut expected)?;
+            cpu.download(Queue::Compute, *span, &mut expected)?;
             outputs.push(Output { span: *span, before: before.clone(), expected: Expected::Bits(expected) });
         }
         self.case(shape, launch.kernel, &outputs)
     }
 
-    fn conversions_that_look(&mut self) -> Outcome {
-        // Far from all finite in f16, and from infinite in f32.
+    fn casts_with_overflow_check(&mut self) -> Outcome {
+        // Finite in all types, infinite in f16, infinite in all types.
         for (largest, place) in [(1.0, 0), (70_000.0, 4999), (f64::INFINITY, 255)] {
             for to_type in [DType::F32, DType::Bf16, DType::F16] {
                 let (mut values, from_type) = (self.random(5000), self.dtype);
                 values[place] = largest;
-                let from = self.hold(to_bytes(from_type, &values));
-                let to = self.hold(vec![POISON; 5000 * to_type.bytes() as usize]);
-                let flag = self.hold(7u64.to_ne_bytes().to_vec());
+                let from = self.buffer(to_bytes(from_type, &values));
+                let to = self.buffer(vec![POISON; 5000 * to_type.bytes() as usize]);
+                let flag = self.buffer(7u64.to_ne_bytes().to_vec());
                 let kernel =
                     Kernel::Convert { from: from.0, from_type, to: to.0, to_type, found_inf: Some(flag.0) };
-                self.like_the_processor(&format!("to {to_type}, {largest}"), kernel, &[from], &[to, flag])?;
+                self.compare_with_cpu(&format!("to {to_type}, {largest}"), kernel, &[from], &[to, flag])?;
             }
             let (mut values, value_type) = (self.random(5000), self.dtype);
             values[place] = largest;
-            let values = self.hold(to_bytes(value_type, &values));
-            let flag = self.hold(7u64.to_ne_bytes().to_vec());
+            let values = self.buffer(to_bytes(value_type, &values));
+            let flag = self.buffer(7u64.to_ne_bytes().to_vec());
             let kernel = Kernel::CheckFinite { values: values.0, value_type, found_inf: flag.0 };
-            self.like_the_processor(&format!("{largest}"), kernel, &[values], &[flag])?;
+            self.compare_with_cpu(&format!("{largest}"), kernel, &[values], &[flag])?;
         }
         Ok(())
     }
 
-    fn optimizer(&mut self, optimizer: Optimizer, moment_type: DType, chance: bool) -> Outcome {
-        self.optimizer_on(MasterForm::F32, optimizer, moment_type, chance)?;
+    fn optimizer(&mut self, optimizer: Optimizer, moment_type: DType, stochastic: bool) -> Outcome {
+        self.optimizer_on(MasterForm::F32, optimizer, moment_type, stochastic)?;
         if self.dtype == DType::Bf16 {
-            self.optimizer_on(MasterForm::LowBits, optimizer, moment_type, chance)?;
+            self.optimizer_on(MasterForm::LowBits, optimizer, moment_type, stochastic)?;
         }
         Ok(())
     }
@@ -118,7 +118,7 @@ impl Bench {
         master_form: MasterForm,
         optimizer: Optimizer,
         moment_type: DType,
-        chance: bool,
+        stochastic: bool,
     ) -> Outcome {
         let momentum = Recipe { momentum: 0.9, nesterov: 1, ..Recipe::default() };
         let decay = Recipe { weight_decay: [0.0, 0.1], dampening: 0.2, lr_decay: 0.1, ..Recipe::default() };
@@ -136,19 +136,19 @@ impl Bench {
             let mut control = Control { apply, applied: t, ..Control::new(8.0) };
             control.numbers[1] = StepNumbers::new(&recipe, 1, t, 1e-2, 0.125, 0.3);
             let grad_type = self.dtype;
-            let read = [self.hold(bytes_of(&control).to_vec()), self.hold(to_bytes(grad_type, &grads))];
-            // Rests are any 16 bits, and then there are weights before.
+            let read = [self.buffer(bytes_of(&control).to_vec()), self.buffer(to_bytes(grad_type, &grads))];
+            // Low-order bits may be any 16 bits; they need weights.
             let (master_type, weights) = match master_form {
                 MasterForm::F32 => (DType::F32, vec![POISON; count * self.dtype.bytes() as usize]),
                 MasterForm::LowBits => (DType::Bf16, to_bytes(DType::Bf16, &self.random_of(DType::Bf16, count))),
             };
             let written = [
-                self.hold(to_bytes(master_type, &master)),
-                self.hold(to_bytes(moment_type, &first)),
-                self.hold(to_bytes(moment_type, &second)),
-                self.hold(weights),
+                self.buffer(to_bytes(master_type, &master)),
+                self.buffer(to_bytes(moment_type, &first)),
+                self.buffer(to_bytes(moment_type, &second)),
+                self.buffer(weights),
             ];
-            // Across the place where a flat's element needs its second word.
+            // Crosses the element index at which the counter's high word changes.
             let rounding = Rounding { seed: 1 << 40 | 9, flat: 5, first: (1 << 32) - 4000 };
             let kernel = Kernel::Optimize {
                 optimizer,
@@ -161,18 +161,18 @@ impl Bench {
                 first: Some(written[1].0),
                 second: Some(written[2].0),
                 moment_type,
-                rounding: chance.then_some(rounding),
+                rounding: stochastic.then_some(rounding),
                 weights: Some(written[3].0),
             };
             let shape = format!(
-                "{optimizer:?} {count}, {master_form:?}, moments {moment_type}, chance {chance}, apply {apply}"
+                "{optimizer:?} {count}, {master_form:?}, moments {moment_type}, stochastic {stochastic}, apply {apply}"
             );
-            self.like_the_processor(&shape, kernel, &read, &written)?;
+            self.compare_with_cpu(&shape, kernel, &read, &written)?;
         }
         Ok(())
     }
 
-    /// Three ranks, 300 flats: more than a block has threads. Each case goes on for some steps.
+    /// Three ranks and 300 flats, more than a block has threads, over several steps.
     pub(crate) fn controls(&mut self) -> Outcome {
         let recipe = Recipe {
             beta2: 0.95,
@@ -184,12 +184,12 @@ impl Bench {
         let fixed = Recipe { loss_scale: 64.0, tolerated: 1, bias_correction: 0, ..recipe };
         let moving = Recipe { dynamic: 1, loss_scale: 64.0, scale_window: 2, min_scale: 16.0, ..recipe };
         let consecutive = Recipe { consecutive_hysteresis: 1, hysteresis: 3, nesterov: 1, ..moving };
-        let at_once = Recipe { hysteresis: 1, lr_decay: 0.5, dampening: 0.1, ..moving };
+        let no_hysteresis = Recipe { hysteresis: 1, lr_decay: 0.5, dampening: 0.1, ..moving };
         for (name, recipe, steps) in [
             ("fixed", fixed, "..s.l.."),
             ("moving", moving, ".....ff..s...fffffff."),
             ("consecutive", consecutive, "..ff.ffff....lll.fff"),
-            ("at once", at_once, "...f..ffffff."),
+            ("no hysteresis", no_hysteresis, "...f..ffffff."),
         ] {
             let mut control = Control { applied: 7, ..Control::start(&recipe) };
             for (at, step) in steps.chars().enumerate() {
@@ -200,7 +200,7 @@ impl Bench {
         Ok(())
     }
 
-    /// `f`: gradients that were flagged; `s`: a sum; `l`: a loss.
+    /// `f`: flagged gradients; `s`: a non-finite sum; `l`: a non-finite loss.
     fn control(
         &mut self,
         shape: &str,
@@ -229,9 +229,9 @@ impl Bench {
             }
         }
         let read =
-            [bytes_of(&recipe).to_vec(), bytes_of(&input).to_vec(), reports].map(|bytes| self.hold(bytes));
+            [bytes_of(&recipe).to_vec(), bytes_of(&input).to_vec(), reports].map(|bytes| self.buffer(bytes));
         let before = bytes_of(&control).to_vec();
-        let written = [before, vec![POISON; size_of::<Record>() + 8 * flats]].map(|bytes| self.hold(bytes));
+        let written = [before, vec![POISON; size_of::<Record>() + 8 * flats]].map(|bytes| self.buffer(bytes));
         let kernel = Kernel::Control {
             ranks: ranks as usize,
             flats,
@@ -242,7 +242,7 @@ impl Bench {
             record: written[1].0,
         };
         let place = written[0].0;
-        self.like_the_processor(shape, kernel, &read, &written)?;
+        self.compare_with_cpu(shape, kernel, &read, &written)?;
         let mut after = vec![0; place.bytes as usize];
         self.device.download(Queue::Compute, place, &mut after)?;
         Ok(*bytemuck::from_bytes(&after))

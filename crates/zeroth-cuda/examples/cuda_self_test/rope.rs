@@ -1,4 +1,4 @@
-//! What turns by angles: rope alone, and behind the norm of each head.
+//! RoPE, alone and fused with the per-head norm.
 
 use bytemuck::cast_slice;
 use zeroth_base::DType;
@@ -6,10 +6,10 @@ use zeroth_cpu::{self, RopeTable, reference};
 use zeroth_kernel::{Device, DeviceError, Kernel, Launch, Queue, Span};
 use zeroth_kernel::{HeadNormRopeDims, RopeDims};
 
-use crate::bench::{Bench, Outcome, POISON, to_bytes};
+use crate::harness::{Harness, Outcome, POISON, to_bytes};
 
-impl Bench {
-    /// Cosines and sines of positions that are not in order.
+impl Harness {
+    /// Cosines and sines of unordered positions.
     fn angles(&self, rows: usize, rotated: usize) -> [Vec<f32>; 2] {
         let table = RopeTable::plain(1e4, rotated);
         let positions: Vec<i32> = (0..rows as i32).map(|row| row * 11 % 4096).collect();
@@ -26,17 +26,18 @@ impl Bench {
             let [cos, sin] = self.angles(rows, rotated);
             let x = self.random(rows * heads * head_dim);
             for back in [false, true] {
-                let y = self.written(reference::rope(dims, &cos, &sin, if back { -1.0 } else { 1.0 }, &x));
-                let (cos, sin) = (self.given(cast_slice(&cos))?, self.given(cast_slice(&sin))?);
-                let x = self.input(&x)?;
-                let shape = format!("{rows}x{heads}x{head_dim}, {rotated} turn, back {back}");
+                let y =
+                    self.overwritten(reference::rope(dims, &cos, &sin, if back { -1.0 } else { 1.0 }, &x));
+                let (cos, sin) = (self.upload(cast_slice(&cos))?, self.upload(cast_slice(&sin))?);
+                let x = self.upload_values(&x)?;
+                let shape = format!("{rows}x{heads}x{head_dim}, {rotated} rotated, back {back}");
                 self.case(&shape, Kernel::Rope { dims, cos, sin, x, y: y.span, back }, &[y])?;
             }
         }
         Ok(())
     }
 
-    /// Heads that take one pass, and others; the last shape has more heads than a block of the gradient at a time.
+    /// Shapes of the fused kernels, and others; the last one needs several blocks of the gradient.
     pub(crate) fn head_norm_rope(&mut self) -> Outcome {
         for (rows, heads, head_dim, rotated) in [
             (1, 1, 6, 6),
@@ -50,53 +51,57 @@ impl Bench {
             (700, 16, 128, 128),
         ] {
             let rope = RopeDims { rows, heads, head_dim, rotated };
-            self.normed_and_turned(HeadNormRopeDims { rope, eps: 1e-5 })?;
+            self.norm_and_rope(HeadNormRopeDims { rope, eps: 1e-5 })?;
         }
         Ok(())
     }
 
-    fn normed_and_turned(&mut self, dims: HeadNormRopeDims) -> Outcome {
+    fn norm_and_rope(&mut self, dims: HeadNormRopeDims) -> Outcome {
         let RopeDims { rows, heads, head_dim, rotated } = dims.rope;
         let count = rows * heads * head_dim;
         let given = [self.random(count), self.random(head_dim), self.random(count)];
         let angles = self.angles(rows, rotated);
         let ([x, w, dy], [cos, sin]) = (&given, &angles);
-        let two = self.one_after_the_other(dims, &given, &angles)?;
+        let unfused = self.unfused(dims, &given, &angles)?;
         let [y, rstd] = reference::head_norm_rope(dims, x, w, cos, sin);
         let [dh, dw] = reference::head_norm_rope_backward(dims, x, w, cos, sin, dy);
-        // What lands in dw was rounded after its turn back, and y is rounded three times.
+        // Gradients are rounded after the inverse rotation, before they are summed into dw; y is rounded three times.
         let rounded = self.bound(self.dtype) / self.bound(DType::F32);
         for exact in [false, true] {
-            let shape = format!("{rows}x{heads}x{head_dim}, {rotated} turn, bits of two kernels {exact}");
+            let shape =
+                format!("{rows}x{heads}x{head_dim}, {rotated} rotated, bitwise equal to two kernels {exact}");
             let outputs = if exact {
-                [0, 1].map(|number| self.exact(vec![POISON; two[number].len()], two[number].clone()))
+                [0, 1].map(|number| self.exact(vec![POISON; unfused[number].len()], unfused[number].clone()))
             } else {
                 [self.stored(self.dtype, y.clone(), 3.0), self.stored(DType::F32, rstd.clone(), 1.0)]
             };
             let kernel = Kernel::HeadNormRope {
                 dims,
-                x: self.input(x)?,
-                w: self.input(w)?,
-                cos: self.given(cast_slice(cos))?,
-                sin: self.given(cast_slice(sin))?,
+                x: self.upload_values(x)?,
+                w: self.upload_values(w)?,
+                cos: self.upload(cast_slice(cos))?,
+                sin: self.upload(cast_slice(sin))?,
                 y: outputs[0].span,
                 rstd: outputs[1].span,
             };
             self.case(&shape, kernel, &outputs)?;
             let outputs = if exact {
                 let before = vec![0; 4 * head_dim];
-                [self.exact(vec![POISON; two[2].len()], two[2].clone()), self.exact(before, two[3].clone())]
+                [
+                    self.exact(vec![POISON; unfused[2].len()], unfused[2].clone()),
+                    self.exact(before, unfused[3].clone()),
+                ]
             } else {
-                [self.stored(self.dtype, dh.clone(), 2.0), self.added(&dw, rounded)]
+                [self.stored(self.dtype, dh.clone(), 2.0), self.accumulated(&dw, rounded)]
             };
             let kernel = Kernel::HeadNormRopeBackward {
                 dims,
-                dy: self.input(dy)?,
-                h: self.input(x)?,
-                rstd: self.given(&two[1])?,
-                w: self.input(w)?,
-                cos: self.given(cast_slice(cos))?,
-                sin: self.given(cast_slice(sin))?,
+                dy: self.upload_values(dy)?,
+                h: self.upload_values(x)?,
+                rstd: self.upload(&unfused[1])?,
+                w: self.upload_values(w)?,
+                cos: self.upload(cast_slice(cos))?,
+                sin: self.upload(cast_slice(sin))?,
                 dh: outputs[0].span,
                 dw: outputs[1].span,
             };
@@ -105,27 +110,27 @@ impl Bench {
         Ok(())
     }
 
-    /// y, rstd, dh and dw (added to zeros) by the norm's kernels and rope's.
-    fn one_after_the_other(
+    /// y, rstd, dh and dw (accumulated to zeros) by separate norm and RoPE kernels.
+    fn unfused(
         &mut self,
         dims: HeadNormRopeDims,
         [x, w, dy]: &[Vec<f64>; 3],
         [cos, sin]: &[Vec<f32>; 2],
     ) -> Result<[Vec<u8>; 4], DeviceError> {
         let (norm, rope) = (dims.norm(), dims.rope);
-        let (x, w, dy) = (self.input(x)?, self.input(w)?, self.input(dy)?);
-        let (cos, sin) = (self.given(cast_slice(cos))?, self.given(cast_slice(sin))?);
-        let [normed, y, turned, dh] = [(); 4].map(|()| self.place(x.bytes as usize));
-        let rstd = self.place(4 * norm.rows);
-        let dw = self.given(&to_bytes(DType::F32, &vec![0.0; norm.width]))?;
+        let (x, w, dy) = (self.upload_values(x)?, self.upload_values(w)?, self.upload_values(dy)?);
+        let (cos, sin) = (self.upload(cast_slice(cos))?, self.upload(cast_slice(sin))?);
+        let [normed, y, rotated_back, dh] = [(); 4].map(|()| self.allocate(x.bytes as usize));
+        let rstd = self.allocate(4 * norm.rows);
+        let dw = self.upload(&to_bytes(DType::F32, &vec![0.0; norm.width]))?;
         for kernel in [
             Kernel::RmsNorm { dims: norm, x, w, y: normed, rstd },
             Kernel::Rope { dims: rope, cos, sin, x: normed, y, back: false },
-            Kernel::Rope { dims: rope, cos, sin, x: dy, y: turned, back: true },
-            Kernel::RmsNormBackward { dims: norm, dy: turned, h: x, rstd, w, residual: None, dh, dw },
+            Kernel::Rope { dims: rope, cos, sin, x: dy, y: rotated_back, back: true },
+            Kernel::RmsNormBackward { dims: norm, dy: rotated_back, h: x, rstd, w, residual: None, dh, dw },
         ] {
             let dtype = self.dtype;
-            let scratch = self.place(zeroth_cuda::scratch_bytes(&kernel, dtype) as usize);
+            let scratch = self.allocate(zeroth_cuda::scratch_bytes(&kernel, dtype) as usize);
             self.device.enqueue(Queue::Compute, &Launch { kernel, dtype, scratch })?;
         }
         let mut found = [y, rstd, dh, dw].map(|span: Span| vec![0; span.bytes as usize]);

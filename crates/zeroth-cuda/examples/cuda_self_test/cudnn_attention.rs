@@ -1,4 +1,4 @@
-//! Attention forward by NVIDIA's library against its reference, where the library is there.
+//! Attention forward by cuDNN against its reference, if cuDNN is installed.
 
 use bytemuck::cast_slice;
 use zeroth_base::DType;
@@ -6,19 +6,19 @@ use zeroth_cpu::reference;
 use zeroth_kernel::AttentionDims;
 use zeroth_kernel::{Device, Kernel};
 
-use crate::bench::{Bench, Outcome};
+use crate::harness::{Harness, Outcome};
 
-/// Sequences, their length, heads, kv heads, and elements of a head.
+/// Sequences, their length, heads, kv heads, and head_dim.
 const CASES: [[usize; 5]; 5] =
     [[1, 64, 2, 1, 64], [3, 200, 4, 2, 128], [2, 333, 2, 2, 64], [5, 128, 4, 4, 128], [2, 1024, 4, 1, 128]];
 
-impl Bench {
-    /// Runs each shape and looks whether it was the library that did it.
-    pub(crate) fn fused_attentions(&mut self) -> Outcome {
+impl Harness {
+    /// Runs each shape and checks that cuDNN computed it.
+    pub(crate) fn cudnn_attentions(&mut self) -> Outcome {
         if self.dtype == DType::F32 {
             return Ok(());
         }
-        if let Err(error) = self.device.has_attention_library() {
+        if let Err(error) = self.device.check_cudnn() {
             println!("skipped: attention by cuDNN: {error}");
             return Ok(());
         }
@@ -35,22 +35,22 @@ impl Bench {
             let outputs = [self.stored(self.dtype, y, 2.0), self.stored(DType::F32, lse, 2.0)];
             let kernel = Kernel::Attention {
                 dims,
-                starts: self.given(cast_slice(&table))?,
-                q: self.input(&q)?,
-                k: self.input(&k)?,
-                v: self.input(&v)?,
+                starts: self.upload(cast_slice(&table))?,
+                q: self.upload_values(&q)?,
+                k: self.upload_values(&k)?,
+                v: self.upload_values(&v)?,
                 y: outputs[0].span,
                 lse: outputs[1].span,
             };
-            let before = self.device.attention_plans();
-            self.device.attention_by_library(true);
+            let before = self.device.cudnn_plans();
+            self.device.use_cudnn_attention(true);
             self.device.equal_sequences(Some(length));
             self.case(&shape, kernel, &outputs)?;
             self.device.equal_sequences(None);
-            self.device.attention_by_library(false);
-            if self.device.attention_plans() != before + 1 {
-                println!("{shape}: FAILED: the library had no plan for it");
-                self.wrong += 1;
+            self.device.use_cudnn_attention(false);
+            if self.device.cudnn_plans() != before + 1 {
+                println!("{shape}: FAILED: cuDNN has no plan for it");
+                self.failures += 1;
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What the self-test of a card stands on: operands in the arena, a kernel run twice, and the comparison.
+//! Harness of the GPU self-test: allocates operands, runs a kernel twice, and compares its outputs.
 
 use std::time::Instant;
 
@@ -10,25 +10,24 @@ use zeroth_kernel::{Device, DeviceError, Kernel, Launch, Queue, Span};
 
 pub(crate) type Outcome = Result<(), DeviceError>;
 
-/// A name, and what runs under it.
-pub(crate) type Group = (&'static str, fn(&mut Bench) -> Outcome);
+/// A named group of tests.
+pub(crate) type Group = (&'static str, fn(&mut Harness) -> Outcome);
 
 pub(crate) const ARENA: u64 = 3 << 30;
-/// Bytes behind every output that nobody may touch, and what they hold: NaN in every type.
+/// Guard bytes after every output, and their value: NaN in every data type.
 const GAP: u64 = 256;
 pub(crate) const POISON: u8 = 0xff;
-/// Inputs are normal numbers: a result smaller than this is the difference of larger ones, and its own size says nothing
-/// about how exact it can be.
+/// Inputs are normally distributed: a smaller result is a difference of larger values, so its error is not relative to its size.
 const SMALLEST: f64 = 0.1;
 
-/// What an output must be.
+/// The expected contents of an output.
 #[derive(Clone)]
 pub(crate) enum Expected {
-    /// These numbers, as near as rounding explains.
+    /// These values, within a relative bound.
     Near(DType, Vec<f64>, f64),
-    /// One f64, a sum of numbers, as near as this.
+    /// One f64 sum, within a relative bound.
     Sum(f64, f64),
-    /// These bytes.
+    /// Exactly these bytes.
     Bits(Vec<u8>),
 }
 
@@ -39,14 +38,14 @@ pub(crate) struct Output {
     pub(crate) expected: Expected,
 }
 
-pub(crate) struct Bench {
+pub(crate) struct Harness {
     pub(crate) device: CudaDevice,
     pub(crate) pool: Pool,
     pub(crate) dtype: DType,
     pub(crate) seed: u64,
     pub(crate) next: u64,
-    pub(crate) wrong: usize,
-    /// A word that the names of groups must hold.
+    pub(crate) failures: usize,
+    /// Runs only groups with this word in their name.
     pub(crate) only: Option<String>,
 }
 
@@ -77,17 +76,17 @@ pub(crate) fn narrow(values: &[f64]) -> Vec<f32> {
     values.iter().map(|&value| value as f32).collect()
 }
 
-impl Bench {
+impl Harness {
     pub(crate) fn new(device: CudaDevice) -> Self {
         let pool = Pool::new(std::thread::available_parallelism().map_or(1, usize::from));
-        Self { device, pool, dtype: DType::F32, seed: 0, next: 0, wrong: 0, only: None }
+        Self { device, pool, dtype: DType::F32, seed: 0, next: 0, failures: 0, only: None }
     }
 
-    pub(crate) fn wants(&self, group: &str) -> bool {
+    pub(crate) fn runs(&self, group: &str) -> bool {
         self.only.as_ref().is_none_or(|word| group.contains(word.as_str()))
     }
 
-    /// Normal numbers as the type at hand stores them: the reference gets what the kernel gets.
+    /// Normally distributed values, rounded to the current data type, so that reference and kernel get the same inputs.
     pub(crate) fn random(&mut self, count: usize) -> Vec<f64> {
         self.random_of(self.dtype, count)
     }
@@ -100,7 +99,7 @@ impl Bench {
         from_bytes(dtype, &to_bytes(dtype, &values))
     }
 
-    /// Largest distance, relative to the length of the result, that rounding explains.
+    /// Largest relative L2 error that rounding explains.
     pub(crate) fn bound(&self, stored: DType) -> f64 {
         match (stored, self.dtype) {
             (DType::Bf16, _) => 3e-3,
@@ -110,42 +109,42 @@ impl Bench {
         }
     }
 
-    pub(crate) fn place(&mut self, bytes: usize) -> Span {
+    pub(crate) fn allocate(&mut self, bytes: usize) -> Span {
         let span = Span::device(self.next, bytes as u64);
         self.next = (span.end() + GAP).next_multiple_of(256);
-        assert!(self.next <= ARENA, "the arena of the self-test is too small");
+        assert!(self.next <= ARENA, "the self-test needs a larger arena");
         span
     }
 
-    pub(crate) fn given(&mut self, bytes: &[u8]) -> Result<Span, DeviceError> {
-        let span = self.place(bytes.len());
+    pub(crate) fn upload(&mut self, bytes: &[u8]) -> Result<Span, DeviceError> {
+        let span = self.allocate(bytes.len());
         self.device.upload(Queue::Compute, bytes, span)?;
         Ok(span)
     }
 
-    pub(crate) fn input(&mut self, values: &[f64]) -> Result<Span, DeviceError> {
-        self.given(&to_bytes(self.dtype, values))
+    pub(crate) fn upload_values(&mut self, values: &[f64]) -> Result<Span, DeviceError> {
+        self.upload(&to_bytes(self.dtype, values))
     }
 
-    pub(crate) fn floats(&mut self, values: &[f64]) -> Result<Span, DeviceError> {
-        self.given(&to_bytes(DType::F32, values))
+    pub(crate) fn upload_f32(&mut self, values: &[f64]) -> Result<Span, DeviceError> {
+        self.upload(&to_bytes(DType::F32, values))
     }
 
-    /// An output in the type at hand, written whole.
-    pub(crate) fn written(&mut self, expected: Vec<f64>) -> Output {
+    /// An output of the current data type that the kernel overwrites.
+    pub(crate) fn overwritten(&mut self, expected: Vec<f64>) -> Output {
         self.stored(self.dtype, expected, 1.0)
     }
 
-    /// An output that is written whole; `factor` widens what is allowed.
+    /// An output that the kernel overwrites; `factor` scales the error bound.
     pub(crate) fn stored(&mut self, dtype: DType, expected: Vec<f64>, factor: f64) -> Output {
         let bytes = expected.len() * dtype.bytes() as usize;
         let bound = factor * self.bound(dtype);
-        let (span, before) = (self.place(bytes), vec![POISON; bytes]);
+        let (span, before) = (self.allocate(bytes), vec![POISON; bytes]);
         Output { span, before, expected: Expected::Near(dtype, expected, bound) }
     }
 
-    /// An output in f32 that is added to.
-    pub(crate) fn added(&mut self, expected: &[f64], factor: f64) -> Output {
+    /// An f32 output that the kernel accumulates to.
+    pub(crate) fn accumulated(&mut self, expected: &[f64], factor: f64) -> Output {
         let before = self.random_of(DType::F32, expected.len());
         let mut output = self.stored(DType::F32, add(&before, expected), factor);
         output.before = to_bytes(DType::F32, &before);
@@ -153,13 +152,13 @@ impl Bench {
     }
 
     pub(crate) fn exact(&mut self, before: Vec<u8>, expected: Vec<u8>) -> Output {
-        Output { span: self.place(expected.len()), before, expected: Expected::Bits(expected) }
+        Output { span: self.allocate(expected.len()), before, expected: Expected::Bits(expected) }
     }
 
-    /// Runs a kernel twice and compares. Everything placed before is forgotten afterwards.
+    /// Runs a kernel twice and compares its outputs. Frees all allocations afterwards.
     pub(crate) fn case(&mut self, shape: &str, kernel: Kernel, outputs: &[Output]) -> Outcome {
         let (name, dtype) = (kernel.name(), self.dtype);
-        let scratch = self.place(zeroth_cuda::scratch_bytes(&kernel, dtype) as usize);
+        let scratch = self.allocate(zeroth_cuda::scratch_bytes(&kernel, dtype) as usize);
         let launch = Launch { kernel, dtype, scratch };
         let mut runs = Vec::new();
         for _ in 0..2 {
@@ -174,7 +173,7 @@ impl Bench {
             let enqueued = self.device.enqueue(Queue::Compute, &launch);
             if let Err(error) = enqueued.and_then(|()| self.device.synchronise()) {
                 println!("{name} {dtype} {shape}: FAILED: {error}");
-                self.wrong += 1;
+                self.failures += 1;
                 self.next = 0;
                 return Ok(());
             }
@@ -191,23 +190,23 @@ impl Bench {
             let (bytes, gap) = bytes.split_at(output.span.bytes as usize);
             let mut problems = Vec::new();
             if gap.iter().any(|&byte| byte != POISON) {
-                problems.push("writes behind its output");
+                problems.push("writes past its output");
             }
             if runs[0][number] != runs[1][number] {
-                problems.push("other bits in the second run");
+                problems.push("not reproducible");
             }
             let error = match &output.expected {
                 Expected::Bits(expected) => {
                     let same = bytes == expected.as_slice();
                     if !same {
-                        problems.push("other bits than expected");
+                        problems.push("bits differ from expected");
                     }
                     f64::from(u8::from(!same))
                 }
                 Expected::Sum(expected, bound) => {
                     let found = f64::from_ne_bytes(bytes.try_into().expect("an f64"));
                     let error = (found - expected).abs() / expected.abs();
-                    // NaN is too far as well.
+                    // NaN fails, too.
                     if error.is_nan() || error > *bound {
                         problems.push("too far from the reference");
                     }
@@ -215,7 +214,7 @@ impl Bench {
                 }
                 Expected::Near(stored, expected, bound) => {
                     let (distance, largest) = distances(&from_bytes(*stored, bytes), expected);
-                    // A single wrong element shows in the largest, and NaN in both.
+                    // A single wrong element shows in the maximum, NaN in both.
                     if distance.is_nan() || distance > *bound || largest > 8.0 * bound {
                         problems.push("too far from the reference");
                     }
@@ -227,17 +226,17 @@ impl Bench {
             } else {
                 format!("FAILED: {}", problems.join(", "))
             };
-            self.wrong += usize::from(!problems.is_empty());
+            self.failures += usize::from(!problems.is_empty());
             println!("{name} {dtype} {shape} output {number}: max error {error:.2e} {verdict}");
         }
         self.next = 0;
         Ok(())
     }
 
-    /// Says how long a kernel takes: the median of rounds, each of it over and over.
+    /// Prints the median time of a kernel over several rounds.
     pub(crate) fn time(&mut self, shape: &str, work: Work, kernel: Kernel) -> Outcome {
         let next = self.next;
-        let scratch = self.place(zeroth_cuda::scratch_bytes(&kernel, self.dtype) as usize);
+        let scratch = self.allocate(zeroth_cuda::scratch_bytes(&kernel, self.dtype) as usize);
         let launch = Launch { kernel, dtype: self.dtype, scratch };
         let (runs, mut seconds) = (10, Vec::new());
         for _ in 0..6 {
@@ -261,23 +260,23 @@ impl Bench {
     }
 }
 
-/// What a kernel must do.
+/// The work of a kernel, for its rate.
 #[derive(Clone, Copy)]
 pub(crate) enum Work {
-    /// So many operations.
+    /// Floating-point operations.
     Flops(f64),
-    /// So many bytes to and from memory.
+    /// Bytes read and written.
     Bytes(f64),
 }
 
-/// The distance relative to the length of what is expected, and the largest relative to its largest.
+/// Relative L2 error, and maximum error relative to the largest expected value.
 fn distances(found: &[f64], expected: &[f64]) -> (f64, f64) {
     let (mut distance, mut length, mut largest, mut peak) = (0.0, 0.0, 0.0f64, 0.0f64);
     for (found, expected) in found.iter().zip(expected) {
         let apart = (found - expected).abs();
         distance += apart * apart;
         length += expected * expected;
-        // `max` would pass over NaN.
+        // `max` would ignore NaN.
         largest = if apart <= largest { largest } else { apart };
         peak = peak.max(expected.abs());
     }

@@ -1,47 +1,24 @@
-//! One kernel on its way to a queue: operands become addresses, each checked, and functions are launched.
+//! Context of one launch: resolves operands to checked addresses and launches kernels on a stream.
 
 use zeroth_base::DType;
 
+use super::arenas::Arenas;
 use super::driver::{Address, Driver, Handle};
-use super::programs::{Entry, Functions};
+use super::modules::{EntryPoint, Modules};
 use super::scratch::Scratch;
-use zeroth_kernel::{Access, DeviceError, Kernel, Launch, Span, Tier};
+use zeroth_kernel::{Access, DeviceError, Kernel, Launch, Span};
 
-/// Threads of a block for work that is cut by elements.
+/// Threads per block of most kernels.
 pub(super) const THREADS: u32 = 256;
-/// Lanes of a warp.
+/// Threads per warp.
 pub(super) const WARP: u32 = 32;
-/// Elements that a thread has at a time where memory is what counts.
-pub(super) const LOT: usize = 8;
+/// Elements per thread in vectorized kernels (`VEC` in prelude.cu).
+pub(super) const VEC: usize = 8;
 
-/// Where the arenas are.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Arenas {
-    /// First address and bytes of the device's.
-    pub(super) device: (Address, u64),
-    /// Of the host's.
-    pub(super) host: (Address, u64),
-}
-
-impl Arenas {
-    /// The address of a place, which must lie within its arena.
-    pub(super) fn find(&self, what: &'static str, span: Span) -> Result<Address, DeviceError> {
-        let (base, bytes) = match span.tier {
-            Tier::Device => self.device,
-            Tier::Host => self.host,
-        };
-        if span.at.checked_add(span.bytes).is_none_or(|end| end > bytes) {
-            let problem = format!("{span:?} is not within the arena's {bytes} bytes");
-            return Err(DeviceError::Operands { what, problem });
-        }
-        Ok(base + span.at)
-    }
-}
-
-/// What a launch needs at hand.
-pub(super) struct Line<'a> {
+/// Everything that the launch of one kernel needs.
+pub(super) struct LaunchContext<'a> {
     pub(super) driver: &'a Driver,
-    pub(super) functions: &'a Functions,
+    pub(super) modules: &'a Modules,
     pub(super) arenas: Arenas,
     pub(super) stream: Handle,
     pub(super) what: &'static str,
@@ -49,10 +26,10 @@ pub(super) struct Line<'a> {
     pub(super) scratch: Scratch,
 }
 
-impl<'a> Line<'a> {
+impl<'a> LaunchContext<'a> {
     pub(super) fn new(
         driver: &'a Driver,
-        functions: &'a Functions,
+        modules: &'a Modules,
         arenas: Arenas,
         stream: Handle,
         launch: &Launch,
@@ -60,14 +37,14 @@ impl<'a> Line<'a> {
         let what = launch.kernel.name();
         check_overlaps(launch)?;
         let scratch = Scratch::new(what, arenas.find(what, launch.scratch)?, launch.scratch.bytes);
-        Ok(Self { driver, functions, arenas, stream, what, dtype: launch.dtype, scratch })
+        Ok(Self { driver, modules, arenas, stream, what, dtype: launch.dtype, scratch })
     }
 
-    pub(super) fn refuse(&self, problem: String) -> DeviceError {
+    pub(super) fn invalid(&self, problem: String) -> DeviceError {
         DeviceError::Operands { what: self.what, problem }
     }
 
-    /// The address of `elements` of `size` bytes each.
+    /// The address of a buffer of `elements` elements of `size` bytes each.
     pub(super) fn sized(
         &self,
         name: &'static str,
@@ -77,18 +54,18 @@ impl<'a> Line<'a> {
     ) -> Result<Address, DeviceError> {
         let at = self.arenas.find(self.what, span)?;
         if elements as u64 * size != span.bytes {
-            return Err(self.refuse(format!(
-                "`{name}` has {} bytes; the sizes given need {elements} elements of {size}",
+            return Err(self.invalid(format!(
+                "`{name}` has {} bytes; its shape needs {elements} elements of {size} bytes",
                 span.bytes
             )));
         }
         if !at.is_multiple_of(size.min(8)) {
-            return Err(self.refuse(format!("`{name}` at {} is not aligned to {size} bytes", span.at)));
+            return Err(self.invalid(format!("`{name}` at {} is not aligned to {size} bytes", span.at)));
         }
         Ok(at)
     }
 
-    /// Elements of the launch's type.
+    /// The address of a buffer of the launch's data type.
     pub(super) fn typed(
         &self,
         name: &'static str,
@@ -98,7 +75,7 @@ impl<'a> Line<'a> {
         self.sized(name, span, elements, self.dtype.bytes())
     }
 
-    /// Elements of f32 or i32.
+    /// The address of a buffer of f32 or i32.
     pub(super) fn words(
         &self,
         name: &'static str,
@@ -108,49 +85,50 @@ impl<'a> Line<'a> {
         self.sized(name, span, elements, 4)
     }
 
-    /// One struct that the host shares with the kernels; something may lie behind it.
-    pub(super) fn one<T>(&self, name: &'static str, span: Span) -> Result<Address, DeviceError> {
+    /// The address of a struct shared with the kernels; the span may be longer.
+    pub(super) fn structure<T>(&self, name: &'static str, span: Span) -> Result<Address, DeviceError> {
         let at = self.arenas.find(self.what, span)?;
         if span.bytes < size_of::<T>() as u64 || !at.is_multiple_of(align_of::<T>() as u64) {
-            return Err(self.refuse(format!("`{name}` is {span:?}; it needs {} bytes", size_of::<T>())));
+            return Err(self.invalid(format!("`{name}` is {span:?}; it needs {} bytes", size_of::<T>())));
         }
         Ok(at)
     }
 
-    /// How many elements of a type a span holds.
+    /// The number of elements of a data type in a span.
     pub(super) fn count(&self, name: &'static str, span: Span, dtype: DType) -> Result<usize, DeviceError> {
         if !span.bytes.is_multiple_of(dtype.bytes()) {
-            return Err(
-                self.refuse(format!("`{name}` has {} bytes, which is no number of {dtype}", span.bytes))
-            );
+            return Err(self.invalid(format!(
+                "`{name}` has {} bytes, not a multiple of the size of {dtype}",
+                span.bytes
+            )));
         }
         Ok((span.bytes / dtype.bytes()) as usize)
     }
 
-    /// Enqueues a copy between places that callers have checked.
-    #[allow(unsafe_code, reason = "both places lie within arenas")]
+    /// Enqueues a copy between ranges checked by the caller.
+    #[allow(unsafe_code, reason = "both ranges are within arenas")]
     pub(super) fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), DeviceError> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: an arena lives as long as the device, which waits for its streams before it gives one back.
+        // SAFETY: arenas live as long as the device, which synchronizes its streams before it frees them.
         unsafe { self.driver.copy(to, from, bytes, self.stream) }
     }
 
-    /// Enqueues a function; a grid of nothing is nothing to do.
+    /// Enqueues a kernel; an empty grid is a no-op.
     pub(super) fn run(
         &self,
-        entry: Entry,
+        entry: EntryPoint,
         types: &[DType],
         grid: [usize; 3],
         threads: u32,
         arguments: &[u64],
     ) -> Result<(), DeviceError> {
-        self.launch(self.functions.get(entry, types), grid, threads, 0, arguments)
+        self.launch(self.modules.get(entry, types), grid, threads, 0, arguments)
     }
 
-    /// As `run`, of a function at hand, with so many bytes of shared memory for each block beside what it declares.
-    #[allow(unsafe_code, reason = "what a kernel touches is checked by whoever asks for it")]
+    /// Enqueues a function with `shared` bytes of dynamic shared memory per block; an empty grid is a no-op.
+    #[allow(unsafe_code, reason = "callers check the buffers that a kernel accesses")]
     pub(super) fn launch(
         &self,
         function: Handle,
@@ -164,7 +142,7 @@ impl<'a> Line<'a> {
         }
         let [x, y, z] = grid;
         if x > i32::MAX as usize || y > 65_535 || z > 65_535 {
-            return Err(self.refuse(format!("the sizes given need a grid of {x} × {y} × {z} blocks")));
+            return Err(self.invalid(format!("the shape needs a grid of {x} × {y} × {z} blocks")));
         }
         // SAFETY: callers pass addresses of operands whose lengths they have checked against the sizes that they pass.
         unsafe {
@@ -173,21 +151,21 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Enqueues a function with a thread for every eight elements.
-    pub(super) fn lots(
+    /// Enqueues a kernel with one thread per [`VEC`] elements.
+    pub(super) fn run_vectorized(
         &self,
-        entry: Entry,
+        entry: EntryPoint,
         types: &[DType],
         elements: usize,
         arguments: &[u64],
     ) -> Result<(), DeviceError> {
-        self.each(entry, types, elements.div_ceil(LOT), arguments)
+        self.run_elementwise(entry, types, elements.div_ceil(VEC), arguments)
     }
 
-    /// Enqueues a function with a thread an element.
-    pub(super) fn each(
+    /// Enqueues a kernel with one thread per element.
+    pub(super) fn run_elementwise(
         &self,
-        entry: Entry,
+        entry: EntryPoint,
         types: &[DType],
         elements: usize,
         arguments: &[u64],
@@ -195,25 +173,30 @@ impl<'a> Line<'a> {
         self.run(entry, types, [elements.div_ceil(THREADS as usize), 1, 1], THREADS, arguments)
     }
 
-    /// Enqueues a function with a warp a row.
-    pub(super) fn warps(&self, entry: Entry, rows: usize, arguments: &[u64]) -> Result<(), DeviceError> {
-        let rows_of_block = (THREADS / WARP) as usize;
-        self.run(entry, &[self.dtype], [rows.div_ceil(rows_of_block), 1, 1], THREADS, arguments)
+    /// Enqueues a kernel with one warp per row.
+    pub(super) fn run_rowwise(
+        &self,
+        entry: EntryPoint,
+        rows: usize,
+        arguments: &[u64],
+    ) -> Result<(), DeviceError> {
+        let rows_per_block = (THREADS / WARP) as usize;
+        self.run(entry, &[self.dtype], [rows.div_ceil(rows_per_block), 1, 1], THREADS, arguments)
     }
 }
 
-/// Whether all addresses are multiples of 16 bytes, which is what a thread moves at once.
-pub(super) fn in_sixteens(addresses: &[Address]) -> bool {
+/// Whether all addresses are 16-byte aligned, as vectorized accesses require.
+pub(super) fn aligned16(addresses: &[Address]) -> bool {
     addresses.iter().all(|at| at.is_multiple_of(16))
 }
 
-/// An argument that is a number in f32.
+/// An f32 kernel argument.
 pub(super) fn float(value: f32) -> u64 {
     u64::from(value.to_bits())
 }
 
-/// What is written may share no byte with any other operand. Kernels that have an element in hand only once may write
-/// where they read, but then to the very same place.
+/// A written operand must not overlap any other operand. Kernels that touch every element once may write in place, to exactly the
+/// same span.
 fn check_overlaps(launch: &Launch) -> Result<(), DeviceError> {
     let in_place = matches!(
         launch.kernel,
@@ -256,16 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_beyond_its_arena_is_refused() {
-        let arenas = Arenas { device: (4096, 100), host: (0, 0) };
-        assert_eq!(arenas.find("sum", Span::device(60, 40)), Ok(4156));
-        assert!(arenas.find("sum", Span::device(61, 40)).is_err());
-        assert!(arenas.find("sum", Span::device(u64::MAX, 2)).is_err());
-        assert!(arenas.find("sum", Span { tier: Tier::Host, at: 0, bytes: 1 }).is_err());
-    }
-
-    #[test]
-    fn an_element_may_be_written_where_it_is_read_and_nowhere_between() {
+    fn operands_may_alias_exactly_but_not_overlap() {
         let [a, b] = [Span::device(0, 64), Span::device(64, 64)];
         assert_eq!(check_overlaps(&sum(a, b, a)), Ok(()));
         assert_eq!(check_overlaps(&sum(a, a, b)), Ok(()));
@@ -273,6 +247,6 @@ mod tests {
         let control = Span::device(256, 64);
         let mut two = sum(a, b, a);
         two.kernel = Kernel::SwiGluBackward { dy: a, gate: b, up: control, dgate: b, dup: b };
-        assert!(check_overlaps(&two).is_err(), "two results in one place");
+        assert!(check_overlaps(&two).is_err(), "two results in one span");
     }
 }

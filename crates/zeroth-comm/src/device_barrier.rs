@@ -1,0 +1,356 @@
+//! A barrier between the devices of ranks that does not involve their hosts, and the detection of lost ranks for it.
+//!
+//! Every rank has a counter in shared memory that only its device increments, in stream order, and that all devices read.
+//! Collective `n` (from 1) has two points, `2n − 1` and `2n`:
+//!
+//! - A device that reaches the collective stores `2n − 1`: its memory is ready to be read by peers. It waits until all
+//!   counters have reached `2n − 1`, and reads.
+//! - After reading it stores `2n`, and waits until all counters have reached `2n`: no peer reads its memory any more, and
+//!   later work may overwrite it.
+//!
+//! Counters are therefore at most one collective apart, and 32-bit wrapping comparison is sufficient. The host assigns the
+//! points ([`DeviceBarrier::next`]) when it enqueues a collective, long before the device reaches it. A waiting device cannot
+//! detect that a peer is gone, so a host thread watches the ranks for it. If a rank is lost, the thread ends the job and then
+//! stores counters that release every waiting stream. Results computed after that are undefined, so callers that wait for a
+//! device must call [`DeviceBarrier::check`] afterwards.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::op_name::OpName;
+use crate::error::{CommError, LostReason, RankLost};
+use crate::shm_channel::{OnSlow, describe};
+use crate::segment::Segment;
+use crate::rank_slot::LEFT;
+use crate::wait::{COUNTED, SLICE, reached};
+use crate::peer_monitor::{PeerMonitor, SlowRank, Timing};
+
+/// Distance of the releasing counters from the last enqueued point.
+const RELEASE_DISTANCE: u32 = 1 << 30;
+
+/// Progress of one rank: where its device is, and what its host has enqueued.
+#[repr(C, align(64))]
+pub(crate) struct Counter {
+    /// The last point that the device has reached; written by the device.
+    arrived: AtomicU32,
+    /// The last point that was enqueued; written by the host.
+    enqueued: AtomicU32,
+}
+
+type OnLost = Box<dyn Fn() + Send>;
+
+struct Shared {
+    segment: Arc<Segment>,
+    rank: usize,
+    /// The last enqueued collective.
+    op: Mutex<Option<OpName>>,
+    /// Releases this rank's device if it does not wait on the counters.
+    on_lost: Mutex<Option<OnLost>>,
+    on_slow: Option<Arc<OnSlow>>,
+}
+
+/// One rank's end of the barrier. Drop it only after the device has passed all enqueued collectives.
+pub struct DeviceBarrier {
+    shared: Arc<Shared>,
+    // Dropped to stop the thread, before it is joined; hence the `Option`.
+    running: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DeviceBarrier {
+    /// Bytes between the counters of two ranks.
+    pub const STRIDE: usize = size_of::<Counter>();
+
+    /// `None` if the watching thread cannot be started.
+    pub(crate) fn new(
+        segment: Arc<Segment>,
+        rank: usize,
+        timing: Timing,
+        on_slow: Option<Arc<OnSlow>>,
+    ) -> Option<Self> {
+        let world = segment.layout.world;
+        let shared =
+            Arc::new(Shared { segment, rank, op: Mutex::new(None), on_lost: Mutex::new(None), on_slow });
+        let (running, stopped) = mpsc::channel();
+        let watching = Arc::clone(&shared);
+        let watch = PeerMonitor::new(rank, world, timing);
+        let thread = std::thread::Builder::new()
+            .name(format!("barrier {rank}"))
+            .spawn(move || watching.run(watch, &stopped))
+            .ok()?;
+        Some(Self { shared, running: Some(running), thread: Some(thread) })
+    }
+
+    /// The file that holds the counters, the page-aligned offset of the first one, and the length of all in whole pages. A
+    /// rank's device counter is the first four of its [`Self::STRIDE`] bytes.
+    pub fn counters(&self) -> (BorrowedFd<'_>, u64, usize) {
+        self.shared.segment.counters()
+    }
+
+    /// The two points of the next collective. All ranks must enqueue it under the same name.
+    pub fn next(&self, op: OpName) -> Result<[u32; 2], CommError> {
+        self.check(op)?;
+        let shared = &self.shared;
+        shared.segment.slot(shared.rank).enter(op);
+        *lock(&shared.op) = Some(op);
+        let enqueued = &shared.segment.counter(shared.rank).enqueued;
+        let before = enqueued.load(Ordering::Relaxed);
+        let points = [before.wrapping_add(1), before.wrapping_add(2)];
+        // Release: whoever sees that this rank has left (acquire) also sees its last point.
+        enqueued.store(points[1], Ordering::Release);
+        Ok(points)
+    }
+
+    /// Returns the error that ended the job, if one did: results of the device are then undefined.
+    pub fn check(&self, op: OpName) -> Result<(), CommError> {
+        match self.shared.segment.ended() {
+            None => Ok(()),
+            Some((rank, reason)) => {
+                let lost = describe(&self.shared.segment, rank, reason);
+                let (by, waiting_in) = (Some(self.shared.rank), Some(op));
+                Err(Box::new(RankLost { by, waiting_in, ..lost }).into())
+            }
+        }
+    }
+
+    /// For devices that do not wait on the counters: another thread calls `abort`, repeatedly, once a rank is lost. Ranks are
+    /// then watched at all times.
+    pub fn on_lost(&self, abort: impl Fn() + Send + 'static) {
+        *lock(&self.shared.on_lost) = Some(Box::new(abort));
+    }
+}
+
+impl Drop for DeviceBarrier {
+    fn drop(&mut self) {
+        self.running.take();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic, and if it did, the rank is leaving anyway.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Watches the ranks until the barrier is dropped.
+    fn run(&self, mut watch: PeerMonitor, stopped: &Receiver<()>) {
+        // The point at which the device waits.
+        let (mut last, mut point) = (Instant::now(), None);
+        while stopped.recv_timeout(SLICE) == Err(RecvTimeoutError::Timeout) {
+            let now = Instant::now();
+            let watched = (now - last).min(COUNTED);
+            last = now;
+            match self.awaited() {
+                None => point = None,
+                Some((awaited, at)) => {
+                    if point != Some(at) {
+                        watch.begin(&self.segment);
+                        point = Some(at);
+                    }
+                    self.check_peers(&mut watch, awaited, watched);
+                }
+            }
+            if self.segment.ended().is_some() {
+                self.release_all();
+            }
+        }
+    }
+
+    /// A rank that this rank's device waits for, or may be waiting for, and the point at which it waits.
+    fn awaited(&self) -> Option<(usize, u32)> {
+        // Relaxed: no other memory is read based on this value.
+        let arrived = |rank: usize| self.segment.counter(rank).arrived.load(Ordering::Relaxed);
+        let (own, external) = (arrived(self.rank), self.is_external());
+        self.others().find(|peer| external || !reached(arrived(*peer), own)).map(|peer| (peer, own))
+    }
+
+    /// Whether devices synchronize by other means than the counters (NCCL).
+    fn is_external(&self) -> bool {
+        lock(&self.on_lost).is_some()
+    }
+
+    fn check_peers(&self, watch: &mut PeerMonitor, awaited: usize, watched: Duration) {
+        if let Some(rank) = self.others().find(|peer| self.has_left_too_early(*peer)) {
+            self.segment.end(rank, LostReason::Left);
+        }
+        match watch.look(&self.segment, awaited, watched) {
+            Err((rank, reason)) => {
+                self.segment.end(rank, reason);
+            }
+            // Whether an external device waits is unknown.
+            Ok(true) if !self.is_external() => {
+                if let (Some(on_slow), Some(waiting_in)) = (&self.on_slow, *lock(&self.op)) {
+                    let last = self.segment.slot(awaited).last_op();
+                    on_slow(&SlowRank { rank: awaited, last, waiting_in, seconds: watch.seconds() });
+                }
+            }
+            Ok(_) => {}
+        }
+    }
+
+    /// A rank leaves after its device has passed all enqueued collectives, unless the device failed.
+    fn has_left_too_early(&self, peer: usize) -> bool {
+        // The acquire load in `state` makes the rank's last points visible.
+        let has_left = self.segment.slot(peer).state() == LEFT;
+        let point = |rank: usize| {
+            let counter = self.segment.counter(rank);
+            if self.is_external() { &counter.enqueued } else { &counter.arrived }.load(Ordering::Relaxed)
+        };
+        has_left && !reached(point(peer), point(self.rank))
+    }
+
+    /// Releases all waiting devices. Devices of live ranks may still store to their counters, so the thread repeats this until
+    /// it is stopped.
+    fn release_all(&self) {
+        let enqueued = self.segment.counter(self.rank).enqueued.load(Ordering::Relaxed);
+        let released = enqueued.wrapping_add(RELEASE_DISTANCE);
+        for rank in 0..self.segment.layout.world {
+            // Release: whoever is released by this store sees that the job has ended.
+            self.segment.counter(rank).arrived.store(released, Ordering::Release);
+        }
+        if let Some(abort) = &*lock(&self.on_lost) {
+            abort();
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> {
+        (0..self.segment.layout.world).filter(|peer| *peer != self.rank)
+    }
+}
+
+/// Ignores poisoning: no holder leaves the value half written.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heartbeat::Process;
+    use crate::segment::{SegmentLayout, Token};
+
+    /// Model of a device: executes its enqueued points as far as the counters of the others allow.
+    struct Model {
+        rank: usize,
+        /// Enqueued points that it has not reached yet.
+        queue: std::collections::VecDeque<u32>,
+        waits: Option<u32>,
+        /// The value that it exposes to peers, and the values read from each rank, by collective.
+        exposed: u32,
+        read: Vec<Vec<u32>>,
+    }
+
+    impl Model {
+        /// Takes one step; false if it waits or is idle.
+        fn step(&mut self, segment: &Segment, exposed: &[u32]) -> bool {
+            if let Some(point) = self.waits {
+                let all = 0..segment.layout.world;
+                if !all
+                    .clone()
+                    .all(|rank| reached(segment.counter(rank).arrived.load(Ordering::Relaxed), point))
+                {
+                    return false;
+                }
+                self.waits = None;
+                if point % 2 == 1 {
+                    self.read.push(all.map(|rank| exposed[rank]).collect());
+                } else {
+                    // Work after the collective may overwrite what peers read in it.
+                    self.exposed = u32::MAX;
+                }
+                return true;
+            }
+            let Some(point) = self.queue.pop_front() else { return false };
+            if point % 2 == 1 {
+                self.exposed = point / 2;
+            }
+            segment.counter(self.rank).arrived.store(point, Ordering::Relaxed);
+            self.waits = Some(point);
+            true
+        }
+    }
+
+    fn barriers(world: usize) -> (Arc<Segment>, Vec<DeviceBarrier>) {
+        let segment = Segment::create(SegmentLayout::new(world, 0).unwrap(), Token::random().unwrap()).unwrap().1;
+        let segment = Arc::new(segment);
+        let (pid, started) = Process::own().unwrap();
+        (0..world).for_each(|rank| segment.slot(rank).take(pid, started).unwrap());
+        let timing = Timing::default();
+        let barrier = |rank| DeviceBarrier::new(Arc::clone(&segment), rank, timing, None).unwrap();
+        (Arc::clone(&segment), (0..world).map(barrier).collect())
+    }
+
+    const OP: OpName = OpName::new(3, "gather", 1);
+
+    proptest::proptest! {
+        #![proptest_config(proptest::test_runner::Config::with_cases(64))]
+
+        /// For any interleaving of devices and of hosts running ahead: in collective n every device reads what every rank
+        /// exposed for collective n, and none hangs.
+        #[test]
+        fn devices_read_what_all_exposed_for_the_same_collective(
+            world in 1usize..5,
+            moves in proptest::collection::vec((0usize..5, proptest::bool::ANY), 0..400),
+        ) {
+            const COLLECTIVES: u32 = 12;
+            let (segment, barriers) = barriers(world);
+            let mut models: Vec<Model> = (0..world)
+                .map(|rank| Model { rank, queue: [].into(), waits: None, exposed: 0, read: Vec::new() })
+                .collect();
+            let rest = (0..world * 8 * COLLECTIVES as usize).map(|at| (at % world, at % (3 * world) < world));
+            for (rank, is_host) in moves.into_iter().chain(rest) {
+                let rank = rank % world;
+                let enqueued = segment.counter(rank).enqueued.load(Ordering::Relaxed);
+                if is_host && enqueued < 2 * COLLECTIVES {
+                    models[rank].queue.extend(barriers[rank].next(OP).unwrap());
+                } else {
+                    let exposed: Vec<u32> = models.iter().map(|model| model.exposed).collect();
+                    models[rank].step(&segment, &exposed);
+                }
+            }
+            for model in &models {
+                let expected: Vec<Vec<u32>> = (0..COLLECTIVES).map(|number| vec![number; world]).collect();
+                proptest::prop_assert_eq!(&model.read, &expected);
+            }
+        }
+    }
+
+    #[test]
+    fn points_wrap_around() {
+        let (segment, barriers) = barriers(2);
+        segment.counter(0).enqueued.store(u32::MAX - 1, Ordering::Relaxed);
+        assert_eq!(barriers[0].next(OP).unwrap(), [u32::MAX, 0]);
+        assert_eq!(barriers[0].next(OP).unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn a_device_that_waits_for_a_rank_that_left_is_released_and_its_host_gets_an_error() {
+        let (segment, barriers) = barriers(3);
+        let points = barriers[0].next(OP).unwrap();
+        segment.slot(1).leave();
+        assert!(barriers[0].check(OP).is_ok());
+        // The device reaches the collective, and waits.
+        segment.counter(0).arrived.store(points[0], Ordering::Relaxed);
+        while !reached(segment.counter(1).arrived.load(Ordering::Acquire), points[1]) {
+            std::thread::yield_now();
+        }
+        let error = barriers[0].check(OP).unwrap_err().to_string();
+        assert!(error.contains("rank 1") && error.contains("left the job"), "{error}");
+        assert!(error.contains("rank 0 was in step 3, op gather#1"), "{error}");
+        assert!(barriers[2].next(OP).is_err());
+    }
+
+    #[test]
+    fn a_lost_rank_aborts_devices_that_do_not_wait_on_the_counters() {
+        let (segment, barriers) = barriers(2);
+        let (aborted, notified) = mpsc::channel();
+        barriers[0].on_lost(move || {
+            let _ = aborted.send(());
+        });
+        segment.end(1, LostReason::Dead);
+        assert_eq!(notified.recv_timeout(Duration::from_mins(1)), Ok(()));
+    }
+}

@@ -1,0 +1,206 @@
+// Elementwise kernels: activations, RoPE, dropout, casts and reductions over ranks. One thread handles VEC elements.
+
+template <typename T>
+__device__ void swiglu(const T *gate, const T *up, T *y, u64 count) {
+    u64 first = global_thread() * VEC;
+    if (first >= count) return;
+    bool full = first + VEC <= count && aligned16(gate, up, y);
+    float g[VEC], u[VEC];
+    load_bounded(g, gate, first, count, full);
+    load_bounded(u, up, first, count, full);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) g[i] = g[i] * rcp_for<T>(1.0f + exp_for<T>(-g[i])) * u[i];
+    store_bounded(y, first, count, full, g);
+}
+
+template <typename T>
+__device__ void swiglu_backward(const T *dy, const T *gate, const T *up, T *dgate, T *dup, u64 count) {
+    u64 first = global_thread() * VEC;
+    if (first >= count) return;
+    bool full = first + VEC <= count && aligned16(dy, gate, up, dgate, dup);
+    float d[VEC], g[VEC], u[VEC];
+    load_bounded(d, dy, first, count, full);
+    load_bounded(g, gate, first, count, full);
+    load_bounded(u, up, first, count, full);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        float sigmoid = rcp_for<T>(1.0f + exp_for<T>(-g[i])), silu = g[i] * sigmoid;
+        g[i] = d[i] * u[i] * (sigmoid + silu * (1.0f - sigmoid));
+        u[i] = d[i] * silu;
+    }
+    store_bounded(dgate, first, count, full, g);
+    store_bounded(dup, first, count, full, u);
+}
+
+template <typename T>
+__device__ void add(const T *a, const T *b, T *y, u64 count) {
+    u64 first = global_thread() * VEC;
+    if (first >= count) return;
+    bool full = first + VEC <= count && aligned16(a, b, y);
+    float total[VEC], other[VEC];
+    load_bounded(total, a, first, count, full);
+    load_bounded(other, b, first, count, full);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) total[i] += other[i];
+    store_bounded(y, first, count, full, total);
+}
+
+// Sets `found_inf`, if given, to 1 where a result is not finite. The race is benign: every writer stores the same
+// value.
+template <typename A, typename B>
+__device__ void convert(const A *from, B *to, u64 count, u64 *found_inf) {
+    u64 first = global_thread() * VEC;
+    if (first >= count) return;
+    bool full = first + VEC <= count && aligned16(from, to), non_finite = false;
+    float vec[VEC];
+    load_bounded(vec, from, first, count, full);
+    store_bounded(to, first, count, full, vec);
+    if (!found_inf) return;
+#pragma unroll
+    for (int i = 0; i < VEC; i++) non_finite |= (__float_as_uint(rounded<B>(vec[i])) & 0x7f800000u) == 0x7f800000u;
+    if (non_finite) *found_inf = 1;
+}
+
+// Sets `found_inf` to 1 if a value is not finite.
+template <typename T>
+__device__ void check_finite(const T *values, u64 count, u64 *found_inf) {
+    u64 first = global_thread() * VEC;
+    if (first >= count) return;
+    bool non_finite = false;
+    float vec[VEC];
+    load_bounded(vec, values, first, count, first + VEC <= count && aligned16(values));
+#pragma unroll
+    for (int i = 0; i < VEC; i++) non_finite |= (__float_as_uint(vec[i]) & 0x7f800000u) == 0x7f800000u;
+    if (non_finite) *found_inf = 1;
+}
+
+// Sums ranks in rank order, then adds to `to` if `accumulate`.
+template <typename T, typename S>
+__device__ void sum_ranks(const T *parts, u64 ranks, S *to, u64 count, u64 accumulate) {
+    u64 first = global_thread() * VEC;
+    if (first >= count || ranks == 0) return;
+    bool full = first + VEC <= count && aligned16(parts, to) && (ranks == 1 || count % VEC == 0);
+    float total[VEC], other[VEC];
+    load_bounded(total, parts, first, count, full);
+    for (u64 rank = 1; rank < ranks; rank++) {
+        load_bounded(other, parts + rank * count, first, count, full);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) total[i] += other[i];
+    }
+    if (accumulate) {
+        load_bounded(other, to, first, count, full);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) total[i] = other[i] + total[i];
+    }
+    store_bounded(to, first, count, full, total);
+}
+
+// A thread rotates one pair of a head, or copies one of the elements that are not rotated; x and y may alias. With
+// `vectorized` it handles VEC pairs or copies: both halves of the rotation are multiples of VEC elements and 16-byte
+// aligned.
+template <typename T>
+__device__ void rope(const float *cosines, const float *sines, const T *x, T *y, u64 rows, u64 heads, u64 head_dim,
+                     u64 rotated, float sign, u64 vectorized) {
+    u64 pairs = rotated / 2, items = head_dim - pairs, i = global_thread();
+    if (vectorized) items /= VEC;
+    if (i >= rows * heads * items) return;
+    // 32-bit division is faster.
+    u64 head = i < 1ull << 32 ? (u32)i / (u32)items : i / items, item = i - head * items;
+    u64 row = head < 1ull << 32 ? (u32)head / (u32)heads : head / heads;
+    if (vectorized) item *= VEC;
+    u64 first = head * head_dim + item, second = first + pairs;
+    if (vectorized && item >= pairs) {
+        ((uint4 *)(y + second))[0] = ((const uint4 *)(x + second))[0];
+        if (sizeof(T) == 4) ((uint4 *)(y + second))[1] = ((const uint4 *)(x + second))[1];
+    } else if (vectorized) {
+        float u[VEC], v[VEC], cosine[VEC], sine[VEC];
+        load_vec(u, x + first);
+        load_vec(v, x + second);
+        load_vec(cosine, cosines + row * pairs + item);
+        load_vec(sine, sines + row * pairs + item);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            float rotated_u = u[j] * cosine[j] - v[j] * (sine[j] * sign);
+            v[j] = v[j] * cosine[j] + u[j] * (sine[j] * sign);
+            u[j] = rotated_u;
+        }
+        store_vec(y + first, u);
+        store_vec(y + second, v);
+    } else if (item >= pairs) {
+        y[second] = x[second];
+    } else {
+        float u = to_f32(x[first]), v = to_f32(x[second]);
+        float cosine = cosines[row * pairs + item], sine = sines[row * pairs + item] * sign;
+        y[first] = from_f32<T>(u * cosine - v * sine);
+        y[second] = from_f32<T>(v * cosine + u * sine);
+    }
+}
+
+struct RowKey {
+    u64 sample;
+    u32 position;
+    u32 epoch;
+};
+static_assert(sizeof(RowKey) == 16, "layout shared with the host");
+
+// A thread handles four columns of a row: one Philox call yields four words.
+template <typename T>
+__device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 width, u64 threshold, float scale, u64 seed,
+                        u64 op) {
+    u64 row_quads = (width + 3) / 4, i = global_thread();
+    if (i >= rows * row_quads) return;
+    u64 row = i / row_quads, quad = i % row_quads;
+    RowKey key = keys[row];
+    PhiloxBlock of_row = {{key.epoch, (u32)op, (u32)key.sample, (u32)(key.sample >> 32)}};
+    of_row = philox(of_row, (u32)seed, (u32)(seed >> 32));
+    PhiloxBlock of_quad = {{(u32)quad, key.position, of_row.word[2], of_row.word[3]}};
+    of_quad = philox(of_quad, of_row.word[0], of_row.word[1]);
+    for (u64 column = quad * 4; column < width && column < quad * 4 + 4; column++) {
+        bool dropped = (u64)of_quad.word[column % 4] < threshold;
+        u64 at = row * width + column;
+        y[at] = from_f32<T>(dropped ? 0.0f : to_f32(x[at]) * scale);
+    }
+}
+
+#define INSTANTIATE(NAME, T)                                                                                           \
+    extern "C" __global__ void swiglu_##NAME(const T *gate, const T *up, T *y, u64 count) {                            \
+        swiglu(gate, up, y, count);                                                                                    \
+    }                                                                                                                  \
+    extern "C" __global__ void swiglu_backward_##NAME(const T *dy, const T *gate, const T *up, T *dgate, T *dup,       \
+                                                      u64 count) {                                                     \
+        swiglu_backward(dy, gate, up, dgate, dup, count);                                                              \
+    }                                                                                                                  \
+    extern "C" __global__ void add_##NAME(const T *a, const T *b, T *y, u64 count) { add(a, b, y, count); }            \
+    extern "C" __global__ void sum_ranks_##NAME##_f32(const T *parts, u64 ranks, float *to, u64 count,                 \
+                                                      u64 accumulate) {                                                \
+        sum_ranks(parts, ranks, to, count, accumulate);                                                                \
+    }                                                                                                                  \
+    extern "C" __global__ void sum_ranks_##NAME##_bf16(const T *parts, u64 ranks, Bf16 *to, u64 count,                 \
+                                                       u64 accumulate) {                                               \
+        sum_ranks(parts, ranks, to, count, accumulate);                                                                \
+    }                                                                                                                  \
+    extern "C" __global__ void sum_ranks_##NAME##_f16(const T *parts, u64 ranks, F16 *to, u64 count, u64 accumulate) { \
+        sum_ranks(parts, ranks, to, count, accumulate);                                                                \
+    }                                                                                                                  \
+    extern "C" __global__ void rope_##NAME(const float *cosines, const float *sines, const T *x, T *y, u64 rows,       \
+                                           u64 heads, u64 head_dim, u64 rotated, float sign, u64 vectorized) {         \
+        rope(cosines, sines, x, y, rows, heads, head_dim, rotated, sign, vectorized);                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void dropout_##NAME(const RowKey *keys, const T *x, T *y, u64 rows, u64 width,               \
+                                              u64 threshold, float scale, u64 seed, u64 op) {                          \
+        dropout(keys, x, y, rows, width, threshold, scale, seed, op);                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void check_finite_##NAME(const T *values, u64 count, u64 *found_inf) {                       \
+        check_finite(values, count, found_inf);                                                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void convert_##NAME##_f32(const T *from, float *to, u64 count, u64 *found_inf) {             \
+        convert(from, to, count, found_inf);                                                                           \
+    }                                                                                                                  \
+    extern "C" __global__ void convert_##NAME##_bf16(const T *from, Bf16 *to, u64 count, u64 *found_inf) {             \
+        convert(from, to, count, found_inf);                                                                           \
+    }                                                                                                                  \
+    extern "C" __global__ void convert_##NAME##_f16(const T *from, F16 *to, u64 count, u64 *found_inf) {               \
+        convert(from, to, count, found_inf);                                                                           \
+    }
+
+FOR_EACH_DTYPE(INSTANTIATE)

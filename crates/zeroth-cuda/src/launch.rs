@@ -1,0 +1,331 @@
+//! Dispatch of kernels: checks operands against shapes and enqueues the CUDA functions.
+
+use zeroth_base::DType;
+
+use super::cublaslt::dtype_index;
+use super::cudnn::FusedAttention;
+use super::launch_context::{LaunchContext, THREADS, float};
+use super::matmuls::{Matmul, Matmuls, Matrix};
+use super::modules::EntryPoint;
+use super::scratch::{WORKSPACE, blocks, exact_sums};
+use super::{attention, lm_head, norm_rope, rowwise};
+use zeroth_kernel::{
+    Control, DeviceError, GROUPS, GradStore, Kernel, MasterForm, Optimizer, Recipe, Record, Report, Rounding,
+    Span, StepInput,
+};
+use zeroth_kernel::{ExactSum, LinearDims, RowKey};
+
+/// Enqueues a kernel.
+pub(super) fn dispatch(
+    cx: &mut LaunchContext,
+    matmuls: &mut Matmuls,
+    fused: &mut FusedAttention,
+    kernel: &Kernel,
+) -> Result<(), DeviceError> {
+    let dtype = cx.dtype;
+    match *kernel {
+        Kernel::Embedding { dims, rows, ids, table, y } => {
+            rowwise::embedding(cx, dims, rows, [ids, table, y])
+        }
+        Kernel::EmbeddingBackward { dims, rows, ids, dy, dtable, tied_rows: None } => {
+            rowwise::embedding_backward(cx, dims, rows, [ids, dy, dtable])
+        }
+        Kernel::EmbeddingBackward { tied_rows: Some(_), .. }
+        | Kernel::HeadLossBackward { store: GradStore::Round { .. }, .. }
+        | Kernel::HeadLossBackward { tied_rows: Some(_), .. } => {
+            let problem =
+                "on a GPU the gradient of the LM head is stored in f32 and rounded later".to_owned();
+            Err(DeviceError::Operands { what: kernel.name(), problem })
+        }
+        Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => {
+            linear(cx, matmuls, kernel)
+        }
+        Kernel::LinearDb { dims, dy, db } => {
+            let dy = cx.typed("dy", dy, dims.rows * dims.outputs)?;
+            let db = cx.words("db", db, dims.outputs)?;
+            rowwise::sum_columns(cx, dy, None, [dims.rows, dims.outputs], db)
+        }
+        Kernel::RmsNorm { dims, x, w, y, rstd } => rowwise::norm(cx, dims, x, None, [w, y, rstd]),
+        Kernel::AddRmsNorm { dims, x, residual, w, h, y, rstd } => {
+            rowwise::norm(cx, dims, x, Some((residual, h)), [w, y, rstd])
+        }
+        Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw } => {
+            rowwise::norm_backward(cx, dims, [dy, h, rstd, w], residual, [dh, dw])
+        }
+        Kernel::Rope { dims, cos, sin, x, y, back } => norm_rope::rope(cx, dims, [cos, sin], x, y, back),
+        Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd } => {
+            norm_rope::forward(cx, dims, [x, w], [cos, sin], [y, rstd])
+        }
+        Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw } => {
+            norm_rope::backward(cx, dims, [dy, h, rstd, w], [cos, sin], [dh, dw])
+        }
+        Kernel::Attention { dims, starts, q, k, v, y, lse } => {
+            attention::forward(cx, fused, &dims, starts, [q, k, v], y, lse)
+        }
+        Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv } => {
+            attention::backward(cx, &dims, starts, [q, k, v], [y, lse, dy], [dq, dk, dv])
+        }
+        Kernel::SwiGlu { gate, up, y } => {
+            let count = cx.count("y", y, dtype)?;
+            let (gate, up) = (cx.typed("gate", gate, count)?, cx.typed("up", up, count)?);
+            let y = cx.typed("y", y, count)?;
+            cx.run_vectorized(EntryPoint::SwiGlu, &[dtype], count, &[gate, up, y, count as u64])
+        }
+        Kernel::SwiGluBackward { dy, gate, up, dgate, dup } => {
+            let count = cx.count("dy", dy, dtype)?;
+            let dy = cx.typed("dy", dy, count)?;
+            let (gate, up) = (cx.typed("gate", gate, count)?, cx.typed("up", up, count)?);
+            let (dgate, dup) = (cx.typed("dgate", dgate, count)?, cx.typed("dup", dup, count)?);
+            cx.run_vectorized(
+                EntryPoint::SwiGluBackward,
+                &[dtype],
+                count,
+                &[dy, gate, up, dgate, dup, count as u64],
+            )
+        }
+        Kernel::Dropout { probability, seed, op, width, keys, x, y } => {
+            let rows = keys.bytes as usize / size_of::<RowKey>();
+            let keys = cx.sized("keys", keys, rows, size_of::<RowKey>() as u64)?;
+            let (x, y) = (cx.typed("x", x, rows * width)?, cx.typed("y", y, rows * width)?);
+            let threshold = (f64::from(probability) * 4_294_967_296.0) as u64;
+            let scale = float(1.0 / (1.0 - probability));
+            let arguments = [keys, x, y, rows as u64, width as u64, threshold, scale, seed, u64::from(op)];
+            cx.run_elementwise(EntryPoint::Dropout, &[dtype], rows * width.div_ceil(4), &arguments)
+        }
+        Kernel::HeadLoss { dims, x, w, labels, loss } => {
+            lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], None)
+        }
+        Kernel::HeadLossBackward {
+            dims,
+            x,
+            w,
+            labels,
+            loss,
+            input,
+            control,
+            dx,
+            dw,
+            store: store @ (GradStore::Add | GradStore::Write),
+            tied_rows: None,
+        } => {
+            let add = store == GradStore::Add;
+            lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], Some(([input, control, dx, dw], add)))
+        }
+        Kernel::Logits { dims, starts, x, w, logits } => {
+            lm_head::logits(cx, matmuls, dims, starts, [x, w], logits)
+        }
+        Kernel::Sum { a, b, y } => {
+            let count = cx.count("y", y, dtype)?;
+            let (a, b) = (cx.typed("a", a, count)?, cx.typed("b", b, count)?);
+            let y = cx.typed("y", y, count)?;
+            cx.run_vectorized(EntryPoint::Add, &[dtype], count, &[a, b, y, count as u64])
+        }
+        Kernel::Zero { to } => zero(cx, to),
+        Kernel::Convert { from, from_type, to, to_type, found_inf } => {
+            let count = cx.count("from", from, from_type)?;
+            let bytes = from.bytes;
+            let from = cx.sized("from", from, count, from_type.bytes())?;
+            let to = cx.sized("to", to, count, to_type.bytes())?;
+            let found_inf = found_inf.map(|found_inf| cx.structure::<u64>("found_inf", found_inf)).transpose()?;
+            if from_type == to_type && found_inf.is_none() {
+                return cx.copy(to, from, bytes);
+            }
+            let arguments = [from, to, count as u64, found_inf.unwrap_or(0)];
+            cx.run_vectorized(EntryPoint::Convert, &[from_type, to_type], count, &arguments)
+        }
+        Kernel::CheckFinite { values, value_type, found_inf } => check_finite(cx, values, value_type, found_inf),
+        Kernel::SumRanks { ranks, parts, from_type, to, to_type, add } => {
+            let count = cx.count("to", to, to_type)?;
+            let parts = cx.sized("parts", parts, ranks * count, from_type.bytes())?;
+            let to = cx.sized("to", to, count, to_type.bytes())?;
+            let arguments = [parts, ranks as u64, to, count as u64, u64::from(add)];
+            cx.run_vectorized(EntryPoint::SumRanks, &[from_type, to_type], count, &arguments)
+        }
+        Kernel::Squares { values, value_type, sum } => squares(cx, values, value_type, sum),
+        Kernel::Control { .. } => control(cx, kernel),
+        Kernel::Optimize { .. } => optimize(cx, kernel),
+    }
+}
+
+fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Result<(), DeviceError> {
+    let (from, workspace) = (cx.dtype, cx.scratch.take(WORKSPACE)?);
+    let matmul = match *kernel {
+        Kernel::Linear { dims: LinearDims { rows, inputs, outputs }, x, w, bias, y } => Matmul {
+            size: [rows, outputs, inputs],
+            p: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
+            q: Matrix::transposed(cx.typed("w", w, outputs * inputs)?, inputs),
+            from,
+            d: Matrix::rows(cx.typed("y", y, rows * outputs)?, outputs),
+            to: from,
+            bias: bias.map(|bias| cx.typed("bias", bias, outputs)).transpose()?,
+            add: false,
+        },
+        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs }, dy, w, dx, add } => Matmul {
+            size: [rows, inputs, outputs],
+            p: Matrix::rows(cx.typed("dy", dy, rows * outputs)?, outputs),
+            q: Matrix::rows(cx.typed("w", w, outputs * inputs)?, inputs),
+            from,
+            d: Matrix::rows(cx.typed("dx", dx, rows * inputs)?, inputs),
+            to: from,
+            bias: None,
+            add,
+        },
+        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs }, dy, x, dw, store } => Matmul {
+            size: [outputs, inputs, rows],
+            p: Matrix::transposed(cx.typed("dy", dy, rows * outputs)?, outputs),
+            q: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
+            from,
+            d: Matrix::rows(cx.sized("dw", dw, outputs * inputs, to_type(store).bytes())?, inputs),
+            to: to_type(store),
+            bias: None,
+            add: store == GradStore::Add,
+        },
+        _ => unreachable!("called for matmuls only"),
+    };
+    matmuls.enqueue(cx, &matmul, workspace)?;
+    match *kernel {
+        Kernel::LinearDw { dw, store: GradStore::Round { to, found_inf }, .. } => {
+            check_finite(cx, dw, to, found_inf)
+        }
+        _ => Ok(()),
+    }
+}
+
+const fn to_type(store: GradStore) -> DType {
+    match store {
+        GradStore::Add | GradStore::Write => DType::F32,
+        GradStore::Round { to, .. } => to,
+    }
+}
+
+fn check_finite(
+    cx: &LaunchContext,
+    values: Span,
+    value_type: DType,
+    found_inf: Span,
+) -> Result<(), DeviceError> {
+    let count = cx.count("values", values, value_type)?;
+    let values = cx.sized("values", values, count, value_type.bytes())?;
+    let found_inf = cx.structure::<u64>("found_inf", found_inf)?;
+    cx.run_vectorized(EntryPoint::CheckFinite, &[value_type], count, &[values, count as u64, found_inf])
+}
+
+fn zero(cx: &LaunchContext, to: Span) -> Result<(), DeviceError> {
+    let at = cx.arenas.find(cx.what, to)?;
+    if to.bytes == 0 {
+        return Ok(());
+    }
+    cx.driver.set_bytes(at, 0, to.bytes, cx.stream)
+}
+
+fn squares(cx: &mut LaunchContext, values: Span, value_type: DType, sum: Span) -> Result<(), DeviceError> {
+    let count = cx.count("values", values, value_type)?;
+    let values = cx.sized("values", values, count, value_type.bytes())?;
+    let sum = cx.structure::<ExactSum>("sum", sum)?;
+    let blocks = blocks(count as u64);
+    let sums = cx.scratch.take(8 * blocks)?;
+    let exact = cx.scratch.take(exact_sums(blocks) * size_of::<ExactSum>() as u64)?;
+    let grid = [blocks as usize, 1, 1];
+    cx.run(EntryPoint::BlockSquares, &[value_type], grid, THREADS, &[values, count as u64, sums])?;
+    // Without elements there are no blocks; the merge then stores 0.
+    let parts = exact_sums(blocks);
+    cx.run(EntryPoint::ExactSums, &[], [parts as usize, 1, 1], THREADS, &[sums, blocks, exact])?;
+    cx.run(EntryPoint::MergeSums, &[], [1; 3], THREADS, &[exact, parts, sum])
+}
+
+fn control(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
+    let Kernel::Control { ranks, flats, recipe, input, reports, control, record } = *kernel else {
+        unreachable!("called for control only")
+    };
+    let recipe = cx.structure::<Recipe>("recipe", recipe)?;
+    let input = cx.structure::<StepInput>("input", input)?;
+    let of_rank = (size_of::<Report>() + flats * (size_of::<ExactSum>() + 8)) / 8;
+    let reports = cx.sized("reports", reports, ranks * of_rank, 8)?;
+    let control = cx.structure::<Control>("control", control)?;
+    let words = size_of::<Record>() / 8 + flats;
+    let record = Span { bytes: record.bytes.min(8 * words as u64), ..record };
+    let record = cx.sized("record", record, words, 8)?;
+    let arguments = [ranks as u64, flats as u64, recipe, input, reports, control, record];
+    cx.run(EntryPoint::Control, &[], [1; 3], THREADS, &arguments)
+}
+
+fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
+    let Kernel::Optimize {
+        optimizer,
+        group,
+        control,
+        grads,
+        grad_type,
+        master,
+        master_form,
+        first,
+        second,
+        moment_type,
+        rounding,
+        weights,
+    } = *kernel
+    else {
+        unreachable!("called for the optimizer only")
+    };
+    if group >= GROUPS {
+        return Err(cx.invalid(format!("group {group} of {GROUPS}")));
+    }
+    if moment_type == DType::F16 {
+        return Err(cx.invalid("moments must be fp32 or bf16: fp16 would overflow".to_owned()));
+    }
+    let [needs_first, needs_second] = optimizer.moments();
+    // SGD without a velocity buffer has no momentum.
+    let without = optimizer != Optimizer::Sgd && needs_first && first.is_none();
+    if without || needs_second && second.is_none() {
+        return Err(cx.invalid(format!(
+            "{optimizer:?} needs buffers for its moments; it has {first:?} and {second:?}"
+        )));
+    }
+    let control = cx.structure::<Control>("control", control)?;
+    let count = cx.count("grads", grads, grad_type)?;
+    let grads = cx.sized("grads", grads, count, grad_type.bytes())?;
+    let has_bf16_weights = weights.is_some() && cx.dtype == DType::Bf16;
+    if master_form == MasterForm::LowBits && !has_bf16_weights {
+        let problem = format!(
+            "master weights split into low-order bits need bf16 weights, and weights are {weights:?}"
+        );
+        return Err(cx.invalid(problem));
+    }
+    let master = cx.sized("master", master, count, master_form.bytes())?;
+    // Moments that the optimizer does not use are not passed.
+    let moment = |name, span: Option<Span>, has: bool| match span.filter(|_| has) {
+        Some(span) => cx.sized(name, span, count, moment_type.bytes()),
+        None => Ok(0),
+    };
+    let (first, second) = (moment("first", first, needs_first)?, moment("second", second, needs_second)?);
+    let weights = weights.map(|weights| cx.typed("weights", weights, count)).transpose()?.unwrap_or(0);
+    let (is_bf16, stochastic) = (u64::from(moment_type == DType::Bf16), u64::from(rounding.is_some()));
+    let Rounding { seed, flat, first: at } = rounding.unwrap_or(Rounding { seed: 0, flat: 0, first: 0 });
+    let (optimizer, group, flat) = (optimizer as u64, group as u64, u64::from(flat));
+    let arguments = [
+        optimizer,
+        group,
+        control,
+        grads,
+        u64::from(dtype_index(grad_type)),
+        master,
+        u64::from(master_form == MasterForm::LowBits),
+        first,
+        second,
+        is_bf16,
+        stochastic,
+        seed,
+        flat,
+        at,
+        weights,
+        u64::from(dtype_index(cx.dtype)),
+        count as u64,
+    ];
+    cx.run_vectorized(EntryPoint::Optimize, &[], count, &arguments)
+}
+
+// Checked by static_assert in optimizer_step.cu and elementwise.cu, too.
+const _: () =
+    assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 136 && size_of::<StepInput>() == 528);
+const _: () = assert!(size_of::<Control>() == 192 && size_of::<Record>() == 80 && size_of::<Report>() == 8);
+const _: () = assert!(size_of::<RowKey>() == 16);

@@ -1,0 +1,124 @@
+//! The LM head: logits, cross-entropy and gradients, one slice of rows at a time, so that the logits of a micro-batch are never all
+//! in memory.
+//!
+//! Logits are rounded to the run's data type, as in PyTorch, and their gradients overwrite them. The softmax sums in f32.
+
+use std::mem::offset_of;
+
+use zeroth_base::DType;
+
+use super::attention::starts_of;
+use super::launch_context::{LaunchContext, THREADS as COPY_THREADS};
+use super::matmuls::{Matmul, Matmuls, Matrix};
+use super::modules::EntryPoint;
+use super::scratch::{WORKSPACE, logits_row_stride, slice_rows};
+use zeroth_kernel::{Control, DeviceError, Span, StepInput};
+use zeroth_kernel::{HeadLossDims, LogitsDims};
+
+/// Threads per row of logits, and of the sum of losses (`THREADS` in cross_entropy.cu).
+const THREADS: u32 = 1024;
+
+/// The loss and, with `backward`, the gradients: input, control, dx and dw, and whether to add to dw.
+pub(super) fn loss(
+    cx: &mut LaunchContext,
+    matmuls: &mut Matmuls,
+    dims: HeadLossDims,
+    [x, w, labels, loss]: [Span; 4],
+    backward: Option<([Span; 4], bool)>,
+) -> Result<(), DeviceError> {
+    let HeadLossDims { rows, hidden, vocab } = dims;
+    let dtype = cx.dtype;
+    let (x, w) = (cx.typed("x", x, rows * hidden)?, cx.typed("w", w, vocab * hidden)?);
+    let (labels, loss) = (cx.words("labels", labels, rows)?, cx.structure::<f64>("loss", loss)?);
+    let add = backward.is_some_and(|(_, add)| add);
+    let backward = match backward {
+        Some(([input, control, dx, dw], _)) => Some([
+            cx.structure::<StepInput>("input", input)? + offset_of!(StepInput, loss_weight) as u64,
+            cx.structure::<Control>("control", control)? + offset_of!(Control, loss_scale) as u64,
+            cx.typed("dx", dx, rows * hidden)?,
+            cx.words("dw", dw, vocab * hidden)?,
+        ]),
+        None => None,
+    };
+    if let Some([.., dw]) = backward
+        && !add
+        && rows == 0
+    {
+        cx.driver.set_bytes(dw, 0, 4 * (vocab * hidden) as u64, cx.stream)?;
+    }
+    let (row_stride, slice) = (logits_row_stride(dims), slice_rows(dims, dtype));
+    let workspace = cx.scratch.take(WORKSPACE)?;
+    let logits = cx.scratch.take((slice * row_stride) as u64 * dtype.bytes())?;
+    let losses = cx.scratch.take(4 * rows as u64)?;
+    for first in (0..rows).step_by(slice.max(1)) {
+        let count = slice.min(rows - first);
+        let x = x + (first * hidden) as u64 * dtype.bytes();
+        let forward = Matmul {
+            size: [count, vocab, hidden],
+            p: Matrix::rows(x, hidden),
+            q: Matrix::transposed(w, hidden),
+            from: dtype,
+            d: Matrix::rows(logits, row_stride),
+            to: dtype,
+            bias: None,
+            add: false,
+        };
+        matmuls.enqueue(cx, &forward, workspace)?;
+        let at = 4 * first as u64;
+        let [weight, scale] = backward.map_or([0; 2], |[weight, scale, ..]| [weight, scale]);
+        let arguments = [logits, row_stride as u64, labels + at, losses + at, vocab as u64, weight, scale];
+        cx.run(EntryPoint::CrossEntropy, &[dtype], [count, 1, 1], THREADS, &arguments)?;
+        if let Some([_, _, dx, dw]) = backward {
+            let input_grad = Matmul {
+                size: [count, hidden, vocab],
+                p: Matrix::rows(logits, row_stride),
+                q: Matrix::rows(w, hidden),
+                d: Matrix::rows(dx + (first * hidden) as u64 * dtype.bytes(), hidden),
+                ..forward
+            };
+            matmuls.enqueue(cx, &input_grad, workspace)?;
+            let weight_grad = Matmul {
+                size: [vocab, hidden, count],
+                p: Matrix::transposed(logits, row_stride),
+                q: Matrix::rows(x, hidden),
+                d: Matrix::rows(dw, hidden),
+                to: DType::F32,
+                add: add || first > 0,
+                ..forward
+            };
+            matmuls.enqueue(cx, &weight_grad, workspace)?;
+        }
+    }
+    cx.run(EntryPoint::SumLosses, &[], [1; 3], THREADS, &[losses, rows as u64, loss])
+}
+
+/// Logits of the last row of each sequence.
+pub(super) fn logits(
+    cx: &mut LaunchContext,
+    matmuls: &mut Matmuls,
+    dims: LogitsDims,
+    starts: Span,
+    [x, w]: [Span; 2],
+    logits: Span,
+) -> Result<(), DeviceError> {
+    let LogitsDims { rows, sequences, hidden, vocab } = dims;
+    let dtype = cx.dtype;
+    let [starts, capacity] = starts_of(cx, starts)?;
+    let (x, w) = (cx.typed("x", x, rows * hidden)?, cx.typed("w", w, vocab * hidden)?);
+    let logits = cx.words("logits", logits, sequences * vocab)?;
+    let workspace = cx.scratch.take(WORKSPACE)?;
+    let last = cx.scratch.take((sequences * hidden) as u64 * dtype.bytes())?;
+    let arguments = [starts, capacity, x, last, rows as u64, hidden as u64];
+    cx.run(EntryPoint::GatherLastRows, &[dtype], [sequences, 1, 1], COPY_THREADS, &arguments)?;
+    let forward = Matmul {
+        size: [sequences, vocab, hidden],
+        p: Matrix::rows(last, hidden),
+        q: Matrix::transposed(w, hidden),
+        from: dtype,
+        d: Matrix::rows(logits, vocab),
+        to: DType::F32,
+        bias: None,
+        add: false,
+    };
+    matmuls.enqueue(cx, &forward, workspace)
+}

@@ -1,0 +1,437 @@
+//! CUDA modules: kernel sources compiled by NVRTC, cached on disk, and loaded into the context.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
+use std::path::PathBuf;
+
+use zeroth_base::{DType, publish};
+
+use super::compiler::Compiler;
+use super::driver::{Driver, Handle};
+use super::flash::{TileConfigs, is_hopper, padded_head_dim};
+use zeroth_base::name_key;
+use zeroth_kernel::DeviceError;
+
+const PRELUDE: &str = include_str!("kernels/prelude.cu");
+
+/// Name and contents of a source file.
+type File = (&'static str, &'static str);
+
+macro_rules! files {
+    ($($name:literal),*) => { &[$(($name, include_str!(concat!("kernels/", $name)))),*] };
+}
+
+/// A translation unit of NVRTC. Programs are compiled in parallel.
+struct Program {
+    name: String,
+    /// Macro definitions before the files.
+    defines: String,
+    files: &'static [File],
+}
+
+/// Programs that every device loads when it is opened.
+fn programs() -> [Program; 6] {
+    let program = |name: &str, files| Program { name: name.to_owned(), defines: String::new(), files };
+    [
+        program("elementwise.cu", files!("elementwise.cu")),
+        program("cross_entropy.cu", files!("cross_entropy.cu")),
+        program("norm_rope.cu", files!("norm_rope.cu")),
+        program("matmul.cu", files!("matmul.cu")),
+        program("rowwise.cu", files!("rowwise.cu")),
+        program("optimizer_step.cu", files!("optimizer_step.cu")),
+    ]
+}
+
+/// Attention kernels, loaded at their first use: compilation takes seconds, and a run needs one variant of many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum AttentionVariant {
+    /// f32 arithmetic on CUDA cores.
+    CudaCores,
+    /// Flash attention on tensor cores, for a padded head dimension.
+    TensorCores(usize),
+}
+
+impl AttentionVariant {
+    fn program(self, dtype: DType, arch: &str) -> Program {
+        let hopper = is_hopper(arch);
+        let (name, tiles, files): (_, _, &[File]) = match self {
+            Self::CudaCores => {
+                ("attention".to_owned(), String::new(), files!("packed_sequences.cu", "attention.cu"))
+            }
+            Self::TensorCores(head) => {
+                let files: &[File] = if hopper {
+                    files!(
+                        "packed_sequences.cu",
+                        "shared_tiles.cu",
+                        "wgmma.cu",
+                        "flash_common.cu",
+                        "flash_hopper.cu",
+                        "flash_entries.cu"
+                    )
+                } else {
+                    files!(
+                        "packed_sequences.cu",
+                        "shared_tiles.cu",
+                        "mma.cu",
+                        "flash_common.cu",
+                        "flash.cu",
+                        "flash_entries.cu"
+                    )
+                };
+                (format!("flash_{head}"), TileConfigs::new(head, hopper).defines(), files)
+            }
+        };
+        let (_, suffix, element) = TYPES[dtype_index(dtype)];
+        Program {
+            name: format!("{name}_{suffix}.cu"),
+            defines: format!("#define DTYPE {element}\n{tiles}"),
+            files,
+        }
+    }
+
+    /// Kernels of forward, dq, and dk with dv.
+    const fn names(self) -> [&'static CStr; 3] {
+        match self {
+            Self::CudaCores => [c"attention_forward", c"attention_backward_dq", c"attention_backward_dkv"],
+            Self::TensorCores(_) => [c"flash_forward", c"flash_backward_dq", c"flash_backward_dkv"],
+        }
+    }
+}
+
+/// The data types for which a kernel is instantiated.
+#[derive(Clone, Copy)]
+enum Types {
+    /// Not generic.
+    None,
+    /// Every data type.
+    One,
+    /// Every pair of data types.
+    Two,
+    /// Every data type with itself and with f32.
+    Widening,
+}
+
+macro_rules! entries {
+    ($($entry:ident: $program:literal, $name:literal, $types:ident;)*) => {
+        /// A kernel, in all its instantiations.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(super) enum EntryPoint { $($entry),* }
+
+        /// Entry point, file, name without type suffixes, and types.
+        const ENTRIES: &[(EntryPoint, &str, &str, Types)] = &[$((EntryPoint::$entry, $program, $name, Types::$types)),*];
+    };
+}
+
+entries! {
+    SwiGlu: "elementwise.cu", "swiglu", One;
+    SwiGluBackward: "elementwise.cu", "swiglu_backward", One;
+    Add: "elementwise.cu", "add", One;
+    SumRanks: "elementwise.cu", "sum_ranks", Two;
+    Rope: "elementwise.cu", "rope", One;
+    Dropout: "elementwise.cu", "dropout", One;
+    Convert: "elementwise.cu", "convert", Two;
+    CheckFinite: "elementwise.cu", "check_finite", One;
+    CrossEntropy: "cross_entropy.cu", "cross_entropy", One;
+    SumLosses: "cross_entropy.cu", "sum_losses", None;
+    HeadNormRope: "norm_rope.cu", "head_norm_rope", One;
+    HeadNormRopeBackward: "norm_rope.cu", "head_norm_rope_backward", One;
+    Matmul: "matmul.cu", "matmul", Widening;
+    FillRandom: "matmul.cu", "fill_random", One;
+    CompareWords: "matmul.cu", "compare_words", None;
+    Embedding: "rowwise.cu", "embedding", One;
+    EmbeddingBackward: "rowwise.cu", "embedding_backward", One;
+    EmbeddingBackwardVec: "rowwise.cu", "embedding_backward_vec", One;
+    GatherLastRows: "rowwise.cu", "gather_last_rows", One;
+    RmsNorm: "rowwise.cu", "rms_norm", One;
+    RmsNormBackward: "rowwise.cu", "rms_norm_backward", One;
+    RmsNormVec: "rowwise.cu", "rms_norm_vec", One;
+    RmsNormBackwardVec: "rowwise.cu", "rms_norm_backward_vec", One;
+    AttentionDelta: "rowwise.cu", "attention_delta", One;
+    ColumnSums: "rowwise.cu", "column_sums", One;
+    AddColumnSums: "rowwise.cu", "add_column_sums", None;
+    BlockSquares: "optimizer_step.cu", "block_squares", One;
+    ExactSums: "optimizer_step.cu", "exact_sums", None;
+    MergeSums: "optimizer_step.cu", "merge_sums", None;
+    Control: "optimizer_step.cu", "control", None;
+    Optimize: "optimizer_step.cu", "optimize", None;
+}
+
+/// A data type, its suffix in kernel names, and its name in CUDA.
+const TYPES: [(DType, &str, &str); 3] =
+    [(DType::F32, "f32", "float"), (DType::Bf16, "bf16", "Bf16"), (DType::F16, "f16", "F16")];
+
+const fn dtype_index(dtype: DType) -> usize {
+    match dtype {
+        DType::F32 => 0,
+        DType::Bf16 => 1,
+        DType::F16 => 2,
+    }
+}
+
+/// Index of an instantiation in the function table. A missing type counts as index 0.
+fn function_index(entry: EntryPoint, types: &[DType]) -> usize {
+    let at = |number: usize| types.get(number).map_or(0, |&dtype| dtype_index(dtype));
+    entry as usize * 9 + at(0) * 3 + at(1)
+}
+
+/// Attention kernels: forward, dq, and dk with dv. `None` if the GPU has too little shared memory.
+type AttentionFunctions = Option<[Handle; 3]>;
+
+/// All modules loaded into a device's context, and their functions.
+pub(super) struct Modules {
+    compiler: Compiler,
+    arch: String,
+    loaded: RefCell<Vec<Handle>>,
+    /// By [`function_index`]; 0 for combinations without an instantiation.
+    functions: Vec<Handle>,
+    /// By variant and [`dtype_index`].
+    attention: RefCell<BTreeMap<(AttentionVariant, usize), AttentionFunctions>>,
+}
+
+impl Modules {
+    /// Loads all modules except attention, compiling those that are not cached on disk.
+    pub(super) fn load(driver: &Driver, arch: &str) -> Result<Self, DeviceError> {
+        let mut modules = Self {
+            compiler: Compiler::open()?,
+            arch: arch.to_owned(),
+            loaded: RefCell::default(),
+            functions: vec![0; ENTRIES.len() * 9],
+            attention: RefCell::default(),
+        };
+        let loaded = modules.fill(driver);
+        if loaded.is_err() {
+            modules.unload(driver);
+        }
+        loaded.map(|()| modules)
+    }
+
+    fn fill(&mut self, driver: &Driver) -> Result<(), DeviceError> {
+        let programs = programs();
+        let modules = self.load_programs(driver, &programs)?;
+        for &(entry, program, name, types) in ENTRIES {
+            let file = programs.iter().position(|known| known.name == program);
+            let module = modules[file.expect("every entry point names one of the programs")];
+            for (first, second) in types.all() {
+                let mut symbol = name.to_owned();
+                for dtype in [first, second].into_iter().flatten() {
+                    symbol += "_";
+                    symbol += TYPES[dtype_index(dtype)].1;
+                }
+                let symbol = CString::new(symbol).expect("kernel names contain no NUL");
+                let types: Vec<DType> = [first, second].into_iter().flatten().collect();
+                self.functions[function_index(entry, &types)] = driver.function(module, &symbol)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads programs, from the disk cache where possible; returns their modules in order.
+    fn load_programs(&self, driver: &Driver, programs: &[Program]) -> Result<Vec<Handle>, DeviceError> {
+        let (compiler, arch) = (&self.compiler, self.arch.as_str());
+        let cached: Vec<Option<Vec<u8>>> =
+            programs.iter().map(|program| program.read_cache(compiler, arch)).collect();
+        let missing = programs.iter().zip(&cached).filter(|(_, cached)| cached.is_none());
+        let mut compiled = compile(compiler, arch, missing.map(|(program, _)| program))?.into_iter();
+        let mut modules = Vec::new();
+        for (program, cached) in programs.iter().zip(cached) {
+            let fresh = |image: Vec<u8>| {
+                program.write_cache(compiler, arch, &image);
+                driver.module(&image)
+            };
+            let module = if let Some(image) = cached {
+                // A cached file that the driver rejects is recompiled.
+                driver.module(&image).or_else(|_| fresh(program.compile(compiler, arch)?))?
+            } else {
+                fresh(compiled.next().expect("every program that is not cached was compiled"))?
+            };
+            self.loaded.borrow_mut().push(module);
+            modules.push(module);
+        }
+        Ok(modules)
+    }
+
+    /// Tile sizes of flash attention on this GPU.
+    pub(super) fn tile_configs(&self, head: usize) -> TileConfigs {
+        TileConfigs::new(head, is_hopper(&self.arch))
+    }
+
+    /// The attention kernels for a data type, compiled and loaded at the first call.
+    pub(super) fn attention(
+        &self,
+        driver: &Driver,
+        variant: AttentionVariant,
+        dtype: DType,
+    ) -> Result<AttentionFunctions, DeviceError> {
+        let key = (variant, dtype_index(dtype));
+        if let Some(&known) = self.attention.borrow().get(&key) {
+            return Ok(known);
+        }
+        let module = self.load_programs(driver, &[variant.program(dtype, &self.arch)])?[0];
+        let mut functions = [0; 3];
+        for (function, name) in functions.iter_mut().zip(variant.names()) {
+            *function = driver.function(module, name)?;
+        }
+        let fits = match variant {
+            AttentionVariant::CudaCores => true,
+            AttentionVariant::TensorCores(head) => {
+                let mut kernels = functions.iter().zip(self.tile_configs(head).kernels());
+                kernels.all(|(&function, kernel)| driver.allow_shared_memory(function, kernel.shared).is_ok())
+            }
+        };
+        let found = fits.then_some(functions);
+        self.attention.borrow_mut().insert(key, found);
+        Ok(found)
+    }
+
+    /// The function of an instantiation.
+    pub(super) fn get(&self, entry: EntryPoint, types: &[DType]) -> Handle {
+        let function = self.functions[function_index(entry, types)];
+        assert!(function != 0, "{entry:?} is not instantiated for {types:?}");
+        function
+    }
+
+    pub(super) fn unload(&self, driver: &Driver) {
+        self.loaded.borrow().iter().for_each(|&module| driver.unload(module));
+    }
+}
+
+impl Types {
+    fn all(self) -> Vec<(Option<DType>, Option<DType>)> {
+        let each = || TYPES.iter().map(|&(dtype, ..)| Some(dtype));
+        match self {
+            Self::None => vec![(None, None)],
+            Self::One => each().map(|dtype| (dtype, None)).collect(),
+            Self::Two => each().flat_map(|first| each().map(move |second| (first, second))).collect(),
+            Self::Widening => {
+                let wide = each().map(|dtype| (dtype, Some(DType::F32)));
+                wide.chain(each().skip(1).map(|dtype| (dtype, dtype))).collect()
+            }
+        }
+    }
+}
+
+impl Program {
+    fn compile(&self, compiler: &Compiler, arch: &str) -> Result<Vec<u8>, DeviceError> {
+        compiler.compile(&self.name, &self.source(), &options(arch).each_ref().map(String::as_str))
+    }
+
+    /// Reads the cached cubin.
+    fn read_cache(&self, compiler: &Compiler, arch: &str) -> Option<Vec<u8>> {
+        let image = std::fs::read(self.path(compiler, arch)?).ok()?;
+        // Cubins are ELF files; the driver is not given anything else.
+        image.starts_with(b"\x7fELF").then_some(image)
+    }
+
+    /// Caches a cubin on disk. Failures are ignored: the next start recompiles.
+    fn write_cache(&self, compiler: &Compiler, arch: &str, image: &[u8]) {
+        let Some(path) = self.path(compiler, arch) else { return };
+        if path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() {
+            let _ = publish(&path, image);
+        }
+    }
+
+    /// The source: prelude, definitions and files, with their own line numbers.
+    fn source(&self) -> String {
+        let files = self.files.iter().map(|(name, source)| format!("\n#line 1 \"{name}\"\n{source}"));
+        [PRELUDE, &self.defines].map(str::to_owned).into_iter().chain(files).collect()
+    }
+
+    /// Path of the cached cubin. The name includes the architecture, the compiler version and a hash of the source.
+    fn path(&self, compiler: &Compiler, arch: &str) -> Option<PathBuf> {
+        let given = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let folder = given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")))?;
+        let key = name_key(&(options(arch).concat() + &self.source()));
+        let name = self.name.trim_end_matches(".cu");
+        Some(
+            folder.join("zeroth").join(format!("{name}-{arch}-nvrtc{}-{key:016x}.cubin", compiler.version())),
+        )
+    }
+}
+
+fn options(arch: &str) -> [String; 3] {
+    // No fused multiply-add unless the source asks for it, as in the CPU kernels.
+    [format!("--gpu-architecture={arch}"), "-std=c++17".to_owned(), "--fmad=false".to_owned()]
+}
+
+/// Compiles programs in parallel.
+fn compile<'a>(
+    compiler: &Compiler,
+    arch: &str,
+    programs: impl Iterator<Item = &'a Program>,
+) -> Result<Vec<Vec<u8>>, DeviceError> {
+    std::thread::scope(|scope| {
+        let start = |program: &'a Program| {
+            let compiling =
+                std::thread::Builder::new().spawn_scoped(scope, move || program.compile(compiler, arch));
+            compiling.map_err(|error| DeviceError::Call {
+                device: "cuda".to_owned(),
+                call: "starting a thread that compiles kernels".to_owned(),
+                reason: error.to_string(),
+            })
+        };
+        let threads = programs.map(start).collect::<Result<Vec<_>, _>>()?;
+        let join =
+            |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().expect("compiling does not panic");
+        threads.into_iter().map(join).collect()
+    })
+}
+
+/// Compiles kernels for an architecture such as `sm_90a`, without a GPU: flash attention for a head dimension and a 16-bit data type,
+/// or all others. Returns the size of the machine code in bytes.
+pub fn compile_kernels(arch: &str, attention: Option<(usize, DType)>) -> Result<usize, DeviceError> {
+    let compiler = Compiler::open()?;
+    let all: Vec<Program> = if let Some((head_dim, dtype)) = attention {
+        let head = padded_head_dim(head_dim).filter(|_| dtype != DType::F32);
+        let head = head.ok_or_else(|| DeviceError::Operands {
+            what: "attention",
+            problem: format!(
+                "head_dim {head_dim} in {dtype}; tensor cores support multiples of 8 up to 256, in bf16 or fp16"
+            ),
+        })?;
+        vec![AttentionVariant::TensorCores(head).program(dtype, arch)]
+    } else {
+        let cuda_cores = TYPES.map(|(dtype, ..)| AttentionVariant::CudaCores.program(dtype, arch));
+        programs().into_iter().chain(cuda_cores).collect()
+    };
+    let images = compile(&compiler, arch, all.iter())?;
+    Ok(images.iter().map(Vec::len).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_points_are_defined_in_their_programs() {
+        for (number, &(entry, program, name, _)) in ENTRIES.iter().enumerate() {
+            assert_eq!(entry as usize, number);
+            let text = programs().iter().find(|known| known.name == program).unwrap().source();
+            assert!(text.contains(&format!("void {name}")) || text.contains(&format!("{name}_##NAME")));
+        }
+    }
+
+    #[test]
+    fn attention_kernels_are_defined_for_every_architecture() {
+        for (variant, arch) in [AttentionVariant::CudaCores, AttentionVariant::TensorCores(128)]
+            .into_iter()
+            .zip(["sm_80", "sm_90a"])
+        {
+            let text = variant.program(DType::F16, arch).source();
+            let named = |name: &CStr| text.contains(&format!("{}(", name.to_str().unwrap()));
+            assert!(variant.names().into_iter().all(named) && text.contains("#define DTYPE F16\n"));
+        }
+    }
+
+    #[test]
+    fn every_instantiation_has_its_own_index() {
+        let mut indices = std::collections::BTreeSet::new();
+        for &(entry, _, _, types) in ENTRIES {
+            for (first, second) in types.all() {
+                let types: Vec<DType> = [first, second].into_iter().flatten().collect();
+                assert!(indices.insert(function_index(entry, &types)), "{entry:?} {types:?}");
+            }
+        }
+        assert!(indices.last().is_some_and(|&last| last < ENTRIES.len() * 9));
+    }
+}

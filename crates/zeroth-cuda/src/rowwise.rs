@@ -1,0 +1,193 @@
+//! Row-wise kernels: embedding, RMSNorm, and column sums. Rows that are 16-byte aligned and a multiple of [`VEC`] wide have faster,
+//! vectorized kernels.
+
+use super::driver::Address;
+use super::launch_context::{LaunchContext, THREADS, VEC, WARP, aligned16, float};
+use super::modules::EntryPoint;
+use super::scratch::{COLUMN_ROWS, column_sums};
+use zeroth_kernel::{DeviceError, Span};
+use zeroth_kernel::{EmbeddingDims, RmsNormDims};
+
+/// Vectors of a row per thread (`VECS` in rowwise.cu).
+const VECS: usize = 4;
+/// Largest grid of the gradient of a norm.
+const MAX_BLOCKS: usize = 512;
+
+/// Partition of rows over threads in the vectorized kernels. It depends on the width alone, and with it the order of sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RowPartition {
+    /// Threads per row, a power of two.
+    pub(super) row_threads: usize,
+}
+
+impl RowPartition {
+    /// `None` if the width is not a multiple of [`VEC`], or too large.
+    pub(super) fn new(width: usize) -> Option<Self> {
+        let row_threads = (width / VEC).div_ceil(VECS).next_power_of_two();
+        let fits = width > 0 && width.is_multiple_of(VEC) && row_threads <= THREADS as usize;
+        fits.then_some(Self { row_threads })
+    }
+
+    /// Rows that a block processes side by side.
+    pub(super) const fn rows_per_pass(self) -> usize {
+        THREADS as usize / self.row_threads
+    }
+
+    /// Rows per block, and blocks, of the gradient kernels.
+    pub(super) fn gradient_blocks(self, rows: usize) -> (usize, usize) {
+        let block_rows =
+            rows.div_ceil(MAX_BLOCKS).max(4 * self.rows_per_pass()).next_multiple_of(self.rows_per_pass());
+        (block_rows, rows.div_ceil(block_rows))
+    }
+}
+
+/// The ids of `rows` rows; the span may be longer.
+fn first_of(ids: Span, rows: usize) -> Span {
+    Span { bytes: ids.bytes.min(4 * rows as u64), ..ids }
+}
+
+pub(super) fn embedding(
+    cx: &LaunchContext,
+    dims: EmbeddingDims,
+    rows: usize,
+    [ids, table, y]: [Span; 3],
+) -> Result<(), DeviceError> {
+    let ids = cx.words("ids", first_of(ids, rows), rows)?;
+    let table = cx.typed("table", table, dims.vocab * dims.width)?;
+    let y = cx.typed("y", y, rows * dims.width)?;
+    let arguments = [ids, table, y, dims.vocab as u64, dims.width as u64];
+    cx.run(EntryPoint::Embedding, &[cx.dtype], [rows, 1, 1], THREADS, &arguments)
+}
+
+pub(super) fn embedding_backward(
+    cx: &LaunchContext,
+    dims: EmbeddingDims,
+    rows: usize,
+    [ids, dy, dtable]: [Span; 3],
+) -> Result<(), DeviceError> {
+    let ids = cx.words("ids", first_of(ids, rows), rows)?;
+    let dy = cx.typed("dy", dy, rows * dims.width)?;
+    let dtable = cx.words("dtable", dtable, dims.vocab * dims.width)?;
+    let arguments = [ids, dy, dtable, rows as u64, dims.vocab as u64, dims.width as u64];
+    let (entry, columns) = if dims.width.is_multiple_of(VEC) && aligned16(&[dy]) {
+        (EntryPoint::EmbeddingBackwardVec, VEC)
+    } else {
+        (EntryPoint::EmbeddingBackward, 1)
+    };
+    let grid = [rows, dims.width.div_ceil(columns * THREADS as usize), 1];
+    cx.run(entry, &[cx.dtype], grid, THREADS, &arguments)
+}
+
+/// Adds the column sums of dy to `total`; with h and rstd, those of dy · h · rstd.
+pub(super) fn sum_columns(
+    cx: &mut LaunchContext,
+    dy: Address,
+    norm: Option<(Address, Address)>,
+    [rows, width]: [usize; 2],
+    total: Address,
+) -> Result<(), DeviceError> {
+    let partials = cx.scratch.take(column_sums(rows, width))?;
+    let ((h, rstd), blocks) = (norm.unwrap_or((0, 0)), rows.div_ceil(COLUMN_ROWS));
+    let grid = [blocks, width.div_ceil(THREADS as usize), 1];
+    let arguments = [dy, h, rstd, partials, rows as u64, width as u64];
+    cx.run(EntryPoint::ColumnSums, &[cx.dtype], grid, THREADS, &arguments)?;
+    add_column_sums(cx, partials, total, [blocks, width])
+}
+
+pub(super) fn add_column_sums(
+    cx: &LaunchContext,
+    partials: Address,
+    total: Address,
+    [blocks, width]: [usize; 2],
+) -> Result<(), DeviceError> {
+    let grid = [width.div_ceil(WARP as usize), 1, 1];
+    cx.run(EntryPoint::AddColumnSums, &[], grid, WARP * WARP, &[partials, total, blocks as u64, width as u64])
+}
+
+pub(super) fn norm(
+    cx: &LaunchContext,
+    dims: RmsNormDims,
+    x: Span,
+    residual: Option<(Span, Span)>,
+    [w, y, rstd]: [Span; 3],
+) -> Result<(), DeviceError> {
+    let elements = dims.rows * dims.width;
+    let x = cx.typed("x", x, elements)?;
+    let (residual, h) = match residual {
+        Some((residual, h)) => (cx.typed("residual", residual, elements)?, cx.typed("h", h, elements)?),
+        None => (0, 0),
+    };
+    let (w, y) = (cx.typed("w", w, dims.width)?, cx.typed("y", y, elements)?);
+    let rstd = cx.words("rstd", rstd, dims.rows)?;
+    let (rows, width, eps) = (dims.rows as u64, dims.width as u64, float(dims.eps));
+    match RowPartition::new(dims.width).filter(|_| aligned16(&[x, residual, w, h, y])) {
+        Some(partition) => {
+            let arguments = [x, residual, w, h, y, rstd, rows, width, eps, partition.row_threads as u64];
+            let grid = [dims.rows.div_ceil(partition.rows_per_pass()), 1, 1];
+            cx.run(EntryPoint::RmsNormVec, &[cx.dtype], grid, THREADS, &arguments)
+        }
+        None => {
+            cx.run_rowwise(EntryPoint::RmsNorm, dims.rows, &[x, residual, w, h, y, rstd, rows, width, eps])
+        }
+    }
+}
+
+pub(super) fn norm_backward(
+    cx: &mut LaunchContext,
+    dims: RmsNormDims,
+    [dy, h, rstd, w]: [Span; 4],
+    residual: Option<Span>,
+    [dh, dw]: [Span; 2],
+) -> Result<(), DeviceError> {
+    let elements = dims.rows * dims.width;
+    let (dy, h) = (cx.typed("dy", dy, elements)?, cx.typed("h", h, elements)?);
+    let (rstd, w) = (cx.words("rstd", rstd, dims.rows)?, cx.typed("w", w, dims.width)?);
+    let residual =
+        residual.map(|residual| cx.typed("residual", residual, elements)).transpose()?.unwrap_or(0);
+    let (dh, dw) = (cx.typed("dh", dh, elements)?, cx.words("dw", dw, dims.width)?);
+    let (rows, width) = (dims.rows as u64, dims.width as u64);
+    let Some(partition) = RowPartition::new(dims.width).filter(|_| aligned16(&[dy, h, w, residual, dh]))
+    else {
+        // Column sums first: dh may alias dy or h.
+        sum_columns(cx, dy, Some((h, rstd)), [dims.rows, dims.width], dw)?;
+        return cx.run_rowwise(
+            EntryPoint::RmsNormBackward,
+            dims.rows,
+            &[dy, h, rstd, w, residual, dh, rows, width],
+        );
+    };
+    let partials = cx.scratch.take(column_sums(dims.rows, dims.width))?;
+    let ((block_rows, blocks), row_threads) =
+        (partition.gradient_blocks(dims.rows), partition.row_threads as u64);
+    let arguments = [dy, h, rstd, w, residual, dh, partials, rows, width, row_threads, block_rows as u64];
+    cx.run(EntryPoint::RmsNormBackwardVec, &[cx.dtype], [blocks, 1, 1], THREADS, &arguments)?;
+    add_column_sums(cx, partials, dw, [blocks, dims.width])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_per_row_follow_the_width() {
+        let partition = |width| {
+            RowPartition::new(width).map(|partition| [partition.row_threads, partition.rows_per_pass()])
+        };
+        assert_eq!(partition(8), Some([1, 256]));
+        assert_eq!(partition(128), Some([4, 64]));
+        assert_eq!(partition(1024), Some([32, 8]));
+        assert_eq!(partition(5120), Some([256, 1]));
+        assert_eq!(partition(8192), Some([256, 1]));
+        assert_eq!((partition(0), partition(20), partition(8200)), (None, None, None));
+    }
+
+    #[test]
+    fn gradient_blocks_cover_all_rows() {
+        for (rows, width) in [(1, 8), (33, 128), (16_384, 1024), (262_144, 128), (5000, 8192)] {
+            let partition = RowPartition::new(width).unwrap();
+            let (block_rows, blocks) = partition.gradient_blocks(rows);
+            assert!(block_rows.is_multiple_of(partition.rows_per_pass()) && block_rows * blocks >= rows);
+            assert!(block_rows * (blocks - 1) < rows && blocks <= MAX_BLOCKS, "{rows} {width}");
+        }
+    }
+}
