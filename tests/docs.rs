@@ -221,7 +221,7 @@ fn is_unbuilt(span: &str) -> Option<bool> {
         return Some(is_refused(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), value));
     }
     let key = schema::find(key).next()?;
-    Some(!key.is_built_for(&Value::String(value.to_owned())))
+    Some(!key.supports(&Value::String(value.to_owned())))
 }
 
 #[test]

@@ -21,13 +21,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::op_name::OpName;
 use crate::error::{CommError, LostReason, RankLost};
-use crate::shm_channel::{OnSlow, describe};
-use crate::segment::Segment;
-use crate::rank_slot::LEFT;
-use crate::wait::{COUNTED, SLICE, reached};
+use crate::op_name::OpName;
 use crate::peer_monitor::{PeerMonitor, SlowRank, Timing};
+use crate::rank_slot::LEFT;
+use crate::segment::Segment;
+use crate::shm_channel::{OnSlow, describe};
+use crate::wait::{COUNTED, SLICE, reached};
 
 /// Distance of the releasing counters from the last enqueued point.
 const RELEASE_DISTANCE: u32 = 1 << 30;
@@ -274,7 +274,8 @@ mod tests {
     }
 
     fn barriers(world: usize) -> (Arc<Segment>, Vec<DeviceBarrier>) {
-        let segment = Segment::create(SegmentLayout::new(world, 0).unwrap(), Token::random().unwrap()).unwrap().1;
+        let segment =
+            Segment::create(SegmentLayout::new(world, 0).unwrap(), Token::random().unwrap()).unwrap().1;
         let segment = Arc::new(segment);
         let (pid, started) = Process::own().unwrap();
         (0..world).for_each(|rank| segment.slot(rank).take(pid, started).unwrap());

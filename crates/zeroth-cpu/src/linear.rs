@@ -6,7 +6,7 @@ use super::gemm::{self, Epilogue, MatrixView, gemm, gemm_tn};
 #[cfg(target_arch = "x86_64")]
 use super::gemm::{F32x32, WIDE_ROW};
 use super::pool::Pool;
-use super::rows::stride as pitch;
+use super::rows::stride;
 use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::LinearDims;
@@ -130,7 +130,7 @@ pub fn linear<T: Element>(
     scratch: &mut [f32],
 ) {
     let LinearDims { rows, inputs, outputs } = dims;
-    let x = MatrixView::row_major(x, pitch("x", x.len(), [rows, inputs]));
+    let x = MatrixView::row_major(x, stride("x", x.len(), [rows, inputs]));
     check_len("w", w.len(), outputs * inputs);
     if let Some(bias) = bias {
         check_len("bias", bias.len(), outputs);
@@ -153,7 +153,7 @@ pub fn linear_dx<T: Element>(
     scratch: &mut [f32],
 ) {
     let LinearDims { rows, inputs, outputs } = dims;
-    let dy = MatrixView::row_major(dy, pitch("dy", dy.len(), [rows, outputs]));
+    let dy = MatrixView::row_major(dy, stride("dy", dy.len(), [rows, outputs]));
     check_len("w", w.len(), outputs * inputs);
     let (shape, w) = ([rows, inputs, outputs], MatrixView::row_major(w, inputs));
     if add {
@@ -166,8 +166,8 @@ pub fn linear_dx<T: Element>(
 /// The operands of a weight gradient, [rows, outputs] and [rows, inputs].
 fn dw_operands<'a, T>(dims: LinearDims, dy: &'a [T], x: &'a [T]) -> (MatrixView<'a, T>, MatrixView<'a, T>) {
     let LinearDims { rows, inputs, outputs } = dims;
-    let dy = MatrixView::row_major(dy, pitch("dy", dy.len(), [rows, outputs]));
-    (dy, MatrixView::row_major(x, pitch("x", x.len(), [rows, inputs])))
+    let dy = MatrixView::row_major(dy, stride("dy", dy.len(), [rows, outputs]));
+    (dy, MatrixView::row_major(x, stride("x", x.len(), [rows, inputs])))
 }
 
 /// dw[outputs, inputs] += dy[rows, outputs]ᵀ · x[rows, inputs], in f32.
@@ -204,7 +204,7 @@ pub fn linear_dw_rounded<T: Element, O: Element>(
 /// `db[outputs]` += the column sums of dy[rows, outputs], in f32.
 pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [f32], scratch: &mut [f32]) {
     let LinearDims { rows, outputs, .. } = dims;
-    let row_stride = pitch("dy", dy.len(), [rows, outputs]);
+    let row_stride = stride("dy", dy.len(), [rows, outputs]);
     check_len("db", db.len(), outputs);
     if outputs == 0 {
         return;

@@ -5,7 +5,7 @@
 
 use super::gemm::{self, MatrixView, gemm_with};
 use super::pool::Pool;
-use super::rows::stride as pitch;
+use super::rows::stride;
 use super::{check_len, check_scratch};
 use zeroth_kernel::Element;
 use zeroth_kernel::LogitsDims;
@@ -28,7 +28,7 @@ pub fn logits<T: Element>(
     scratch: &mut [f32],
 ) {
     let LogitsDims { rows, sequences, hidden, vocab } = dims;
-    let row_stride = pitch("x", x.len(), [rows, hidden]);
+    let row_stride = stride("x", x.len(), [rows, hidden]);
     check_len("w", w.len(), vocab * hidden);
     check_scratch(scratch.len(), logits_scratch(dims, pool.threads()));
     let (last, scratch) = scratch.split_at_mut(sequences * hidden);

@@ -126,14 +126,17 @@ pub(super) fn dispatch(
             let bytes = from.bytes;
             let from = cx.sized("from", from, count, from_type.bytes())?;
             let to = cx.sized("to", to, count, to_type.bytes())?;
-            let found_inf = found_inf.map(|found_inf| cx.structure::<u64>("found_inf", found_inf)).transpose()?;
+            let found_inf =
+                found_inf.map(|found_inf| cx.structure::<u64>("found_inf", found_inf)).transpose()?;
             if from_type == to_type && found_inf.is_none() {
                 return cx.copy(to, from, bytes);
             }
             let arguments = [from, to, count as u64, found_inf.unwrap_or(0)];
             cx.run_vectorized(EntryPoint::Convert, &[from_type, to_type], count, &arguments)
         }
-        Kernel::CheckFinite { values, value_type, found_inf } => check_finite(cx, values, value_type, found_inf),
+        Kernel::CheckFinite { values, value_type, found_inf } => {
+            check_finite(cx, values, value_type, found_inf)
+        }
         Kernel::SumRanks { ranks, parts, from_type, to, to_type, add } => {
             let count = cx.count("to", to, to_type)?;
             let parts = cx.sized("parts", parts, ranks * count, from_type.bytes())?;

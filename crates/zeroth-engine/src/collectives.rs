@@ -13,8 +13,8 @@ use zeroth_kernel::{
 };
 
 use super::RunError;
-use super::gpu_collectives::{GpuCollectives, exchange};
 use super::error::CollectiveError;
+use super::gpu_collectives::{GpuCollectives, exchange};
 use zeroth_program::{Collective, Work};
 
 /// Parts smaller than this are sent through the shared-memory regions: that takes one synchronisation instead of two.

@@ -76,7 +76,9 @@ impl CapturedSections {
         };
         if *capture == Capture::RanOnce {
             let mut launches = works.iter().flat_map(launches);
-            *capture = device.capture_graph(Queue::Compute, &mut launches)?.map_or(Capture::Never, Capture::Captured);
+            *capture = device
+                .capture_graph(Queue::Compute, &mut launches)?
+                .map_or(Capture::Never, Capture::Captured);
         }
         let Capture::Captured(kept) = *capture else { return Ok(false) };
         device.launch_graph(Queue::Compute, kept)?;

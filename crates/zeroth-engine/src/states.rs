@@ -261,7 +261,9 @@ impl Engine<'_> {
         if form == MasterForm::F32 {
             return self.put(id, DType::F32, first, elements);
         }
-        self.put_halves(id, first, elements, |element| low_bits(element, bf16::from_f32(element)).cast_unsigned())
+        self.put_halves(id, first, elements, |element| {
+            low_bits(element, bf16::from_f32(element)).cast_unsigned()
+        })
     }
 
     fn each_piece(

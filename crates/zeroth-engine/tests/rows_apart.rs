@@ -68,10 +68,10 @@ fn a_plan_has_a_line_more_for_every_long_row() {
         let size = types.compute.bytes();
         let mut apart = 0;
         for (info, bytes) in activations(&compiled, &compiled.memory) {
-            let pitch = row_stride(info.width as usize, types.compute) as u64;
+            let stride = row_stride(info.width as usize, types.compute) as u64;
             // Buffers begin and end on 256 bytes.
-            assert_eq!(bytes, (info.rows * pitch * size).next_multiple_of(256), "{info:?}");
-            apart += usize::from(pitch * size == info.width * size + 64);
+            assert_eq!(bytes, (info.rows * stride * size).next_multiple_of(256), "{info:?}");
+            apart += usize::from(stride * size == info.width * size + 64);
         }
         assert!(apart > 30, "{apart} values, {types:?}");
     }

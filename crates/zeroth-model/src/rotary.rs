@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use zeroth_graph::{Rotary, DynamicScaling};
+use zeroth_graph::{DynamicScaling, Rotary};
 
 use crate::{Rope, RopeScaling};
 

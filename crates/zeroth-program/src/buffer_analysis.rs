@@ -47,8 +47,10 @@ impl BufferAnalysis<'_> {
     /// The token ids of a tied table's waiting rows, where a backward node is the head that leaves them or the
     /// embedding that completes them.
     pub(super) fn waiting_tokens(&self, kind: SectionKind, node: &GradNode) -> Option<Value> {
-        let param = node.accumulates_into.iter().find(|param| self.program.embedding_completes(kind, **param))?;
-        let completes = |node: &&GradNode| node.op == GradOp::Embedding && node.accumulates_into.contains(param);
+        let param =
+            node.accumulates_into.iter().find(|param| self.program.embedding_completes(kind, **param))?;
+        let completes =
+            |node: &&GradNode| node.op == GradOp::Embedding && node.accumulates_into.contains(param);
         self.backward.nodes.iter().find(completes).map(|embedding| embedding.inputs[0])
     }
 

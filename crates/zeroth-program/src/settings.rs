@@ -239,8 +239,7 @@ impl Settings {
             stage: zero.stage,
             accumulation: top_level.gradient_accumulation_steps,
             types: Types { compute: run, communication: top_level.communication_data_type },
-            grad_accum_dtype: config
-                .values.data_types.grad_accum_dtype,
+            grad_accum_dtype: config.values.data_types.grad_accum_dtype,
             persistence: zero.stage3_param_persistence_threshold,
             model_persistence: zero.stage3_model_persistence_threshold,
             reduce_bucket: zero.reduce_bucket_size,

@@ -21,6 +21,7 @@ const SETTINGS: Settings = Settings {
     accumulation: 1,
     types: Types { compute: DType::Bf16, communication: DType::Bf16 },
     persistence: 0,
+    model_persistence: u64::MAX,
     reduce_bucket: u64::MAX / 4,
     max_live: u64::MAX / 4,
     max_reuse: 0,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
-use zeroth_engine::{Engine, Rank, RunError, StepRecord, InstructionTime, Trace};
+use zeroth_engine::{Engine, InstructionTime, Rank, RunError, StepRecord, Trace};
 use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_program::Compiled;
 

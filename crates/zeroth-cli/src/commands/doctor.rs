@@ -9,7 +9,7 @@ use zeroth::cpu::{CpuDevice, Isa, Pool, self_test};
 use zeroth::cuda::CudaDevice;
 use zeroth::kernel::SelfTest;
 use zeroth::kernel::{CONFORMANCE_ARENA, Device, DeviceError, conformance};
-use zeroth::machine::bench::{Identity, BenchResult, Part, Profile, ProfileError};
+use zeroth::machine::bench::{BenchResult, Identity, Part, Profile, ProfileError};
 use zeroth::machine::{Gpus, LibraryState, Limit, Machine, probe};
 
 use crate::exit::Exit;

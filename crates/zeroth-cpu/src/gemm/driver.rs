@@ -23,7 +23,7 @@ use super::epilogue::{ClosureEpilogue, Epilogue};
 use super::portable::PortableKernel;
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::rows::pitch;
+use crate::rows::stride;
 use crate::scratch_splitter::ScratchSplitter;
 use crate::work_partition::{Grid, Tile};
 use crate::{check_len, check_scratch};
@@ -180,7 +180,7 @@ pub(crate) fn gemm<A: Element, B: Element, O: Send>(
     scratch: &mut [f32],
     epilogue: &(impl Epilogue<O> + Sync),
 ) {
-    let row_stride = pitch("out", out.len(), [m, n]);
+    let row_stride = stride("out", out.len(), [m, n]);
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
     let operands = Operands { k, a, b };
     with_kernel!(pool.isa(), A, B, K => {

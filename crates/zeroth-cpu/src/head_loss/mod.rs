@@ -20,7 +20,7 @@ use half::bf16;
 use zeroth_base::DType;
 
 use super::pool::Pool;
-use super::rows::stride as pitch;
+use super::rows::stride;
 use super::{check_len, check_scratch};
 use rounded_grad::RoundedGrad;
 pub use rounded_grad::TokenRows;
@@ -28,7 +28,7 @@ use zeroth_kernel::{Element, HeadLossDims};
 
 /// Row stride of x and dx, in elements; panics if x does not have the rows.
 fn x_row_stride<T>(dims: HeadLossDims, x: &[T]) -> usize {
-    pitch("x", x.len(), [dims.rows, dims.hidden])
+    stride("x", x.len(), [dims.rows, dims.hidden])
 }
 
 fn check<T>(dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32]) {

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
-use crate::convert::{is_broken, look_piece};
+use crate::convert::{convert_and_check_piece, has_nonfinite};
 use crate::isa::Isa;
 use crate::stream;
 use crate::work_partition::{Chunks, Partition};
@@ -99,7 +99,8 @@ impl<T: Element> Band<'_, T> {
 
     /// Rounds `sums` into the band and copies the rows of tokens. Returns whether a result outside of token rows is not finite.
     pub(super) fn finish(self, isa: Isa, sums: &[f32]) -> bool {
-        let (hidden, found_inf) = (self.hidden, look_piece(isa, sums, self.dw, self.non_temporal));
+        let (hidden, found_inf) =
+            (self.hidden, convert_and_check_piece(isa, sums, self.dw, self.non_temporal));
         let Some(token_rows) = self.token_rows else { return found_inf };
         for (token, &id) in token_rows.ids.iter().enumerate() {
             let row = usize::try_from(id).ok().filter(|row| self.rows.contains(row));
@@ -111,6 +112,6 @@ impl<T: Element> Band<'_, T> {
         }
         let is_complete = |row: usize| !token_rows.ids.iter().any(|id| usize::try_from(*id) == Ok(row));
         let mut rows = self.rows.zip(self.dw.chunks_exact(hidden));
-        found_inf && rows.any(|(row, values)| is_broken(isa, values) && is_complete(row))
+        found_inf && rows.any(|(row, values)| has_nonfinite(isa, values) && is_complete(row))
     }
 }

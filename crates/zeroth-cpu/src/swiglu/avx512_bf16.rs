@@ -18,7 +18,7 @@ use zeroth_kernel::Element;
 
 use crate::avx512_bf16::{LANES, LINE, Subnormals, prefetch, store_line};
 use crate::isa::Isa;
-use crate::math::{POWERS, ROUND};
+use crate::math::{EXP2_COEFFICIENTS, ROUND_MAGIC};
 
 type Line = [u16; LINE];
 
@@ -100,15 +100,15 @@ fn padded(tail: &[u16]) -> Line {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn one_plus_exp(x: __m512) -> __m512 {
-    let round = _mm512_set1_ps(ROUND);
+    let round = _mm512_set1_ps(ROUND_MAGIC);
     let exponent = _mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E));
     // With a NaN, max and min return their second operand. 2^128 has the bits of infinity.
     let near = _mm512_max_ps(_mm512_set1_ps(-126.0), exponent);
     let near = _mm512_min_ps(_mm512_set1_ps(128.0), near);
     let shifted = _mm512_add_ps(near, round);
     let t = _mm512_sub_ps(near, _mm512_sub_ps(shifted, round));
-    let mut p = _mm512_set1_ps(POWERS[0]);
-    for &coefficient in &POWERS[1..] {
+    let mut p = _mm512_set1_ps(EXP2_COEFFICIENTS[0]);
+    for &coefficient in &EXP2_COEFFICIENTS[1..] {
         p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(coefficient));
     }
     let value = _mm512_castps_si512(_mm512_fmadd_ps(p, t, _mm512_set1_ps(1.0)));

@@ -140,7 +140,9 @@ impl Harness {
             // Low-order bits may be any 16 bits; they need weights.
             let (master_type, weights) = match master_form {
                 MasterForm::F32 => (DType::F32, vec![POISON; count * self.dtype.bytes() as usize]),
-                MasterForm::LowBits => (DType::Bf16, to_bytes(DType::Bf16, &self.random_of(DType::Bf16, count))),
+                MasterForm::LowBits => {
+                    (DType::Bf16, to_bytes(DType::Bf16, &self.random_of(DType::Bf16, count)))
+                }
             };
             let written = [
                 self.buffer(to_bytes(master_type, &master)),

@@ -303,7 +303,9 @@ impl At<'_> {
                     ids: input(0),
                     dy: input(1),
                     dtable: self.gradient(table),
-                    tied_rows: self.waiting(node, width).map(|own| TiedRowsIn { rows: own.rows, found_inf: broken }),
+                    tied_rows: self
+                        .waiting(node, width)
+                        .map(|own| TiedRowsIn { rows: own.rows, found_inf: broken }),
                 }
             }
             GradOp::Sum => Kernel::Sum { a: input(0), b: input(1), y: output(0) },

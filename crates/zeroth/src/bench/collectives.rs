@@ -14,7 +14,7 @@ use zeroth_comm::{CommError, JoinError, OpName};
 use zeroth_cpu::{Arena, Pool};
 use zeroth_engine::{BenchedCollective, CollectiveBench, RunError};
 use zeroth_kernel::{DeviceError, Span};
-use zeroth_machine::bench::{COPY, BenchResult, Rate, Unit, copy, fill_random};
+use zeroth_machine::bench::{BenchResult, COPY, Rate, Unit, copy, fill_random};
 
 /// Size of a rank's region in the shared segment, as in real runs.
 const REGION: usize = 8 << 20;

@@ -8,8 +8,9 @@ use zeroth::bench::{
 };
 use zeroth::kernel::HeadLossDims;
 use zeroth::machine::bench::{
-    BenchError, Benchmark, BenchResult, MemoryBoundSizes, Part, attention_benchmarks, gpu_benchmarks, disk_benchmarks, head_loss_benchmarks,
-    measure, memory_bound_benchmarks, optimizer_benchmarks, cpu_peak_benchmarks, matmul_benchmarks,
+    BenchError, BenchResult, Benchmark, MemoryBoundSizes, Part, attention_benchmarks, cpu_peak_benchmarks,
+    disk_benchmarks, gpu_benchmarks, head_loss_benchmarks, matmul_benchmarks, measure,
+    memory_bound_benchmarks, optimizer_benchmarks,
 };
 
 use super::BenchRun;

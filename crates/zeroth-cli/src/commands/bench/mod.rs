@@ -7,7 +7,7 @@ mod show;
 use anyhow::{bail, ensure};
 use zeroth::bench::StepReport;
 use zeroth::cpu::Isa;
-use zeroth::machine::bench::{Identity, BenchResult, Part, Profile};
+use zeroth::machine::bench::{BenchResult, Identity, Part, Profile};
 use zeroth::machine::{Machine, probe};
 
 use crate::bench_args::BenchArgs;
