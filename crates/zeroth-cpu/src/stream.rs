@@ -75,7 +75,7 @@ pub(super) fn store_non_temporal<T: Pod>(from: &[T], to: &mut [T]) {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[allow(unsafe_code, reason = "stores non_temporal the caches take pointers")]
+#[allow(unsafe_code, reason = "non-temporal stores take pointers")]
 #[inline(always)]
 fn store_lines(from: &[u8], to: &mut [u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};

@@ -45,7 +45,7 @@ impl Transport {
             device: "cuda".to_owned(),
             call: format!("reading {VARIABLE}"),
             reason: format!(
-                "it is `{value}`; write ipc, nccl or host, or unset it to copy the first of these that works"
+                "it is `{value}`; write ipc, nccl or host, or unset it to use the first of these that works"
             ),
         };
         transport.map(Some).ok_or_else(unknown)
@@ -56,7 +56,7 @@ impl Transport {
         DeviceError::Call {
             device: "cuda".to_owned(),
             call: format!("{VARIABLE}={}", self.name()),
-            reason: format!("{reason}; unset it to copy a transport that works, or write host"),
+            reason: format!("{reason}; unset it to use one that works, or write host"),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Memory budgets: a program that fits them, found among what the config leaves open, or what is missing and which one
-//! change would do.
+//! Fits a job into memory budgets: searches the settings that the config leaves open, or reports the shortfall and the
+//! single changes that would fit.
 //!
-//! Choices never change what is trained: a policy of recomputation, how far gathers run ahead, and how a given batch is
-//! cut into micro-batches. Every candidate is compiled and its bytes are counted; nothing is estimated.
+//! A choice never changes the result of training: the recompute policy, the prefetch bucket, and the split of a batch
+//! into micro-batches. Every candidate is compiled and its memory planned; nothing is estimated.
 
 use zeroth_base::{DType, format_bytes};
 use zeroth_kernel::Tier;
@@ -13,43 +13,43 @@ use zeroth_program::{Offload, Recompute, StateStream, UpdatedBy};
 
 use crate::{Job, JobError, Overhead, Processes};
 
-/// One part in so many of what is free stays so: matrix products are tried with memory of their own.
-const LEFT_FREE: u64 = 8;
-/// And one part in so many of a card's budget, where blocks are kept rather than computed again.
-const SPARE: u64 = 32;
+/// 1 / this of the free device memory stays free: autotuning of matmuls allocates its own workspace.
+const FREE_FRACTION: u64 = 8;
+/// 1 / this of a GPU's budget stays free when some blocks are not recomputed.
+const SPARE_FRACTION: u64 = 32;
 
 const EVERY_BLOCK: Recompute = Recompute::Block { blocks: None, checkpoints: None, offloaded: false };
 
-/// Bytes that kernels read and write for a byte that is computed again: what it is made of, itself, and itself once more.
-const AGAIN: u64 = 3;
+/// Bytes of memory traffic per recomputed byte: its inputs are read, it is written, and it is read again.
+const RECOMPUTE_TRAFFIC: u64 = 3;
 
-/// Bytes that one rank may take.
+/// The memory budget of one rank, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Budget {
-    /// Of the device's memory.
+    /// Device memory.
     pub device: Option<u64>,
-    /// Of the host's.
+    /// Host memory.
     pub host: Option<u64>,
-    /// Of both together, where the device's memory is the host's.
+    /// Both together, for devices that compute in host memory.
     pub together: Option<u64>,
-    /// How ranks are started: a budget of host memory holds what their processes take beside the plan, too.
+    /// How ranks are started: a host budget includes the overhead of their processes.
     pub processes: Processes,
 }
 
-/// What may be chosen, because nobody typed it.
+/// The settings that may be chosen because the user did not set them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Freedom {
     /// `zeroth.recompute`.
     pub recompute: bool,
     /// `stage3_prefetch_bucket_size`.
     pub prefetch: bool,
-    /// How a step's samples of a rank are cut into micro-batches.
+    /// The split of a rank's samples into micro-batches.
     pub micro_batch: bool,
-    /// `zeroth.update`, by what a rank's share of the machine can do.
+    /// `zeroth.update`, with the measured rates of a rank's share of the machine.
     pub update: Option<Rates>,
 }
 
-/// What was chosen, key by key.
+/// A chosen setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// The key.
@@ -58,18 +58,18 @@ pub struct Choice {
     pub value: serde_json::Value,
 }
 
-/// A budget that is not enough.
+/// A budget that no choice of settings fits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Misfit {
-    /// What it is a budget of, in words.
+    /// The kind of memory, for messages.
     pub of: &'static str,
-    /// The least that a rank needs, with all that may be chosen.
+    /// The least that a rank needs over all choices.
     pub needed: u64,
-    /// What is given.
+    /// The budget.
     pub given: u64,
-    /// What is needed beside the plan, of the bytes that are needed.
+    /// The part of `needed` that is process overhead beside the plan.
     pub overhead: u64,
-    /// Single changes that would fit, each with what a rank then needs on the device and on the host, its process included.
+    /// Single changes that would fit, each with the device and host bytes it needs per rank, overhead included.
     pub remedies: Vec<(String, [u64; 2])>,
 }
 
@@ -106,12 +106,12 @@ impl std::fmt::Display for Misfit {
     }
 }
 
-/// A change of a job, to be tried.
+/// A candidate change of a job.
 type Change = Box<dyn Fn(&mut Job)>;
 
-/// What does not fit.
+/// A budget that a program exceeds.
 #[derive(Clone, Copy)]
-struct Lack {
+struct Shortfall {
     of: &'static str,
     needed: u64,
     given: u64,
@@ -119,32 +119,32 @@ struct Lack {
 }
 
 impl Budget {
-    /// What does not fit.
-    fn lack(&self, job: &Job, compiled: &Compiled) -> Option<Lack> {
+    /// The first budget that the program exceeds.
+    fn shortfall(&self, job: &Job, compiled: &Compiled) -> Option<Shortfall> {
         let device = compiled.memory.arena(Tier::Device);
         let [host, overhead] = self.on_host(job, compiled);
         let of = |of, needed: u64, overhead: u64, given: Option<u64>| {
-            given.filter(|given| needed > *given).map(|given| Lack { of, needed, given, overhead })
+            given.filter(|given| needed > *given).map(|given| Shortfall { of, needed, given, overhead })
         };
         of("device memory", device, 0, self.device)
             .or_else(|| of("host memory", host, overhead, self.host))
             .or_else(|| of("memory", device + host, overhead, self.together))
     }
 
-    /// Bytes of host memory that a rank takes, and how many of them are beside the plan.
+    /// Host bytes of a rank, and the part of them that is process overhead.
     fn on_host(&self, job: &Job, compiled: &Compiled) -> [u64; 2] {
         let overhead = Overhead::of(job, compiled, self.processes).total;
         [compiled.memory.arena(Tier::Host) + overhead, overhead]
     }
 
-    /// What a rank needs on the device and on the host.
+    /// Device and host bytes of a rank.
     fn needed(&self, job: &Job, compiled: &Compiled) -> [u64; 2] {
         [compiled.memory.arena(Tier::Device), self.on_host(job, compiled)[0]]
     }
 }
 
 impl Job {
-    /// Compiles a program that keeps to the budget, choosing what may be chosen; the choices are the job's from then on.
+    /// Compiles a program that fits the budget. The chosen settings become the job's.
     pub fn fit(
         &mut self,
         target: Target,
@@ -152,27 +152,27 @@ impl Job {
         freedom: Freedom,
     ) -> Result<Result<(Compiled, Vec<Choice>), Misfit>, JobError> {
         let asked = (self.settings, self.shape, self.row_sizes.clone());
-        let mut least: Option<Lack> = None;
-        for cuts in 0..=self.cuts(freedom) {
+        let mut least: Option<Shortfall> = None;
+        for halvings in 0..=self.max_halvings(freedom) {
             for (recompute, prefetch) in self.policies(freedom) {
                 self.settings = asked.0;
                 self.shape = asked.1;
                 self.row_sizes.clone_from(&asked.2);
-                self.cut(cuts);
+                self.halve_micro_batch(halvings);
                 (self.settings.recompute, self.settings.prefetch) = (recompute, prefetch);
                 for stream in self.streams(target) {
                     self.settings.offload.stream = stream;
                     let compiled = self.compile(target)?;
-                    match budget.lack(self, &compiled) {
+                    match budget.shortfall(self, &compiled) {
                         None => {
                             let compiled = self.fewest_blocks(compiled, target, budget, asked.0.recompute)?;
                             let compiled = self.widen(compiled, target, budget)?;
-                            let compiled = self.wider(compiled, target, budget, freedom)?;
+                            let compiled = self.recompute_to_widen(compiled, target, budget, freedom)?;
                             let compiled = self.faster_update(compiled, target, budget, freedom.update)?;
-                            return Ok(Ok((compiled, self.choices(&asked.0, cuts))));
+                            return Ok(Ok((compiled, self.choices(&asked.0, halvings))));
                         }
-                        Some(lack) if least.is_none_or(|known| lack.needed < known.needed) => {
-                            least = Some(lack);
+                        Some(shortfall) if least.is_none_or(|known| shortfall.needed < known.needed) => {
+                            least = Some(shortfall);
                         }
                         Some(_) => {}
                     }
@@ -180,12 +180,12 @@ impl Job {
             }
         }
         (self.settings, self.shape, self.row_sizes) = asked;
-        let Lack { of, needed, given, overhead } =
-            least.unwrap_or(Lack { of: "memory", needed: 0, given: 0, overhead: 0 });
+        let Shortfall { of, needed, given, overhead } =
+            least.unwrap_or(Shortfall { of: "memory", needed: 0, given: 0, overhead: 0 });
         Ok(Err(Misfit { of, needed, given, overhead, remedies: self.remedies(target, budget)? }))
     }
 
-    /// Where all blocks are computed again because less was not enough: no more of them than must be.
+    /// Reduces the number of recomputed blocks to the fewest that fit, by bisection.
     fn fewest_blocks(
         &mut self,
         mut compiled: Compiled,
@@ -196,7 +196,7 @@ impl Job {
         if self.settings.recompute == asked || self.settings.recompute != EVERY_BLOCK {
             return Ok(compiled);
         }
-        let spare = if target == Target::Cuda { SPARE } else { u64::MAX };
+        let spare = if target == Target::Cuda { SPARE_FRACTION } else { u64::MAX };
         let budget = Budget { device: budget.device.map(|given| given - given / spare), ..budget };
         let (mut too_few, mut enough) = (0, compiled.graph.units.len().saturating_sub(2) as u64);
         while enough - too_few > 1 {
@@ -204,7 +204,7 @@ impl Job {
             self.settings.recompute =
                 Recompute::Block { blocks: Some(blocks), checkpoints: None, offloaded: false };
             let candidate = self.compile(target)?;
-            if budget.lack(self, &candidate).is_none() {
+            if budget.shortfall(self, &candidate).is_none() {
                 (enough, compiled) = (blocks, candidate);
             } else {
                 too_few = blocks;
@@ -216,32 +216,31 @@ impl Job {
         Ok(compiled)
     }
 
-    /// Ways for states in host memory to pass through the device, the one with the least on the bus first: gradients wait
-    /// where they are made.
+    /// The candidate streams of offloaded optimizer state, the one with the least bus traffic first: gradients stay on the
+    /// device.
     fn streams(&self, target: Target) -> Vec<Option<StateStream>> {
         let asked = self.settings.for_target(target).offload.stream;
         let Some(stream) = asked else { return vec![None] };
         [Tier::Device, Tier::Host].map(|gradients| Some(StateStream { gradients, ..stream })).to_vec()
     }
 
-    /// Gives states that pass through the device what is free there, but for a part that libraries may want.
+    /// Widens the update window to the free device memory, minus a reserve for libraries.
     fn widen(&mut self, compiled: Compiled, target: Target, budget: Budget) -> Result<Compiled, JobError> {
         let offload = self.settings.offload;
         let (Some(stream), Some(given), None) = (offload.stream, budget.device, offload.update_window) else {
             return Ok(compiled);
         };
         let left = given.saturating_sub(compiled.memory.arena(Tier::Device));
-        // All of them, and what lies between.
+        // All states, and the padding between them.
         let all = compiled.memory.states(Tier::Host);
-        let window = (left - left / LEFT_FREE).min(all + all / 8 + (64 << 20));
+        let window = (left - left / FREE_FRACTION).min(all + all / 8 + (64 << 20));
         self.settings.offload.stream = Some(StateStream { window, ..stream });
         self.settings.offload.update_window = Some(window);
         self.compile(target)
     }
 
-    /// Where state in host memory has too little room on the device, and forward would wait for it: what is cheap to compute
-    /// again gives its room to the window, if that saves more time than it takes.
-    fn wider(
+    /// Recomputes cheap activations to widen the update window further, if the saved waiting outweighs the recomputation.
+    fn recompute_to_widen(
         &mut self,
         compiled: Compiled,
         target: Target,
@@ -255,24 +254,23 @@ impl Job {
             return Ok(compiled);
         };
         let activations = |compiled: &Compiled| compiled.memory.by_category(Tier::Device).activations;
-        let before = self.waiting(&compiled, rates);
+        let before = self.stall_seconds(&compiled, rates);
         self.settings.recompute = Recompute::NormSwiGlu;
         let closed = Some(StateStream { window: 0, ..stream });
         self.settings.offload = Offload { update_window: None, stream: closed, ..asked.offload };
         let candidate = self.compile(target)?;
         let candidate = self.widen(candidate, target, budget)?;
-        let again = activations(&compiled).saturating_sub(activations(&candidate));
-        let cost = rates.memory_seconds(AGAIN * again * asked.accumulation);
-        if budget.lack(self, &candidate).is_none() && self.waiting(&candidate, rates) + cost < before {
+        let recomputed = activations(&compiled).saturating_sub(activations(&candidate));
+        let cost = rates.memory_seconds(RECOMPUTE_TRAFFIC * recomputed * asked.accumulation);
+        if budget.shortfall(self, &candidate).is_none() && self.stall_seconds(&candidate, rates) + cost < before {
             return Ok(candidate);
         }
         self.settings = asked;
         Ok(compiled)
     }
 
-    /// Seconds that forward waits for state that had no room on the device before it was decided about: what does not pass
-    /// beneath forward itself.
-    fn waiting(&self, compiled: &Compiled, rates: Rates) -> f64 {
+    /// Seconds that forward waits for state outside the update window, beyond what overlaps with forward itself.
+    fn stall_seconds(&self, compiled: &Compiled, rates: Rates) -> f64 {
         let window = self.settings.offload.stream.map_or(0, |stream| stream.window);
         let outside = compiled.memory.states(Tier::Host).saturating_sub(window);
         let parameters: u64 = compiled.graph.params.iter().map(zeroth_graph::Param::elements).sum();
@@ -280,7 +278,7 @@ impl Job {
         (rates.transfer_seconds(outside) - rates.matmul_seconds(2 * parameters * rows)).max(0.0)
     }
 
-    /// State that passes through the device is updated by the host's processors instead where they are faster.
+    /// Moves the update of streamed state to the CPU where that is faster.
     fn faster_update(
         &mut self,
         compiled: Compiled,
@@ -292,17 +290,17 @@ impl Job {
         let (Some(stream), Some(rates)) = (asked.offload.stream, rates) else { return Ok(compiled) };
         let on_host = compiled.memory.by_category(Tier::Host);
         let travelling = on_host.optimizer + on_host.gradients;
-        // Sums of several micro-batches that grow in host memory are read and written over the bus by each but the first.
+        // With accumulation, every micro-batch but the first reads and writes host gradients over the bus.
         let sums = |compiled: &Compiled| {
             let gradients = compiled.memory.by_category(Tier::Host).gradients;
             rates.transfer_seconds(2 * (asked.accumulation - 1) * gradients)
         };
-        // With room for all of it, state passes beneath forward and backward; without, and on processors, only beneath
-        // forward, a third of a step.
+        // With a window for all of it, state streams under forward and backward; otherwise only under forward, a third of a
+        // step.
         let shares = if stream.window >= travelling { 3.0 } else { 1.0 };
         let through = rates.transfer_seconds(travelling) / shares + sums(&compiled);
         self.settings.offload.updated_by = Some(UpdatedBy::Device);
-        // In fp32 there are no master weights, only the card's own.
+        // In fp32 there are no master weights, only the device's parameters.
         if through <= rates.host_update_seconds(on_host.optimizer) || asked.types.compute == DType::F32 {
             return Ok(compiled);
         }
@@ -310,20 +308,20 @@ impl Job {
             Offload { updated_by: Some(UpdatedBy::Host), stream: None, update_window: None, ..asked.offload };
         let beside = self.compile(target)?;
         let is_slower = through <= rates.host_update_seconds(on_host.optimizer) + sums(&beside);
-        if is_slower || budget.lack(self, &beside).is_some() {
+        if is_slower || budget.shortfall(self, &beside).is_some() {
             self.settings.offload = Offload { updated_by: Some(UpdatedBy::Device), ..asked.offload };
             return Ok(compiled);
         }
         Ok(beside)
     }
 
-    /// How often micro-batches may be halved.
-    fn cuts(&self, freedom: Freedom) -> u32 {
+    /// How often the micro-batch may be halved.
+    fn max_halvings(&self, freedom: Freedom) -> u32 {
         if freedom.micro_batch { self.shape.micro_batch.trailing_zeros() } else { 0 }
     }
 
-    /// Halves micro-batches: the step stays the same.
-    fn cut(&mut self, times: u32) {
+    /// Halves the micro-batch and doubles accumulation; the samples of a step stay the same.
+    fn halve_micro_batch(&mut self, times: u32) {
         if times == 0 {
             return;
         }
@@ -333,20 +331,20 @@ impl Job {
         self.size_rows();
     }
 
-    /// What is computed again and how far gathers run ahead, from what costs nothing to what costs most time.
+    /// Candidate recompute policies and prefetch buckets, cheapest first.
     fn policies(&self, freedom: Freedom) -> Vec<(Recompute, u64)> {
         let (asked, prefetch) = (self.settings.recompute, self.settings.prefetch);
         let mut policies = vec![(asked, prefetch)];
         if freedom.recompute {
-            policies.extend([Recompute::NormSwiGlu, EVERY_BLOCK].map(|again| (again, prefetch)));
+            policies.extend([Recompute::NormSwiGlu, EVERY_BLOCK].map(|recompute| (recompute, prefetch)));
         }
         if freedom.prefetch && prefetch > 0 {
-            policies.extend(policies.last().map(|(again, _)| (*again, 0)));
+            policies.extend(policies.last().map(|(recompute, _)| (*recompute, 0)));
         }
         policies
     }
 
-    fn choices(&self, asked: &zeroth_program::Settings, cuts: u32) -> Vec<Choice> {
+    fn choices(&self, asked: &zeroth_program::Settings, halvings: u32) -> Vec<Choice> {
         let mut choices = Vec::new();
         if self.settings.recompute != asked.recompute {
             let value = match self.settings.recompute {
@@ -376,7 +374,7 @@ impl Job {
             };
             choices.push(Choice { key: "zeroth.update", value: value.into() });
         }
-        if cuts > 0 {
+        if halvings > 0 {
             let (micro_batch, accumulation) = (self.shape.micro_batch, self.shape.accumulation);
             choices.push(Choice { key: "train_micro_batch_size_per_gpu", value: micro_batch.into() });
             choices.push(Choice { key: "gradient_accumulation_steps", value: accumulation.into() });
@@ -384,13 +382,13 @@ impl Job {
         choices
     }
 
-    /// Changes that a person may make, each by itself, that fit.
+    /// Single changes of the user's settings that fit.
     fn remedies(&mut self, target: Target, budget: Budget) -> Result<Vec<(String, [u64; 2])>, JobError> {
         let asked = (self.settings, self.shape, self.row_sizes.clone());
         let block = EVERY_BLOCK;
         let optimizer = Offload { optimizer: Some(1.0), ..asked.0.offload };
         let both = Offload { parameters: Some(u64::MAX), ..optimizer };
-        let cuts = self.shape.micro_batch.trailing_zeros();
+        let halvings = self.shape.micro_batch.trailing_zeros();
         let mut changes: Vec<(String, Change)> = Vec::new();
         if asked.0.recompute == Recompute::Nothing {
             let change = move |job: &mut Self| job.settings.recompute = block;
@@ -400,13 +398,13 @@ impl Job {
             let change = |job: &mut Self| job.settings.offload.update_window = Some(0);
             changes.push(("zeroth.update_window 0, or none at all".to_owned(), Box::new(change)));
         }
-        if cuts > 0 {
+        if halvings > 0 {
             let name = format!(
                 "train_micro_batch_size_per_gpu {} with gradient_accumulation_steps {}",
-                asked.1.micro_batch >> cuts,
-                asked.1.accumulation << cuts
+                asked.1.micro_batch >> halvings,
+                asked.1.accumulation << halvings
             );
-            changes.push((name, Box::new(move |job: &mut Self| job.cut(cuts))));
+            changes.push((name, Box::new(move |job: &mut Self| job.halve_micro_batch(halvings))));
         }
         for stage in asked.0.stage + 1..=3 {
             let change = move |job: &mut Self| job.settings.stage = stage;
@@ -432,7 +430,7 @@ impl Job {
         for (name, change) in changes {
             change(self);
             let compiled = self.compile(target)?;
-            if budget.lack(self, &compiled).is_none() {
+            if budget.shortfall(self, &compiled).is_none() {
                 fitting.push((name, budget.needed(self, &compiled)));
             }
             (self.settings, self.shape) = (asked.0, asked.1);
@@ -445,7 +443,7 @@ impl Job {
         Ok(fitting)
     }
 
-    /// The fewest ranks, doubled from those there are, that fit with all in host memory and blocks computed again.
+    /// The fewest ranks, doubling the present number, that fit with everything offloaded and blocks recomputed.
     fn more_ranks(&mut self, target: Target, budget: Budget) -> Result<Option<(String, [u64; 2])>, JobError> {
         self.settings.stage = 3;
         self.settings.offload.optimizer = Some(1.0);
@@ -455,7 +453,7 @@ impl Job {
         for ranks in [2, 4, 8, 16, 32].map(|times| times * there) {
             self.shape.ranks = ranks;
             let compiled = self.compile(target)?;
-            if budget.lack(self, &compiled).is_none() {
+            if budget.shortfall(self, &compiled).is_none() {
                 let name = format!(
                     "{ranks} ranks with as much memory each, offload_optimizer and offload_param to cpu (stage 3) and \
                      zeroth.recompute \"block\""
