@@ -27,7 +27,7 @@ fn units(found: &[bf16], expected: &[f64]) -> f64 {
 const ONE_ROUNDING: f64 = 0.51;
 
 #[test]
-fn results_that_are_rounded_once_are_within_half_a_unit() {
+fn results_rounded_once_are_within_half_an_ulp() {
     for &path in Isa::available() {
         rounded_once(&Pool::on_isa(2, path).unwrap());
     }
@@ -85,7 +85,7 @@ fn rms_norm_rounds_twice_as_transformers_does() {
 }
 
 #[test]
-fn casts_round_to_the_nearest_even_and_keep_what_is_no_number() {
+fn casts_round_to_nearest_even_and_keep_nan() {
     let pool = Pool::new(2);
     let values = [1.0, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, f32::MAX, f32::INFINITY, f32::NAN, -0.0, 1e-40];
     let mut narrow = [bf16::ZERO; 8];

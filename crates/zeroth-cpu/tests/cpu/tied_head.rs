@@ -127,13 +127,13 @@ fn of_type<T: Element + PartialEq + Debug>() {
 }
 
 #[test]
-fn rows_rounded_when_they_are_complete_have_the_bits_of_rows_rounded_at_the_end() {
+fn tied_rows_rounded_early_have_the_bits_of_rows_rounded_at_the_end() {
     of_type::<bf16>();
     of_type::<f16>();
     of_type::<f32>();
 }
 
-fn broken_of_type<T: Element + PartialEq + Debug>() {
+fn nonfinite_of_type<T: Element + PartialEq + Debug>() {
     for pool in pools() {
         // A gradient of a row that only the embedding gives: the head has not seen it.
         let mut batch = Batch::<T>::new();
@@ -156,7 +156,7 @@ fn broken_of_type<T: Element + PartialEq + Debug>() {
 }
 
 #[test]
-fn a_row_that_is_not_finite_is_seen_by_whoever_completes_it() {
-    broken_of_type::<bf16>();
-    broken_of_type::<f16>();
+fn a_nonfinite_tied_row_is_found_by_the_kernel_that_completes_it() {
+    nonfinite_of_type::<bf16>();
+    nonfinite_of_type::<f16>();
 }
