@@ -60,18 +60,18 @@ impl<T: Element> SelfTester<'_, T> {
 
     fn compare<A: Element>(&mut self, name: &str, found: &[A], expected: &[f64]) {
         // Rounding to bf16 is off by up to 2^-9 of an element, to f16 by 2^-12; an f32 sum by some parts in 10^7. Gradients of
-        // logits and attention weights are rounded to bf16 before they are multiplied.
+        // logits and attention weights are rounded to bf16 before they are multiplied. Maximum errors are about twice those seen.
         let rounded = name.starts_with("head_loss dw");
         let bound = match (A::DTYPE, T::DTYPE) {
-            (DType::F32, DType::Bf16) if rounded => 3e-3,
-            (DType::Bf16, _) if name.starts_with("attention") => 3.5e-3,
-            (DType::Bf16, _) => 3e-3,
-            (DType::F16, _) => 4e-4,
-            (DType::F32, DType::F32) => 2e-6,
-            (DType::F32, _) => 1e-5,
+            (DType::F32, DType::Bf16) if rounded => Deviation { l2: 3e-3, max: 5e-2 },
+            (DType::Bf16, _) if name.starts_with("attention") => Deviation { l2: 3.5e-3, max: 8e-2 },
+            (DType::Bf16, _) => Deviation { l2: 3e-3, max: 2e-2 },
+            (DType::F16, _) => Deviation { l2: 4e-4, max: 1e-2 },
+            (DType::F32, DType::F32) => Deviation { l2: 2e-6, max: 5e-5 },
+            (DType::F32, _) => Deviation { l2: 1e-5, max: 1e-3 },
         };
-        let Deviation { l2: error, max: max_error } = Deviation::of(&wide(found), expected);
-        let ok = error <= bound && max_error <= 8.0 * bound;
+        let deviation = Deviation::of(&wide(found), expected);
+        let (Deviation { l2: error, max: max_error }, ok) = (deviation, deviation.is_within(bound));
         self.tests.push(SelfTest { name: format!("{name} {}", T::DTYPE), error, max_error, ok });
     }
 

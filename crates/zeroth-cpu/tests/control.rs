@@ -1,4 +1,4 @@
-//! What a step's outcome decides, through the kernel of the processor. The sequences of loss scales are DeepSpeed's own,
+//! The control kernel of the CPU: gradient norm, loss scale, skipped steps. The sequences of loss scales are DeepSpeed's own,
 //! written by `make_loss_scales.py`.
 #![allow(clippy::unwrap_used, reason = "a panic is the report of a test, in its helpers too")]
 
@@ -13,7 +13,7 @@ use zeroth_kernel::{
 };
 use zeroth_kernel::{ExactSum, HeadLossDims};
 
-/// What one rank tells: its loss, and for each flat the sum of squares and whether its own gradient was not finite.
+/// A rank's report: its loss, and per flat buffer the sum of squares and whether its own gradient was infinite or NaN.
 type RankReport = (f64, Vec<(f64, bool)>);
 
 /// A device with the state of a run.
@@ -143,7 +143,7 @@ fn gradients_are_unscaled_with_the_scale_of_their_backward() {
 }
 
 #[test]
-fn what_is_not_finite_is_named_by_flat_and_rank() {
+fn the_record_names_flat_and_rank_of_a_nonfinite_gradient() {
     let named = |told: &[RankReport]| {
         let (record, _) = Run::new(Recipe { tolerated: 9, ..Recipe::default() }).step(told);
         assert_eq!(
@@ -172,7 +172,7 @@ fn what_is_not_finite_is_named_by_flat_and_rank() {
 }
 
 #[test]
-fn a_fixed_scale_stays_and_its_overflows_count_against_what_is_tolerated() {
+fn overflows_at_a_constant_scale_count_against_the_tolerated_steps() {
     for loss_scale in [1.0, 1024.0] {
         let mut run = Run::new(Recipe { loss_scale, tolerated: 2, ..Recipe::default() });
         let mut halted = Vec::new();
@@ -187,7 +187,7 @@ fn a_fixed_scale_stays_and_its_overflows_count_against_what_is_tolerated() {
 }
 
 #[test]
-fn overflows_of_a_moving_scale_are_skipped_and_not_counted_against_it() {
+fn overflows_of_a_dynamic_scale_do_not_count_against_the_tolerated_steps() {
     let mut run = Run::new(Recipe { tolerated: 0, ..dynamic() });
     let rates: Vec<f64> = [FLAGGED, FLAGGED, FLAGGED, CLEAN, FLAGGED, CLEAN]
         .into_iter()
@@ -200,7 +200,7 @@ fn overflows_of_a_moving_scale_are_skipped_and_not_counted_against_it() {
 }
 
 #[test]
-fn a_skipped_step_leaves_weights_and_moments_as_they_are_and_an_applied_one_does_not() {
+fn a_skipped_step_changes_neither_weights_nor_moments() {
     let mut device = CpuDevice::new(2, 1 << 20, 0).unwrap();
     let values: Vec<f32> = (0..3000).map(|i| 1.0 + (i as f32 * 0.1).sin()).collect();
     for (told, changes) in [(FLAGGED, false), (CLEAN, true)] {
@@ -239,7 +239,7 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_are_and_an_applied_one_does
 }
 
 #[test]
-fn moments_that_are_missing_or_of_a_type_that_overflows_are_refused() {
+fn missing_moments_and_fp16_moments_are_refused() {
     let mut device = CpuDevice::new(1, 1 << 16, 0).unwrap();
     let control = Control { apply: 1, ..Control::new(1.0) };
     let (control, grads) = (put(&mut device, 0, &[control]), put(&mut device, 512, &[1.0f32; 4]));
@@ -272,7 +272,7 @@ fn moments_that_are_missing_or_of_a_type_that_overflows_are_refused() {
 }
 
 #[test]
-fn a_conversion_says_whether_a_result_is_not_finite() {
+fn a_conversion_sets_found_inf_only_for_nonfinite_results() {
     let mut device = CpuDevice::new(3, 1 << 20, 0).unwrap();
     let bytes_of_type = |dtype: DType, values: &[f32]| -> Vec<u8> {
         match dtype {
@@ -313,7 +313,7 @@ fn a_conversion_says_whether_a_result_is_not_finite() {
 }
 
 #[test]
-fn a_head_that_cannot_round_what_it_is_asked_to_is_refused() {
+fn a_head_refuses_unsupported_gradient_stores() {
     let mut device = CpuDevice::new(1, 1 << 20, 0).unwrap();
     let place = |at: u64, bytes: u64| Span::device(at << 12, bytes);
     let dims = HeadLossDims { rows: 2, hidden: 3, vocab: 5 };
@@ -333,7 +333,7 @@ fn a_head_that_cannot_round_what_it_is_asked_to_is_refused() {
         tied_rows,
     };
     let round = |to: DType| GradStore::Round { to, found_inf };
-    // To another type; rows that wait beside a gradient that is not rounded; rows that wait where others land.
+    // Another dtype; tied rows with a gradient that is not rounded.
     for (store, own, said) in [
         (round(DType::F16), None, "F16"),
         (GradStore::Write, Some(tokens(place(4, 24))), "Write"),

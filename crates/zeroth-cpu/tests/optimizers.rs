@@ -111,7 +111,7 @@ fn stored(pool: &Pool, grads: &[f32], rounding: Option<(Rounding, u64)>) -> Vec<
 const CHANCE: Rounding = Rounding { seed: 0x1234_5678_9abc, flat: 7, first: 0 };
 
 #[test]
-fn rounding_by_chance_keeps_the_mean_and_rounding_to_the_nearest_does_not() {
+fn stochastic_rounding_keeps_the_mean_and_rounding_to_nearest_does_not() {
     let (pool, count) = (Pool::new(2), 200_000);
     // 1 and 1 + 1/128 are neighbours in bf16.
     for part in [0.1, 0.25, 0.5, 0.9] {
@@ -133,7 +133,7 @@ fn rounding_by_chance_keeps_the_mean_and_rounding_to_the_nearest_does_not() {
 }
 
 #[test]
-fn the_chance_of_an_element_does_not_depend_on_who_holds_it() {
+fn stochastic_rounding_does_not_depend_on_the_shard() {
     let grads: Vec<f32> = (0..40_000).map(|i| (i as f32 * 0.37).sin()).collect();
     let whole = stored(&Pool::new(1), &grads, Some((CHANCE, 3)));
     assert_eq!(stored(&Pool::new(3), &grads, Some((CHANCE, 3))), whole);
@@ -156,7 +156,7 @@ fn the_chance_of_an_element_does_not_depend_on_who_holds_it() {
 }
 
 #[test]
-fn both_moments_follow_the_words_of_philox() {
+fn both_moments_round_with_their_own_philox_words() {
     let recipe = Recipe { beta1: 0.0, beta2: 0.0, ..Recipe::default() };
     let grads: Vec<f32> = (0..1000).map(|i| 1.0 + (i as f32 * 0.7).sin() * 0.3).collect();
     let (mut first, mut second) = (vec![bf16::ZERO; 1000], vec![bf16::ZERO; 1000]);
@@ -185,7 +185,7 @@ fn both_moments_follow_the_words_of_philox() {
 }
 
 #[test]
-fn small_changes_survive_in_16_bits_only_by_chance() {
+fn small_updates_survive_in_bf16_only_with_stochastic_rounding() {
     let (pool, count) = (Pool::new(2), 2000);
     let recipe = Recipe { beta2: 0.999, ..Recipe::default() };
     let reached = |by_chance: bool| {
@@ -215,7 +215,7 @@ fn small_changes_survive_in_16_bits_only_by_chance() {
 
 #[test]
 #[should_panic(expected = "Lion needs first and second moments [true, false] and has [false, false]")]
-fn a_missing_moment_is_named() {
+fn a_missing_moment_panics_with_its_optimizer() {
     let numbers = StepNumbers::new(&Recipe::default(), 0, 1, 1e-3, 1.0, 1.0);
     let moments = Moments::<f32> { first: None, second: None, rounding: None };
     optimize::<f32, f32, f32>(
@@ -230,7 +230,7 @@ fn a_missing_moment_is_named() {
 }
 
 #[test]
-fn sgd_without_momentum_needs_no_velocity_and_leaves_one_alone() {
+fn sgd_without_momentum_neither_needs_nor_changes_a_momentum_buffer() {
     let recipe = Recipe { weight_decay: [0.5, 0.0], ..Recipe::default() };
     let numbers = StepNumbers::new(&recipe, 0, 4, 0.25, 0.5, 1.0);
     let pool = Pool::new(1);
@@ -263,7 +263,7 @@ fn sgd_without_momentum_needs_no_velocity_and_leaves_one_alone() {
 }
 
 #[test]
-fn adamw_gives_the_same_bits_on_every_path_also_for_weights_stored_past_the_caches() {
+fn adamw_has_the_same_bits_on_every_isa_with_and_without_non_temporal_stores() {
     // Weights of more than 4 MiB, and a length that ends within a line.
     let count = (2 << 20) + 1234;
     let recipe = Recipe {
@@ -327,7 +327,7 @@ fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool
     };
     let given: Vec<f32> = (0..count).map(|i| canonical_master(halfway(i, value(i, 0.11)))).collect();
     let mut weights: Vec<bf16> = given.iter().map(|p| bf16::from_f32(*p)).collect();
-    let mut rests: Vec<i16> = given.iter().zip(&weights).map(|(p, w)| low_bits(*p, *w)).collect();
+    let mut low_bits_of: Vec<i16> = given.iter().zip(&weights).map(|(p, w)| low_bits(*p, *w)).collect();
     let mut master = given;
     let moment = |i: usize| M::from_f32(value(i, 0.05).abs());
     let mut moments: [Vec<M>; 2] = [(0..count).map(moment).collect(), (0..count).map(moment).collect()];
@@ -338,11 +338,11 @@ fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool
         let [first, second] = &mut moments;
         let rounding = Some((Rounding { seed: 5, flat: 1, first: 3 }, t));
         let moments = Moments { first: Some(first), second: Some(second), rounding };
-        let master = if is_whole { Master::F32(&mut master) } else { Master::LowBits(&mut rests) };
+        let master = if is_whole { Master::F32(&mut master) } else { Master::LowBits(&mut low_bits_of) };
         optimize(pool, optimizer, &numbers, &gradients, master, moments, Some(&mut weights));
     }
     if !is_whole {
-        master = weights.iter().zip(&rests).map(|(w, rest)| join_low_bits(*w, *rest)).collect();
+        master = weights.iter().zip(&low_bits_of).map(|(w, rest)| join_low_bits(*w, *rest)).collect();
     }
     let weights = weights.iter().map(|w| w.to_f32());
     let moments = moments.iter().flatten().map(|m| m.to_f32());
@@ -351,7 +351,7 @@ fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool
 }
 
 #[test]
-fn master_weights_beside_their_weights_are_those_in_f32_for_every_optimizer_and_path() {
+fn low_bits_and_f32_master_weights_agree_for_every_optimizer_and_isa() {
     let all = [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad];
     for optimizer in all {
         let expected = after_two_steps::<f32>(&Pool::on_isa(1, Isa::Portable).unwrap(), optimizer, true);
@@ -361,17 +361,17 @@ fn master_weights_beside_their_weights_are_those_in_f32_for_every_optimizer_and_
                 let found = after_two_steps::<f32>(&pool, optimizer, is_whole);
                 assert!(found == expected, "{optimizer:?}, {path:?}, whole: {is_whole}");
             }
-            let [whole, rest] = [true, false].map(|whole| after_two_steps::<bf16>(&pool, optimizer, whole));
-            assert!(whole == rest, "{optimizer:?}, {path:?}, moments in bf16");
+            let [whole, low] = [true, false].map(|whole| after_two_steps::<bf16>(&pool, optimizer, whole));
+            assert!(whole == low, "{optimizer:?}, {path:?}, moments in bf16");
         }
     }
 }
 
 #[test]
-#[should_panic(expected = "needs these, in bf16")]
-fn a_rest_without_weights_is_none() {
+#[should_panic(expected = "low-order bits of master weights need bf16 weights")]
+fn low_bits_without_bf16_weights_panic() {
     let numbers = StepNumbers::new(&Recipe::default(), 0, 1, 1e-2, 1.0, 1.0);
     let moments = Moments::<f32> { first: None, second: None, rounding: None };
-    let rests = Master::LowBits(&mut [1]);
-    optimize::<f32, f32, bf16>(&Pool::new(1), Optimizer::Sgd, &numbers, &[1.0], rests, moments, None);
+    let low_bits_of = Master::LowBits(&mut [1]);
+    optimize::<f32, f32, bf16>(&Pool::new(1), Optimizer::Sgd, &numbers, &[1.0], low_bits_of, moments, None);
 }

@@ -32,17 +32,17 @@ impl Builder {
         Self { graph, tokens, unit: None, ids: Value(0), labels: Value(1), positions: Value(2), dropouts: 0 }
     }
 
-    /// The tokens of the micro-batch [T].
+    /// The tokens of the micro-batch `[T]`.
     pub fn ids(&self) -> Value {
         self.ids
     }
 
-    /// Their labels [T], already shifted; -100 is not trained.
+    /// Their labels `[T]`, already shifted; -100 is not trained.
     pub fn labels(&self) -> Value {
         self.labels
     }
 
-    /// Their positions in their sequences [T].
+    /// Their positions in their sequences `[T]`.
     pub fn positions(&self) -> Value {
         self.positions
     }

@@ -9,7 +9,7 @@ use crate::{Graph, GraphError, Kind, Node, Op, ParamId, UnitId, Value, ValueInfo
 /// The op of a backward node, with its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum GradOp {
-    /// `x`, `labels` (and the weight) give the loss [1] and the gradient of `x`; accumulates the weight's gradient. The
+    /// `x`, `labels` (and the weight) give the loss `[1]` and the gradient of `x`; accumulates the weight's gradient. The
     /// head's forward and backward are one op, slice by slice.
     HeadLoss,
     /// `dy` (and the weight) give `dy · w`.
@@ -73,7 +73,7 @@ pub struct Backward {
     pub values: Vec<ValueInfo>,
     /// Nodes, in execution order. The first is the head_loss, which replaces the graph's.
     pub nodes: Vec<GradNode>,
-    /// The loss [1].
+    /// The loss `[1]`.
     pub loss: Value,
 }
 

@@ -6,22 +6,22 @@
 /// The op of a node. T is the number of tokens, H the hidden size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
-    /// `ids` [T] and a table [V, H] give the rows [T, H].
+    /// `ids` `[T]` and a table [V, H] give the rows [T, H].
     Embedding,
-    /// `x` [T, I], weight [O, I] and an optional bias [O] give `x · wᵀ + b` [T, O].
+    /// `x` [T, I], weight [O, I] and an optional bias `[O]` give `x · wᵀ + b` [T, O].
     Linear,
-    /// `x` [T, H] and weight [H] give `x · rstd · w` [T, H] and the statistic `rstd` [T].
+    /// `x` [T, H] and weight `[H]` give `x · rstd · w` [T, H] and the statistic `rstd` `[T]`.
     RmsNorm {
         /// Added to the mean of squares.
         eps: f64,
     },
-    /// `r` and `x` [T, H] and weight [H] give the sum `h = r + x`, its norm and `rstd`: the residual add and the norm
+    /// `r` and `x` [T, H] and weight `[H]` give the sum `h = r + x`, its norm and `rstd`: the residual add and the norm
     /// after it in one pass.
     AddRmsNorm {
         /// Added to the mean of squares.
         eps: f64,
     },
-    /// `x` [T, heads · D], `positions` [T] and weight [D] give each head's norm, rotated as `Rope` does, [T, heads · D] and
+    /// `x` [T, heads · D], `positions` `[T]` and weight `[D]` give each head's norm, rotated as `Rope` does, [T, heads · D] and
     /// `rstd` [T, heads]: the norm of q or k and its rotation in one pass. The norm is rounded before it is rotated.
     HeadNormRope {
         /// Heads in a row.
@@ -29,7 +29,7 @@ pub enum Op {
         /// Added to the mean of squares.
         eps: f64,
     },
-    /// `x` [T, heads · D] and `positions` [T] give `x` with each head's halves rotated. The angles are the model's.
+    /// `x` [T, heads · D] and `positions` `[T]` give `x` with each head's halves rotated. The angles are the model's.
     Rope {
         /// Heads in a row.
         heads: u64,
@@ -55,7 +55,7 @@ pub enum Op {
         /// The number of this op among the model's dropouts: part of the key of its random numbers.
         salt: u32,
     },
-    /// `x` [T, H], weight [V, H] and `labels` [T] give the sum of the tokens' losses [1]: projection, softmax and
+    /// `x` [T, H], weight [V, H] and `labels` `[T]` give the sum of the tokens' losses `[1]`: projection, softmax and
     /// cross-entropy in slices of tokens, so that no [T, V] tensor exists.
     HeadLoss,
 }

@@ -21,6 +21,7 @@ mod control;
 mod device;
 mod dims;
 mod element;
+mod error;
 mod exact_sum;
 mod exchange;
 mod kernel;
@@ -30,12 +31,13 @@ pub use conformance::{ARENA as CONFORMANCE_ARENA, Deviation, SelfTest, conforman
 pub use control::{
     Control, GROUPS, RATES, RankReport, Recipe, Record, Report, StepInput, StepNumbers, decide,
 };
-pub use device::{CpuShare, Device, DeviceError, PeerMapping, Queue, READBACKS, RankSum, ReadWrite, Shared};
+pub use device::{CpuShare, Device, PeerMapping, Queue, READBACKS, RankSum, ReadWrite, Shared};
 pub use dims::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
 pub use element::{Element, is_nonfinite};
+pub use error::DeviceError;
 pub use exact_sum::{BLOCK, ExactSum};
 pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
 pub use kernel::{

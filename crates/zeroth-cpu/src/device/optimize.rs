@@ -55,7 +55,7 @@ impl CpuDevice {
             let [mut needs_first, needs_second] = optimizer.moments();
             needs_first &= optimizer != Optimizer::Sgd || step.momentum != 0.0;
             if needs_first && first.is_none() || needs_second && second.is_none() {
-                let problem = format!("{optimizer:?} lacks a moment: {first:?}, {second:?}");
+                let problem = format!("{optimizer:?} lacks one of its moments: {first:?}, {second:?}");
                 return Err(DeviceError::Operands { what: kernel.name(), problem });
             }
             let moments = Moments {

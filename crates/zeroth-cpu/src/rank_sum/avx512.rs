@@ -114,7 +114,7 @@ fn add_squares(values: __m512, sums: &mut [f64; LANES]) {
         let wide = _mm512_cvtps_pd(half);
         // SAFETY: the array is 512 bits.
         unsafe {
-            _mm512_storeu_pd(sums.as_mut_ptr(), _mm512_fmadd_pd(wide, wide, _mm512_loadu_pd(sums.as_ptr())))
-        };
+            _mm512_storeu_pd(sums.as_mut_ptr(), _mm512_fmadd_pd(wide, wide, _mm512_loadu_pd(sums.as_ptr())));
+        }
     }
 }

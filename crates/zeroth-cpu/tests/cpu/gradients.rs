@@ -44,7 +44,7 @@ fn dot(a: &[f64], b: &[f32]) -> f64 {
 }
 
 #[test]
-fn the_gradients_of_linear_are_slopes() {
+fn linear_gradients_match_finite_differences() {
     let (pool, dims) = (Pool::new(2), LinearDims { rows: 5, inputs: 7, outputs: 9 });
     let (x, w, bias, dy) = (random("x", 35), random("w", 63), random("b", 9), random("dy", 45));
     let mut scratch = vec![0.0; linear_scratch(dims, 2)];
@@ -59,7 +59,7 @@ fn the_gradients_of_linear_are_slopes() {
 }
 
 #[test]
-fn the_gradient_of_embedding_is_a_slope() {
+fn embedding_gradient_matches_finite_differences() {
     let (pool, dims) = (Pool::new(2), EmbeddingDims { vocab: 6, width: 5 });
     let ids = [2, 0, -1, 2, 5, 2];
     let (table, dy) = (random("table", 30), random("dy", 30));
@@ -69,7 +69,7 @@ fn the_gradient_of_embedding_is_a_slope() {
 }
 
 #[test]
-fn the_gradients_of_rms_norm_are_slopes_for_rows_and_for_heads() {
+fn rms_norm_gradients_match_finite_differences_for_rows_and_heads() {
     let pool = Pool::new(2);
     for dims in [RmsNormDims { rows: 5, width: 9, eps: 1e-2 }, RmsNormDims::per_head(3, 4, 6, 1e-2)] {
         let count = dims.rows * dims.width;
@@ -91,7 +91,7 @@ fn the_gradients_of_rms_norm_are_slopes_for_rows_and_for_heads() {
 }
 
 #[test]
-fn the_gradient_of_rope_is_a_slope_where_part_of_a_head_turns() {
+fn rope_gradient_matches_finite_differences_for_partial_rotation() {
     let (pool, dims) = (Pool::new(2), RopeDims { rows: 4, heads: 2, head_dim: 8, rotated: 6 });
     let table = RopeTable::plain(100.0, 6);
     let (mut cos, mut sin) = (vec![0.0; 12], vec![0.0; 12]);
@@ -103,7 +103,7 @@ fn the_gradient_of_rope_is_a_slope_where_part_of_a_head_turns() {
 }
 
 #[test]
-fn the_gradients_of_the_norm_of_heads_that_turn_are_slopes() {
+fn head_norm_rope_gradients_match_finite_differences() {
     let pool = Pool::new(2);
     for (head_dim, rotated) in [(8, 6), (6, 6)] {
         let rope = RopeDims { rows: 4, heads: 3, head_dim, rotated };
@@ -124,7 +124,7 @@ fn the_gradients_of_the_norm_of_heads_that_turn_are_slopes() {
 }
 
 #[test]
-fn the_gradients_of_attention_are_slopes() {
+fn attention_gradients_match_finite_differences() {
     let pool = Pool::new(2);
     for (heads, kv_heads, window) in [(4, 2, None), (3, 1, Some(3)), (2, 2, Some(1))] {
         let dims = AttentionDims { rows: 12, heads, kv_heads, head_dim: 6, window, scale: 0.5 };
@@ -152,7 +152,7 @@ fn the_gradients_of_attention_are_slopes() {
 }
 
 #[test]
-fn the_gradients_of_swiglu_are_slopes() {
+fn swiglu_gradients_match_finite_differences() {
     let pool = Pool::new(2);
     let (gate, up, dy) = (random("gate", 50), random("up", 50), random("dy", 50));
     let (mut dgate, mut dup) = (vec![0.0; 50], vec![0.0; 50]);
@@ -162,7 +162,7 @@ fn the_gradients_of_swiglu_are_slopes() {
 }
 
 #[test]
-fn the_gradients_of_head_loss_are_slopes() {
+fn head_loss_gradients_match_finite_differences() {
     let (pool, dims) = (Pool::new(2), HeadLossDims { rows: 5, hidden: 7, vocab: 11 });
     let labels = [3, -100, 10, 0, -1];
     let (x, w) = (random("x", 35), random("w", 77));

@@ -34,7 +34,7 @@ fn every_kernel_gives_the_same_bits_on_1_2_3_and_7_threads() {
 }
 
 #[test]
-fn attention_of_a_sequence_does_not_depend_on_where_it_stands_in_the_pack() {
+fn attention_of_a_sequence_does_not_depend_on_its_position_in_the_pack() {
     let pool = Pool::new(2);
     let run = |before: usize| {
         let rows = before + 300;
