@@ -115,7 +115,7 @@ fn inspect_shows_one_checkpoint_or_all_of_a_run() {
     assert_eq!(ended.code, 0, "{}", ended.stderr);
     for shown in [
         "1.2500",
-        "80 seen, 64 an epoch",
+        "80 seen, 64 per epoch",
         "1, stage 2",
         "8 samples per step: 2 × 4 × 1 rank",
         "weights, first, second (AdamW, moments in fp32)",

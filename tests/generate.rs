@@ -195,7 +195,7 @@ fn answers_to_rows_are_compared_with_the_expected_ones() {
 
     let one = zeroth(&[&arguments[..], &["--max-eval-samples", "1", "--max-new-tokens", "2"]].concat());
     assert!(one.stdout.ends_with("exact match 0/1 (0.0 %)\n"), "{}", one.stdout);
-    assert!(one.stderr.contains("--max-new-tokens 2 is too few"), "{}", one.stderr);
+    assert!(one.stderr.contains("--max-new-tokens 2 is too small"), "{}", one.stderr);
 }
 
 #[test]

@@ -199,7 +199,11 @@ fn accumulation_costs_stages_2_and_3_communication() {
 fn gpus_without_bf16_are_refused_with_a_hint() {
     let ended = zeroth(&["plan", "--params", "1B", "--card", "V100"]);
     assert_eq!(ended.code, 2);
-    assert!(ended.stderr.contains("no bf16") && ended.stderr.contains("--fp16"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("does not support bf16") && ended.stderr.contains("--fp16"),
+        "{}",
+        ended.stderr
+    );
     assert_eq!(zeroth(&["plan", "--params", "1B", "--ranks", "4", "--card", "V100", "--fp16"]).code, 0);
 }
 

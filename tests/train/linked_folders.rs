@@ -50,7 +50,7 @@ fn overwriting_keeps_symlinks_and_foreign_files() {
     for path in [scratch.join("notes.txt"), scratch.join("step-2/notes.txt"), models.join("README.md")] {
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine\n", "{}", path.display());
     }
-    for words in ["removed checkpoints/step-3", "checkpoints/step-2 stays", "model/README.md stays"] {
+    for words in ["removed checkpoints/step-3", "checkpoints/step-2 was kept", "model/README.md was kept"] {
         assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
     }
     let verified = zeroth(&["checkpoint", "verify", text(&scratch.join("step-1"))]);
@@ -95,7 +95,7 @@ fn foreign_models_behind_symlinks_are_kept() {
             "{name}"
         );
     }
-    assert!(ended.stderr.contains("model/model.safetensors stays"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("model/model.safetensors was kept"), "{}", ended.stderr);
     drop(models);
 }
 

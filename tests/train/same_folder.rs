@@ -175,9 +175,11 @@ fn overwriting_leaves_what_is_not_a_runs_and_names_it() {
     {
         assert_eq!(fs::read_to_string(run.join(name)).unwrap(), "mine\n", "{name}");
     }
-    for name in
-        ["checkpoints/step-7-good stays", "checkpoints/step-1 stays", "model/model-best.safetensors stays"]
-    {
+    for name in [
+        "checkpoints/step-7-good was kept",
+        "checkpoints/step-1 was kept",
+        "model/model-best.safetensors was kept",
+    ] {
         assert!(ended.stderr.contains(name), "{name}: {}", ended.stderr);
     }
     assert!(!checkpoints.join("step-2").exists());

@@ -262,7 +262,9 @@ impl Job {
         let candidate = self.widen(candidate, target, budget)?;
         let recomputed = activations(&compiled).saturating_sub(activations(&candidate));
         let cost = rates.memory_seconds(RECOMPUTE_TRAFFIC * recomputed * asked.accumulation);
-        if budget.shortfall(self, &candidate).is_none() && self.stall_seconds(&candidate, rates) + cost < before {
+        if budget.shortfall(self, &candidate).is_none()
+            && self.stall_seconds(&candidate, rates) + cost < before
+        {
             return Ok(candidate);
         }
         self.settings = asked;

@@ -94,7 +94,7 @@ fn all_damaged_files_are_reported() {
     }
     let found: Vec<String> = verify_folder(&newer).unwrap_err().iter().map(ToString::to_string).collect();
     assert_eq!(found.len(), 3, "{found:?}");
-    assert!(found[0].contains("config.json is missing"), "{}", found[0]);
+    assert!(found[0].contains("config.json is listed in the manifest but missing"), "{}", found[0]);
     assert!(found[1].contains("rank-00000-of-00002.safetensors is damaged: its SHA-256 is "), "{}", found[1]);
 }
 
@@ -200,5 +200,5 @@ fn checkpoints_of_other_models_are_refused() {
     );
 
     let message = checkpoint.check_model("llama", &Model::new().table).unwrap_err().to_string();
-    assert!(message.contains("(qwen3 with ") && message.contains("this is llama with "), "{message}");
+    assert!(message.contains("(qwen3 with ") && message.contains("--model is llama with "), "{message}");
 }

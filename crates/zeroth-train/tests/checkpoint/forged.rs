@@ -36,7 +36,7 @@ fn out_of_range_numbers_are_refused() {
         (
             "/batch/train_batch_size",
             huge.clone(),
-            "`batch.train_batch_size` is 4611686018427387904: it must be",
+            "`batch.train_batch_size` is 4611686018427387904: expected 1 to 4294967296",
         ),
         ("/batch/train_batch_size", json!(0), "`batch.train_batch_size` is 0: expected 1 to "),
         ("/batch/train_batch_size", json!(13), "`batch.train_batch_size` is 13, but `batch.micro_batch` × "),

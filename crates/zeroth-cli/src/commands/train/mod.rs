@@ -239,7 +239,7 @@ fn print_removed(folder: &RunFolder) {
     for name in folder.kept() {
         let is_step = name.strip_prefix("checkpoints/").and_then(parse_step_folder).is_some();
         let why = if is_step { "; --resume auto would treat it as a checkpoint: move it away" } else { "" };
-        output::note(&format!("note: {name} was kept: it contains files that no run wrote{why}"));
+        output::note(&format!("note: {name} was kept: it is not, or not only, from a run{why}"));
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) fn newest_or_none(run: &Path, notes: &mut Vec<String>) -> anyhow::Res
                         removes them";
     let mut refused = Vec::new();
     let found = newest(run, &mut refused)
-        .with_context(|| format!("cannot read {}: {ANEW}", run.join("checkpoints").display()))?;
+        .with_context(|| format!("{} cannot be read: {ANEW}", run.join("checkpoints").display()))?;
     anyhow::ensure!(
         found.is_some() || refused.is_empty(),
         "{} has checkpoints, but none of them is valid:\n  {}\n{ANEW}",
