@@ -138,9 +138,18 @@ fn inspect_shows_one_checkpoint_or_all_of_a_run() {
     let ended = checkpoint(folder.path(), "inspect run --format json");
     let found = result(&ended);
     assert_eq!((ended.code, &found["newest"]), (4, &5.into()));
-    assert!(found["checkpoints"][1]["problem"].as_str().unwrap().contains("config.json is listed in the manifest but missing"));
+    assert!(
+        found["checkpoints"][1]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("config.json is listed in the manifest but missing")
+    );
     let ended = checkpoint(folder.path(), "inspect run/checkpoints/step-10");
-    assert!(ended.code == 4 && ended.stderr.contains("config.json is listed in the manifest but missing"), "{}", ended.stderr);
+    assert!(
+        ended.code == 4 && ended.stderr.contains("config.json is listed in the manifest but missing"),
+        "{}",
+        ended.stderr
+    );
 }
 
 #[test]

@@ -49,9 +49,9 @@ fn out_of_range_numbers_are_refused() {
         (
             "/control/applied",
             json!(u64::MAX),
-            "it counts 18446744073709551615 applied and 0 skipped of 10 steps",
+            "`control` counts 18446744073709551615 applied and 0 skipped steps of 10",
         ),
-        ("/control/skipped", json!(1), "it counts 10 applied and 1 skipped of 10 steps"),
+        ("/control/skipped", json!(1), "`control` counts 10 applied and 1 skipped steps of 10"),
         ("/control/iteration", huge, "`control.iteration` is "),
         ("/control/last_overflow", json!(11), "`control.last_overflow` is 11: expected -1 to 10"),
         ("/control/last_overflow", json!(i64::MIN), "`control.last_overflow` is -9223372036854775808"),
