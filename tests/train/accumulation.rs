@@ -6,11 +6,11 @@ use super::{metrics, new_data, new_model, train_on};
 
 const TOKENS: u64 = 256;
 
-/// Resident memory of a run with this accumulation.
-fn resident(folder: &Path, accumulation: u64) -> u64 {
+/// Resident memory of a run of this name with this accumulation.
+fn resident(folder: &Path, name: &str, accumulation: u64) -> u64 {
     let model = new_model(folder, 16, 1, 16, 32);
     let data = new_data(folder, 8, TOKENS, 32);
-    let run = folder.join(accumulation.to_string());
+    let run = folder.join(name);
     let accumulation = accumulation.to_string();
     let flags =
         ["--max-steps", "1", "--threads-per-rank", "1", "--gradient-accumulation-steps", &accumulation];
@@ -23,7 +23,9 @@ fn memory_does_not_grow_with_accumulation() {
     let folder = tempfile::tempdir().unwrap();
     // The first run fills the token cache, as tokenizing takes memory too. The pages of the binary count less while other
     // processes map them, so the small run is measured on both sides of the large one.
-    let [_, before, many, after] = [2, 3, 4000, 3].map(|accumulation| resident(folder.path(), accumulation));
+    let runs = [("first", 2), ("before", 3), ("many", 4000), ("after", 3)];
+    let [_, before, many, after] =
+        runs.map(|(name, accumulation)| resident(folder.path(), name, accumulation));
     let few = before.max(after);
     // Held at once, tokens, labels and positions alone would take 12 MB.
     assert!(many < few + (4 << 20), "{few} bytes with 3 micro-batches, {many} with 4,000");
