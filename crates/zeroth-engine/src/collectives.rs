@@ -25,7 +25,7 @@ pub(super) struct Collectives {
     /// Whether the ranks' windows are open.
     in_place: bool,
     /// The GPU collectives, where the ranks' GPUs reach each other, and a note on the transport.
-    cards: Option<GpuCollectives>,
+    gpus: Option<GpuCollectives>,
     how: Option<String>,
     /// Offsets at which all ranks' parameters are mapped; empty where they are gathered by copy.
     seen: Range<u64>,
@@ -45,7 +45,7 @@ impl Collectives {
         views: (u64, u64),
     ) -> Result<Self, CollectiveError> {
         let (from, send, receive) = (Vec::new(), Vec::new(), Vec::new());
-        let none = Self { in_place: false, cards: None, how: None, seen: 0..0, from, send, receive };
+        let none = Self { in_place: false, gpus: None, how: None, seen: 0..0, from, send, receive };
         let Some(comm) = comm else { return Ok(none) };
         let seen = matches!(device.direct_mut(Span::device(0, 0)), Ok(Some(_)));
         let collectives = all.filter_map(|work| match work {
@@ -61,13 +61,13 @@ impl Collectives {
             let bytes = device.capacity(Tier::Device) as usize;
             in_place = windows.open(op, bytes, ready).map_err(CollectiveError::Comm)?;
         }
-        let (mut cards, mut how) = (None, None);
+        let (mut gpus, mut how) = (None, None);
         if !seen {
             let asked = Transport::from_env().map_err(CollectiveError::Device)?;
             match GpuCollectives::open(asked, device, comm)? {
                 Ok(open) => {
                     how = Some(open.describe());
-                    cards = Some(open);
+                    gpus = Some(open);
                 }
                 Err(reason) => how = Some(format!("through the memory of the host ({reason})")),
             }
@@ -90,7 +90,7 @@ impl Collectives {
         }
         let (mut send, mut receive) = (0, 0);
         for collective in collectives {
-            if cards.is_some() && exchange(collective).is_some_and(|exchange| exchange.is_on_devices()) {
+            if gpus.is_some() && exchange(collective).is_some_and(|exchange| exchange.is_on_devices()) {
                 continue;
             }
             match collective {
@@ -111,7 +111,7 @@ impl Collectives {
             }
         }
         let (send, receive) = (vec![0; send as usize], vec![0; receive as usize]);
-        Ok(Self { in_place, cards, how, seen: in_view, from: vec![0..0; comm.world()], send, receive })
+        Ok(Self { in_place, gpus, how, seen: in_view, from: vec![0..0; comm.world()], send, receive })
     }
 
     /// Whether ranks read each other's parameters outside of collectives.
@@ -127,7 +127,7 @@ impl Collectives {
 
     /// Whether collectives are asynchronous: still running after they were enqueued.
     pub(super) fn is_asynchronous(&self) -> bool {
-        self.cards.is_some()
+        self.gpus.is_some()
     }
 
     /// Checks the result of a host wait. A lost rank takes precedence over the device's own error.
@@ -137,8 +137,8 @@ impl Collectives {
         op: &'static str,
         found: Result<T, DeviceError>,
     ) -> Result<T, RunError> {
-        if let Some(cards) = &self.cards {
-            let met = cards.check(OpName::new(step, op, 0));
+        if let Some(gpus) = &self.gpus {
+            let met = gpus.check(OpName::new(step, op, 0));
             met.map_err(|source| RunError::Comm { step, op: op.to_owned(), source })?;
         }
         found.map_err(RunError::device(step, op))
@@ -156,10 +156,10 @@ impl Collectives {
         if let Some(windows) = comm.windows().filter(|_| self.in_place && is_read(collective)) {
             return self.read(windows, comm.rank(), name, collective, device, queue);
         }
-        if let (Some(cards), Some(exchange)) = (&self.cards, exchange(collective))
+        if let (Some(gpus), Some(exchange)) = (&self.gpus, exchange(collective))
             && exchange.is_on_devices()
         {
-            return cards.enqueue(name, &exchange, device, queue);
+            return gpus.enqueue(name, &exchange, device, queue);
         }
         let go = |transfer: Transfer<'_>| {
             comm.start(name, transfer).and_then(zeroth_comm::Handle::wait).map_err(CollectiveError::Comm)

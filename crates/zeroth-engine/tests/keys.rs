@@ -535,27 +535,25 @@ const KEYS: [Key; 24] = [
 
 const HEADER: &str = "# What keys do, in figures
 
-Each table is one key of the config with settings that differ in nothing else, compiled for a llama with 8 blocks and
-155,730,944 parameters, micro-batches of 512 tokens, in bf16 with AdamW where nothing else is said. Figures are read off the
-program of one rank before it runs. Parameters are gathered by copy (`zeroth.gather: copy`), as GPUs do; CPU ranks read
-each other's shards in place, where bounds of gathers have nothing to bound. Written by a test, which fails when the page is
-stale or a key stops having its effect; to write it anew:
+Each table compares settings of one config key; nothing else differs. Programs are compiled for a llama with 8 blocks
+and 155,730,944 parameters, micro-batches of 512 tokens, in bf16 with AdamW unless stated otherwise. Figures are read
+off the program of one rank before it runs. Parameters are gathered by copy (`zeroth.gather: copy`), as on GPUs; CPU
+ranks read each other's shards in place, so limits on gathers have no effect there. A test writes this page and fails
+when it is stale or a key loses its effect. To regenerate it:
 
     ZEROTH_BLESS=1 cargo test -p zeroth-engine --test keys
 
-Elements of a unit: the embedding 32,768,000, a block 11,274,240, the head 32,769,024. A timeline has a column for each
-queue; what stands in one column runs in order, and beside the others as far as nothing waits for them. Units are numbered
-from the embedding, 0, to the head, 9; `update 1 0` is the tile of unit 1 that begins with element 0 of the rank's part. 1
-GB is 10^9 bytes.
+Elements per unit: embedding 32,768,000, block 11,274,240, head 32,769,024. A timeline has one column per queue. A
+column runs in order, concurrently with the others except for waits. Units are numbered from the embedding, 0, to the
+head, 9; `update 1 0` is the sub-group of unit 1 that starts at element 0 of the rank's shard. 1 GB is 10^9 bytes.
 ";
 
 const TABLE: &str = "
 ## Memory of every stage and offload
 
-Bytes by category in each tier, one rank's. Offload is `none`, the `optimizer` in host memory, or `both` it and the
-parameters. Stage 0 cuts nothing, so nothing can leave, and only stage 3 can move parameters: where offload has no effect,
-rows are equal. Buffers are what is not shared with activations. sub_group_size is 1e6, nothing persists, and nothing
-overlaps.
+Bytes per rank, by category and tier. Offload is `none`, the `optimizer` in host memory, or `both` optimizer and
+parameters. Stage 0 shards nothing, so nothing is offloaded, and only stage 3 offloads parameters: rows without an effect
+are equal. Buffers exclude memory shared with activations. sub_group_size is 1e6, persistence and overlap are off.
 
 ";
 

@@ -122,7 +122,7 @@ fn a_large_reuse_distance_keeps_what_a_small_one_releases() {
 fn attention_is_recomputed_right_after_its_queries_and_keys() {
     let settings = Settings { recompute: Recompute::Attention, ..SETTINGS };
     let dump = compiled(&settings, CPU, 2).to_string();
-    // Were they apart, q and k would stay until then, and would be recomputed once more for nothing.
+    // Were they apart, q and k would stay until then, and would be recomputed again for nothing.
     let block = "
         CHECK: = recompute head_norm_rope
         NEXT: = recompute head_norm_rope

@@ -233,18 +233,19 @@ fn memory_page() -> String {
     let parameters = elements(&graph);
     let mut page = format!(
         "# Memory of a rank\n\n\
-         What one rank's device holds, counted from the program before it runs. Written by a test, which fails when the \
-         page\nis stale; to write it anew:\n\n    ZEROTH_BLESS=1 cargo test -p zeroth-program --test memory\n\n\
-         A row is a stage on a number of ranks, in bf16 with AdamW; 1 GB is 10^9 bytes. States are parameters, gradients \
-         and\noptimizer together, and ZeRO divides them: stage 1 the optimizer (10 bytes a parameter: moments \
-         and\nthe 16 bits of master weights that weights in bf16 lack), stage 2 also the gradients (4), stage 3 also the \
-         parameters (2). The last two columns are bytes of states a parameter, counted \
-         and by that formula;\nthey differ by padding to whole blocks. One rank that sums nothing up, neither over ranks \
-         nor over micro-batches,\nkeeps gradients in 2 bytes: 14 in all, else 16; states in host memory have whole master weights, 2 bytes more. Activations are those of one micro-batch \
-         at their peak, long rows a cache line apart; buffers are\ngathered parameters, gradients on their way and what kernels need, as far as they do \
-         not share their place with\nothers. The total is what a run takes, to the byte. Of `stage3_*` the table \
-         has persistence 0 and prefetch 0, and parameters are\ngathered by copy (`zeroth.gather: copy`), as GPUs do: CPU ranks \
-         read each other's shards in place and take none of these buffers;\nkernels are those of a processor with 2 threads.\n\n\
+         Device memory of one rank, counted from the program before it runs. A test writes this page and fails when it \
+         is\nstale. To regenerate it:\n\n    ZEROTH_BLESS=1 cargo test -p zeroth-program --test memory\n\n\
+         A row is a stage on a number of ranks, in bf16 with AdamW; 1 GB is 10^9 bytes. States are parameters, \
+         gradients and\noptimizer state. ZeRO shards them: stage 1 the optimizer state (10 bytes per parameter: moments \
+         and the 16 low-order\nbits of the master weight), stage 2 also the gradients (4), stage 3 also the parameters \
+         (2). The last two columns are\nbytes of states per parameter, counted and by that formula; they differ by \
+         padding to whole blocks. A single rank\nwithout accumulation keeps gradients in 2 bytes: 14 in all, else 16. \
+         States in host memory have whole master weights,\n2 bytes more.\n\n\
+         Activations are those of one micro-batch at their peak, with padded rows. Buffers are gathered parameters, \
+         gradients\nin flight and scratch of kernels, minus what shares memory with others. The total is what a run \
+         takes, to the byte.\nPersistence and prefetch are 0, and parameters are gathered by copy (`zeroth.gather: \
+         copy`), as on GPUs; CPU ranks\nread each other's shards in place and need none of these buffers. Kernels are \
+         those of a CPU with 2 threads.\n\n\
          A llama with {} parameters, micro-batches of 512 tokens:\n\n{head}",
         grouped(parameters)
     );

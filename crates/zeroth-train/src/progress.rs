@@ -274,8 +274,8 @@ mod tests {
             [0, 8, 59, 60, 123, 3_600, 18_420, 86_400, 273_600].map(|s| duration(Duration::from_secs(s)));
         assert_eq!(shown, ["0s", "8s", "59s", "1m 00s", "2m 03s", "1h 00m", "5h 07m", "1d 00h", "3d 04h"]);
         assert_eq!(duration(Duration::from_millis(59_700)), "1m 00s");
-        let endless = Progress { step_time: Duration::MAX, ..NOW };
-        assert_eq!(duration(endless.time_left()), "years");
+        let unending = Progress { step_time: Duration::MAX, ..NOW };
+        assert_eq!(duration(unending.time_left()), "years");
     }
 
     #[test]

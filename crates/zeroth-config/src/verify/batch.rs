@@ -150,7 +150,7 @@ impl<'a> Sizes<'a> {
                 return (
                     format!(
                         "the file's train_batch_size {train} is micro-batch {one} × accumulation {steps} and leaves \
-                         out the {ranks} ranks. {then}; a script that multiplies by the ranks once more trains \
+                         out the {ranks} ranks. {then}; a script that multiplies by the ranks again trains \
                          another batch"
                     ),
                     format!(
@@ -162,7 +162,7 @@ impl<'a> Sizes<'a> {
             if whole.checked_mul(ranks) == Some(train) {
                 return (
                     format!(
-                        "the file's train_batch_size {train} is {all}, multiplied by the {ranks} ranks once more. \
+                        "the file's train_batch_size {train} is {all}, multiplied by the {ranks} ranks again. \
                          {then}"
                     ),
                     format!("write train_batch_size {whole}, or \"auto\""),

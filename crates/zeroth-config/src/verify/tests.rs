@@ -182,7 +182,7 @@ fn a_batch_multiplied_by_the_ranks_twice_is_named() {
     let file = FOUR_RANKS.replace("64", "256");
     let found = run(&file, "deepspeed --num_gpus 4 train.py --deepspeed ds.json");
     let finding = only(&found);
-    assert!(finding.message.contains("multiplied by the 4 ranks once more"), "{}", finding.message);
+    assert!(finding.message.contains("multiplied by the 4 ranks again"), "{}", finding.message);
     assert!(finding.fix.contains("write train_batch_size 64"), "{}", finding.fix);
 }
 

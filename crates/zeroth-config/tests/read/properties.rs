@@ -132,8 +132,8 @@ proptest! {
 
     #[test]
     fn spans_and_places_stand_among_any_comments(object in object(), blanks in prop::collection::vec(blank(), 1..60)) {
-        let mut endless = blanks.iter().cycle().cloned();
-        let mut blank = || endless.next().expect("a cycle does not end");
+        let mut cycle = blanks.iter().cycle().cloned();
+        let mut blank = || cycle.next().expect("a cycle does not end");
         let text = [blank(), print(&object, &mut blank), blank()].concat();
         let document = read(&text).map_err(|error| TestCaseError::fail(format!("{text}\n{error}")))?;
         prop_assert!(same(&document.root.value.to_json(), &object), "{text}");

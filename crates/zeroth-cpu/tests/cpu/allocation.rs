@@ -33,8 +33,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// In a process of its own: another test beside it would be counted. And no binary of its own: every kernel would be compiled
-/// once more.
+/// Needs a process of its own, because allocations of concurrent tests would be counted. It shares the binary of the other
+/// tests, because another one would compile every kernel again.
 #[test]
 fn no_kernel_allocates_once_the_pool_runs() {
     const NAME: &str = "allocation::no_kernel_allocates_once_the_pool_runs";

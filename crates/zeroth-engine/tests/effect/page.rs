@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use zeroth_base::{format_bytes, grouped};
+use zeroth_config::docs::wrap;
 use zeroth_kernel::{Queue, Tier};
 use zeroth_program::{Action, Chunk, Instruction};
 
@@ -19,12 +20,8 @@ pub(crate) fn keys_page(keys: &[Key]) -> String {
 fn section(key: &Key) -> String {
     let compiled = key.compiled();
     let ranks = if key.ranks == 1 { "one rank".to_owned() } else { format!("{} ranks", key.ranks) };
-    let mut text = format!(
-        "\n## `{}`\n\n{} On {ranks}, beside `{}`:\n\n",
-        key.path,
-        key.shows,
-        without_braces(key.base)
-    );
+    let shows = wrap(&format!("{} On {ranks}, beside `{}`:", key.shows, without_braces(key.base)), "");
+    let mut text = format!("\n## `{}`\n\n{shows}\n\n", key.path);
     let names: Vec<&str> = key.figures.iter().map(|figure| figure.name).collect();
     text += &format!("| setting | {} |\n|---|{}\n", names.join(" | "), "--:|".repeat(names.len()));
     for (setting, compiled) in key.settings.iter().zip(&compiled) {

@@ -92,9 +92,8 @@ pub(super) fn keep_batch(
     }
     anyhow::ensure!(
         typed("train_batch_size").is_none_or(|typed| typed == batch),
-        "train_batch_size is {}, but the checkpoint was trained with {batch} samples per step, which resuming keeps: set it to \
-         {batch}, or leave it out",
-        train_batch_size
+        "train_batch_size is {train_batch_size}, but the checkpoint was trained with {batch} samples per step, which resuming keeps: set it to \
+         {batch}, or leave it out"
     );
     let (micro, times) =
         redistribute_batch(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
