@@ -15,6 +15,7 @@ use super::attention::{AttentionSaved, attention, attention_backward};
 use super::convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
 use super::dropout::{Dropout, dropout};
 use super::embedding::{embedding, embedding_backward, embedding_backward_tied};
+use super::gated_activation::{gated_activation, gated_activation_backward};
 use super::head_loss::{TokenRows, head_loss, head_loss_backward, head_loss_backward_rounded};
 use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::isa::Isa;
@@ -25,7 +26,6 @@ use super::pool::Pool;
 use super::rank_sum::sum_parts;
 use super::rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual};
 use super::rope::rope_from;
-use super::swiglu::{swiglu, swiglu_backward};
 use zeroth_kernel::Element;
 use zeroth_kernel::READBACKS;
 use zeroth_kernel::RowKey;
@@ -287,12 +287,14 @@ impl CpuDevice {
                     let (dq, dk, dv) = (self.write(dq)?, self.write(dk)?, self.write(dv)?);
                     attention_backward(pool, dims, starts, saved, dy, dq, dk, dv, scratch()?);
                 }
-                Kernel::SwiGlu { gate, up, y } => {
-                    swiglu::<T>(pool, self.read(gate)?, self.read(up)?, self.write(y)?);
+                Kernel::GatedActivation { activation, gate, up, y } => {
+                    let (gate, up) = (self.read(gate)?, self.read(up)?);
+                    gated_activation::<T>(pool, activation, gate, up, self.write(y)?);
                 }
-                Kernel::SwiGluBackward { dy, gate, up, dgate, dup } => {
+                Kernel::GatedActivationBackward { activation, dy, gate, up, dgate, dup } => {
+                    let (dy, gate, up) = (self.read(dy)?, self.read(gate)?, self.read(up)?);
                     let (dgate, dup) = (self.write(dgate)?, self.write(dup)?);
-                    swiglu_backward::<T>(pool, self.read(dy)?, self.read(gate)?, self.read(up)?, dgate, dup);
+                    gated_activation_backward::<T>(pool, activation, dy, gate, up, dgate, dup);
                 }
                 Kernel::Dropout { probability, seed, op, width, keys, x, y } => {
                     let keys = self.read::<RowKey>(keys)?;

@@ -34,6 +34,7 @@ mod convert;
 mod device;
 mod dropout;
 mod embedding;
+mod gated_activation;
 mod gemm;
 mod head_loss;
 mod head_norm_rope;
@@ -55,7 +56,6 @@ mod scratch;
 mod scratch_splitter;
 mod self_test;
 mod stream;
-mod swiglu;
 mod work_partition;
 
 pub use affinity::CpuAffinity;
@@ -67,6 +67,7 @@ pub use convert::{check_finite, convert, convert_and_check_finite, copy, fill, s
 pub use device::CpuDevice;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding, embedding_backward, embedding_backward_tied};
+pub use gated_activation::{gated_activation, gated_activation_backward};
 pub use head_loss::{
     TokenRows, head_loss, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch,
     head_loss_scratch,
@@ -86,7 +87,6 @@ pub use rope::{RopeTable, rope, rope_angles, rope_backward, rope_from};
 pub use rows::row_stride;
 pub use scratch::scratch_bytes;
 pub use self_test::{self_test, self_test_on};
-pub use swiglu::{swiglu, swiglu_backward};
 pub use work_partition::{Chunks, Grid, Optional, Partition, Tile};
 
 /// Panics where a buffer's length does not match the dimensions.

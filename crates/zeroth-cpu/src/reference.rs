@@ -1,6 +1,6 @@
 //! f64 reference implementations of every kernel.
 
-use zeroth_base::philox4x32;
+use zeroth_base::{GatedActivation, philox4x32};
 
 use super::Dropout;
 use zeroth_kernel::{
@@ -200,16 +200,20 @@ pub fn attention_backward(
     [dq, dk, dv]
 }
 
-/// silu(gate) · up.
-pub fn swiglu(gate: &[f64], up: &[f64]) -> Vec<f64> {
-    gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect()
+/// f(gate) · up, f the activation.
+pub fn gated_activation(activation: GatedActivation, gate: &[f64], up: &[f64]) -> Vec<f64> {
+    gate.iter().zip(up).map(|(gate, up)| activation.value(*gate) * up).collect()
 }
 
-/// dgate and dup of [`swiglu`].
-pub fn swiglu_backward(gate: &[f64], up: &[f64], dy: &[f64]) -> [Vec<f64>; 2] {
-    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-    let dgate = |i: usize| dy[i] * up[i] * sigmoid(gate[i]) * (1.0 + gate[i] * (1.0 - sigmoid(gate[i])));
-    let dup = |i: usize| dy[i] * gate[i] * sigmoid(gate[i]);
+/// dgate and dup of [`gated_activation`].
+pub fn gated_activation_backward(
+    activation: GatedActivation,
+    gate: &[f64],
+    up: &[f64],
+    dy: &[f64],
+) -> [Vec<f64>; 2] {
+    let dgate = |i: usize| dy[i] * up[i] * activation.slope(gate[i]);
+    let dup = |i: usize| dy[i] * activation.value(gate[i]);
     [(0..dy.len()).map(dgate).collect(), (0..dy.len()).map(dup).collect()]
 }
 

@@ -3,17 +3,17 @@
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
-use zeroth_base::DType;
+use zeroth_base::{DType, GatedActivation};
 use zeroth_kernel::{Deviation, SelfTest};
 
 use super::{
     AttentionSaved, Dropout, Master, Moments, Pool, RopeTable, TokenRows, block_squares, convert, dropout,
-    embedding, embedding_backward, embedding_backward_tied, head_loss, head_loss_backward,
-    head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch, head_norm_rope,
-    head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw, linear_dw_rounded,
-    linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference, rms_norm,
-    rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward, sum_ranks,
-    swiglu, swiglu_backward,
+    embedding, embedding_backward, embedding_backward_tied, gated_activation, gated_activation_backward,
+    head_loss, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch,
+    head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw,
+    linear_dw_rounded, linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference,
+    rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward,
+    sum_ranks,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
 use zeroth_kernel::{
@@ -81,7 +81,7 @@ impl<T: Element> SelfTester<'_, T> {
         self.rms_norm();
         self.rope();
         self.attention();
-        self.swiglu();
+        self.gated_activations();
         self.head_loss();
         self.dropout();
         self.optimizers();
@@ -227,16 +227,21 @@ impl<T: Element> SelfTester<'_, T> {
         }
     }
 
-    fn swiglu(&mut self) {
+    fn gated_activations(&mut self) {
         let (gate, up, dy) = (self.random(9001), self.random(9001), self.random(9001));
-        let mut y = vec![T::default(); 9001];
-        swiglu(self.pool, &gate, &up, &mut y);
-        self.compare("swiglu", &y, &reference::swiglu(&wide(&gate), &wide(&up)));
-        let mut dup = y.clone();
-        swiglu_backward(self.pool, &dy, &gate, &up, &mut y, &mut dup);
-        let [expected_gate, expected_up] = reference::swiglu_backward(&wide(&gate), &wide(&up), &wide(&dy));
-        self.compare("swiglu dgate", &y, &expected_gate);
-        self.compare("swiglu dup", &dup, &expected_up);
+        for activation in GatedActivation::ALL {
+            let name = activation.name();
+            let mut y = vec![T::default(); 9001];
+            gated_activation(self.pool, activation, &gate, &up, &mut y);
+            let (gate64, up64) = (wide(&gate), wide(&up));
+            self.compare(name, &y, &reference::gated_activation(activation, &gate64, &up64));
+            let mut dup = y.clone();
+            gated_activation_backward(self.pool, activation, &dy, &gate, &up, &mut y, &mut dup);
+            let [expected_gate, expected_up] =
+                reference::gated_activation_backward(activation, &gate64, &up64, &wide(&dy));
+            self.compare(&format!("{name} dgate"), &y, &expected_gate);
+            self.compare(&format!("{name} dup"), &dup, &expected_up);
+        }
     }
 
     fn head_loss(&mut self) {

@@ -65,19 +65,24 @@ pub(super) fn dispatch(
         Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv } => {
             attention::backward(cx, &dims, starts, [q, k, v], [y, lse, dy], [dq, dk, dv])
         }
-        Kernel::SwiGlu { gate, up, y } => {
+        Kernel::GatedActivation { activation, gate, up, y } => {
             let count = cx.count("y", y, dtype)?;
             let (gate, up) = (cx.typed("gate", gate, count)?, cx.typed("up", up, count)?);
             let y = cx.typed("y", y, count)?;
-            cx.run_vectorized(EntryPoint::SwiGlu, &[dtype], count, &[gate, up, y, count as u64])
+            cx.run_vectorized(
+                EntryPoint::gated_activation(activation),
+                &[dtype],
+                count,
+                &[gate, up, y, count as u64],
+            )
         }
-        Kernel::SwiGluBackward { dy, gate, up, dgate, dup } => {
+        Kernel::GatedActivationBackward { activation, dy, gate, up, dgate, dup } => {
             let count = cx.count("dy", dy, dtype)?;
             let dy = cx.typed("dy", dy, count)?;
             let (gate, up) = (cx.typed("gate", gate, count)?, cx.typed("up", up, count)?);
             let (dgate, dup) = (cx.typed("dgate", dgate, count)?, cx.typed("dup", dup, count)?);
             cx.run_vectorized(
-                EntryPoint::SwiGluBackward,
+                EntryPoint::gated_activation_backward(activation),
                 &[dtype],
                 count,
                 &[dy, gate, up, dgate, dup, count as u64],

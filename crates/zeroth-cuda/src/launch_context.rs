@@ -204,8 +204,8 @@ fn check_overlaps(launch: &Launch) -> Result<(), DeviceError> {
             | Kernel::RmsNorm { .. }
             | Kernel::AddRmsNorm { .. }
             | Kernel::RmsNormBackward { .. }
-            | Kernel::SwiGlu { .. }
-            | Kernel::SwiGluBackward { .. }
+            | Kernel::GatedActivation { .. }
+            | Kernel::GatedActivationBackward { .. }
             | Kernel::Dropout { .. }
             | Kernel::Sum { .. }
     );
@@ -246,7 +246,9 @@ mod tests {
         assert!(check_overlaps(&sum(a, b, Span::device(32, 64))).is_err());
         let control = Span::device(256, 64);
         let mut two = sum(a, b, a);
-        two.kernel = Kernel::SwiGluBackward { dy: a, gate: b, up: control, dgate: b, dup: b };
+        let activation = zeroth_base::GatedActivation::Silu;
+        two.kernel =
+            Kernel::GatedActivationBackward { activation, dy: a, gate: b, up: control, dgate: b, dup: b };
         assert!(check_overlaps(&two).is_err(), "two results in one span");
     }
 }

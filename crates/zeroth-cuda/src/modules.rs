@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 
-use zeroth_base::{DType, publish};
+use zeroth_base::{DType, GatedActivation, publish};
 
 use super::compiler::Compiler;
 use super::driver::{Driver, Handle};
@@ -155,6 +155,20 @@ entries! {
     MergeSums: "optimizer_step.cu", "merge_sums", None;
     Control: "optimizer_step.cu", "control", None;
     Optimize: "optimizer_step.cu", "optimize", None;
+}
+
+impl EntryPoint {
+    pub(super) const fn gated_activation(activation: GatedActivation) -> Self {
+        match activation {
+            GatedActivation::Silu => Self::SwiGlu,
+        }
+    }
+
+    pub(super) const fn gated_activation_backward(activation: GatedActivation) -> Self {
+        match activation {
+            GatedActivation::Silu => Self::SwiGluBackward,
+        }
+    }
 }
 
 /// A data type, its suffix in kernel names, and its name in CUDA.

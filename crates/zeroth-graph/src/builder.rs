@@ -1,7 +1,8 @@
 //! The builder: a model's forward is a sequence of op calls, each of which checks its shapes.
 
 use crate::{
-    Graph, GraphError, Kind, Node, Op, Param, ParamId, ParamSpec, Rotary, Unit, UnitId, Value, ValueInfo,
+    GatedActivation, Graph, GraphError, Kind, Node, Op, Param, ParamId, ParamSpec, Rotary, Unit, UnitId,
+    Value, ValueInfo,
 };
 
 /// Builds a model's forward.
@@ -170,11 +171,21 @@ impl Builder {
         self.push(op, &[q, k, v], &[], &outputs).map(|outputs| outputs[0])
     }
 
+    /// `f(gate) · up`, f the activation.
+    pub fn gated_activation(
+        &mut self,
+        activation: GatedActivation,
+        gate: Value,
+        up: Value,
+    ) -> Result<Value, GraphError> {
+        let (op, width) = (Op::GatedActivation(activation), self.graph.info(gate).width);
+        self.expect_width(op, up, width)?;
+        self.push(op, &[gate, up], &[], &[self.activation(width)]).map(|outputs| outputs[0])
+    }
+
     /// `silu(gate) · up`.
     pub fn swiglu(&mut self, gate: Value, up: Value) -> Result<Value, GraphError> {
-        let width = self.graph.info(gate).width;
-        self.expect_width(Op::SwiGlu, up, width)?;
-        self.push(Op::SwiGlu, &[gate, up], &[], &[self.activation(width)]).map(|outputs| outputs[0])
+        self.gated_activation(GatedActivation::Silu, gate, up)
     }
 
     /// Dropout; no op where the probability is 0.

@@ -4,7 +4,7 @@
 //! their contributions, in the order of backward; a linear accumulates into it directly. Gradients of parameters are
 //! accumulated in the unit's flat gradient buffer, in f32.
 
-use crate::{Graph, GraphError, Kind, Node, Op, ParamId, UnitId, Value, ValueInfo};
+use crate::{GatedActivation, Graph, GraphError, Kind, Node, Op, ParamId, UnitId, Value, ValueInfo};
 
 /// The op of a backward node, with its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,7 +29,7 @@ pub enum GradOp {
     /// `q`, `k`, `v`, `o`, `lse`, `do` give `dq`, `dk`, `dv`.
     Attention(Op),
     /// `gate`, `up`, `dy` give `dgate`, `dup`.
-    SwiGlu,
+    GatedActivation(GatedActivation),
     /// `dy` gives `dx` through the same mask.
     Dropout(Op),
     /// `ids` and `dx`: accumulates rows in the table's gradient.
@@ -200,10 +200,10 @@ impl Deriver<'_> {
                 inputs.extend([node.outputs[0], node.outputs[1], dy]);
                 self.many(index, node, GradOp::Attention(node.op), inputs);
             }
-            Op::SwiGlu => {
+            Op::GatedActivation(activation) => {
                 let Some(dy) = gradient(self, 0) else { return };
                 let inputs = vec![node.inputs[0], node.inputs[1], dy];
-                self.many(index, node, GradOp::SwiGlu, inputs);
+                self.many(index, node, GradOp::GatedActivation(activation), inputs);
             }
             Op::Embedding => {
                 let Some(dx) = gradient(self, 0) else { return };

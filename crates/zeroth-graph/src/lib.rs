@@ -21,3 +21,4 @@ pub use gradient::{Backward, GradNode, GradOp, GradWrite};
 pub use graph::{DynamicScaling, Graph, Node, Param, ParamId, ParamSpec, Rotary, Unit, UnitId};
 pub use op::Op;
 pub use value::{Kind, Value, ValueInfo};
+pub use zeroth_base::GatedActivation;

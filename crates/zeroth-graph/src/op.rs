@@ -3,6 +3,8 @@
 //! An op holds what does not depend on the micro-batch. Its operands, parameters and results are the node's; their order is
 //! documented here, for the graph and everything that executes it.
 
+use zeroth_base::GatedActivation;
+
 /// The op of a node. T is the number of tokens, H the hidden size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
@@ -46,8 +48,8 @@ pub enum Op {
         /// Factor of the scores.
         scale: f64,
     },
-    /// `gate` and `up` [T, F] give `silu(gate) · up`.
-    SwiGlu,
+    /// `gate` and `up` [T, F] give `f(gate) · up`, f the activation.
+    GatedActivation(GatedActivation),
     /// `x` with elements zeroed at random and the others scaled up; the mask is recomputed in backward.
     Dropout {
         /// The probability that an element is zeroed.
@@ -71,7 +73,7 @@ impl Op {
             Self::HeadNormRope { .. } => "head_norm_rope",
             Self::Rope { .. } => "rope",
             Self::Attention { .. } => "attention",
-            Self::SwiGlu => "swiglu",
+            Self::GatedActivation(activation) => activation.name(),
             Self::Dropout { .. } => "dropout",
             Self::HeadLoss => "head_loss",
         }

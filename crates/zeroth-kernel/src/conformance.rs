@@ -6,7 +6,7 @@
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use half::{bf16, f16};
-use zeroth_base::{DType, normal_at};
+use zeroth_base::{DType, GatedActivation, normal_at};
 
 use crate::{
     Access, Control, Device, DeviceError, GROUPS, GradStore, Kernel, Launch, MasterForm, Optimizer, Queue,
@@ -347,12 +347,16 @@ impl Pair<'_> {
 
     fn elementwise(&mut self) -> Result<(), DeviceError> {
         let (count, dtype) = (5_003, self.dtype);
-        let (gate, up) = (self.random(count), self.random(count));
-        let y = self.like(gate);
-        self.compare(Kernel::SwiGlu { gate, up, y }, &[Output::Rounded(dtype)])?;
-        let [dy, gate, up] = [0; 3].map(|_| self.random(count));
-        let (dgate, dup) = (self.like(gate), self.like(gate));
-        self.compare(Kernel::SwiGluBackward { dy, gate, up, dgate, dup }, &[Output::Rounded(dtype); 2])?;
+        for activation in GatedActivation::ALL {
+            let (gate, up) = (self.random(count), self.random(count));
+            let y = self.like(gate);
+            let kernel = Kernel::GatedActivation { activation, gate, up, y };
+            self.compare(kernel, &[Output::Rounded(dtype)])?;
+            let [dy, gate, up] = [0; 3].map(|_| self.random(count));
+            let (dgate, dup) = (self.like(gate), self.like(gate));
+            let kernel = Kernel::GatedActivationBackward { activation, dy, gate, up, dgate, dup };
+            self.compare(kernel, &[Output::Rounded(dtype); 2])?;
+        }
         let (a, b) = (self.random(count), self.random(count));
         let y = self.like(a);
         self.compare(Kernel::Sum { a, b, y }, &[Output::Exact])?;

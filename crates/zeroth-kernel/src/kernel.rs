@@ -4,7 +4,7 @@
 //! learning rate, whether an update is applied) are read from device memory, so that a launch is built once and enqueued any
 //! number of times.
 
-use zeroth_base::DType;
+use zeroth_base::{DType, GatedActivation};
 
 use crate::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
@@ -159,10 +159,17 @@ pub enum Kernel {
         dk: Span,
         dv: Span,
     },
-    /// y = silu(gate) · up.
-    SwiGlu { gate: Span, up: Span, y: Span },
+    /// y = f(gate) · up, f the activation.
+    GatedActivation { activation: GatedActivation, gate: Span, up: Span, y: Span },
     /// Writes dgate and dup.
-    SwiGluBackward { dy: Span, gate: Span, up: Span, dgate: Span, dup: Span },
+    GatedActivationBackward {
+        activation: GatedActivation,
+        dy: Span,
+        gate: Span,
+        up: Span,
+        dgate: Span,
+        dup: Span,
+    },
     /// y = x · mask / (1 - probability). `keys` holds one [`RowKey`] per row. Backward is the same kernel on dy.
     Dropout { probability: f32, seed: u64, op: u32, width: usize, keys: Span, x: Span, y: Span },
     /// Adds the sum of the losses of the tokens with a label (≥ 0) to `loss`, an f64.
@@ -363,8 +370,8 @@ impl Kernel {
             Self::HeadNormRopeBackward { .. } => "head_norm_rope_backward",
             Self::Attention { .. } => "attention",
             Self::AttentionBackward { .. } => "attention_backward",
-            Self::SwiGlu { .. } => "swiglu",
-            Self::SwiGluBackward { .. } => "swiglu_backward",
+            Self::GatedActivation { activation, .. } => activation.name(),
+            Self::GatedActivationBackward { activation, .. } => activation.backward_name(),
             Self::Dropout { .. } => "dropout",
             Self::HeadLoss { .. } => "head_loss",
             Self::HeadLossBackward { .. } => "head_loss_backward",
@@ -414,8 +421,10 @@ impl Kernel {
             Self::AttentionBackward { starts, q, k, v, y, lse, dy, dq, dk, dv, .. } => {
                 touch!([starts, q, k, v, y, lse, dy], [dq, dk, dv]);
             }
-            Self::SwiGlu { gate, up, y } => touch!([gate, up], [y]),
-            Self::SwiGluBackward { dy, gate, up, dgate, dup } => touch!([dy, gate, up], [dgate, dup]),
+            Self::GatedActivation { gate, up, y, .. } => touch!([gate, up], [y]),
+            Self::GatedActivationBackward { dy, gate, up, dgate, dup, .. } => {
+                touch!([dy, gate, up], [dgate, dup])
+            }
             Self::Dropout { keys, x, y, .. } => touch!([keys, x], [y]),
             Self::HeadLoss { x, w, labels, loss, .. } => touch!([x, w, labels], [loss]),
             Self::HeadLossBackward {

@@ -1,7 +1,7 @@
 //! bf16 storage: the distance of results, in ulp, from the exact result of the same stored inputs.
 
 use half::bf16;
-use zeroth_base::name_key;
+use zeroth_base::{GatedActivation, name_key};
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 
@@ -44,9 +44,12 @@ fn rounded_once(pool: &Pool) {
     let linear_dx = ulps(&dx, &reference::linear_backward(dims, &wide(&x), &wide(&w), &wide(&dy))[0]);
 
     let (gate, up) = (random("gate", 5000), random("up", 5000));
-    let mut swished = vec![bf16::ZERO; 5000];
-    swiglu(pool, &gate, &up, &mut swished);
-    let swiglu = ulps(&swished, &reference::swiglu(&wide(&gate), &wide(&up)));
+    let mut gated = vec![bf16::ZERO; 5000];
+    let activations = GatedActivation::ALL.map(|activation| {
+        gated_activation(pool, activation, &gate, &up, &mut gated);
+        let expected = reference::gated_activation(activation, &wide(&gate), &wide(&up));
+        (activation.name(), ulps(&gated, &expected), ONE_ROUNDING)
+    });
 
     let dims = AttentionDims { rows: 200, heads: 4, kv_heads: 2, head_dim: 16, window: None, scale: 0.25 };
     let (q, k, v) = (random("q", 200 * 64), random("k", 200 * 32), random("v", 200 * 32));
@@ -62,9 +65,11 @@ fn rounded_once(pool: &Pool) {
     for (name, ulps, bound) in [
         ("linear y", linear_y, ONE_ROUNDING),
         ("linear dx", linear_dx, ONE_ROUNDING),
-        ("swiglu", swiglu, ONE_ROUNDING),
         ("attention", attention, weights),
-    ] {
+    ]
+    .into_iter()
+    .chain(activations)
+    {
         assert!(ulps <= bound, "{name} on {}: {ulps} ulp", pool.isa());
     }
 }

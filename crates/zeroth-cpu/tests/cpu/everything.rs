@@ -1,7 +1,7 @@
 //! Every kernel once, on buffers that are made before: for the tests that ask something of all of them.
 
 use half::{bf16, f16};
-use zeroth_base::name_key;
+use zeroth_base::{GatedActivation, name_key};
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 use zeroth_kernel::{Optimizer, Recipe, Rounding, StepNumbers};
@@ -169,8 +169,8 @@ impl<T: Element> Everything<T> {
         head_norm_rope(pool, HEAD_NORM_ROPE, x, &w[..28], cos, sin, both, head_rstd);
         let (dims, w) = (HEAD_NORM_ROPE, &w[..28]);
         head_norm_rope_backward(pool, dims, other, x, head_rstd, w, cos, sin, both_dh, dhead, s);
-        swiglu(pool, x, other, swished);
-        swiglu_backward(pool, other, x, other, dgate, dup);
+        gated_activation(pool, GatedActivation::Silu, x, other, swished);
+        gated_activation_backward(pool, GatedActivation::Silu, other, x, other, dgate, dup);
         attention(pool, &ATTENTION, &STARTS, x, k, v, out, lse, s);
         let saved = AttentionSaved { q: x, k, v, out, lse };
         attention_backward(pool, &ATTENTION, &STARTS, saved, other, dq, dk, dv, s);

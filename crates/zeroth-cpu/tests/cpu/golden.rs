@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use zeroth_base::GatedActivation;
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 use zeroth_kernel::{Optimizer, Recipe, StepNumbers};
@@ -188,16 +189,18 @@ fn attention_and_its_gradients_agree_with_pytorch() {
 }
 
 #[test]
-fn swiglu_and_its_gradients_agree_with_pytorch() {
-    each("swiglu", 2, |pool, golden| {
-        let (gate, up, dy) = (golden.f32("gate"), golden.f32("up"), golden.f32("dy"));
-        let (mut y, mut dgate, mut dup) = (vec![0.0; dy.len()], vec![0.0; dy.len()], vec![0.0; dy.len()]);
-        swiglu(pool, &gate, &up, &mut y);
-        swiglu_backward(pool, &dy, &gate, &up, &mut dgate, &mut dup);
-        golden.near("y", &y);
-        golden.near("dgate", &dgate);
-        golden.near("dup", &dup);
-    });
+fn gated_activations_and_their_gradients_agree_with_pytorch() {
+    for activation in GatedActivation::ALL {
+        each(activation.name(), 2, |pool, golden| {
+            let (gate, up, dy) = (golden.f32("gate"), golden.f32("up"), golden.f32("dy"));
+            let [mut y, mut dgate, mut dup] = [(); 3].map(|()| vec![0.0; dy.len()]);
+            gated_activation(pool, activation, &gate, &up, &mut y);
+            gated_activation_backward(pool, activation, &dy, &gate, &up, &mut dgate, &mut dup);
+            golden.near("y", &y);
+            golden.near("dgate", &dgate);
+            golden.near("dup", &dup);
+        });
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Gradients of the kernels against central differences of the plain versions, in f64.
 
-use zeroth_base::name_key;
+use zeroth_base::{GatedActivation, name_key};
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 
@@ -152,13 +152,16 @@ fn attention_gradients_match_finite_differences() {
 }
 
 #[test]
-fn swiglu_gradients_match_finite_differences() {
+fn gated_activation_gradients_match_finite_differences() {
     let pool = Pool::new(2);
     let (gate, up, dy) = (random("gate", 50), random("up", 50), random("dy", 50));
     let (mut dgate, mut dup) = (vec![0.0; 50], vec![0.0; 50]);
-    swiglu_backward(&pool, &dy, &gate, &up, &mut dgate, &mut dup);
-    near("dgate", &dgate, &differences(&gate, |gate| dot(&reference::swiglu(gate, &wide(&up)), &dy)));
-    near("dup", &dup, &differences(&up, |up| dot(&reference::swiglu(&wide(&gate), up), &dy)));
+    for activation in GatedActivation::ALL {
+        gated_activation_backward(&pool, activation, &dy, &gate, &up, &mut dgate, &mut dup);
+        let loss = |gate: &[f64], up: &[f64]| dot(&reference::gated_activation(activation, gate, up), &dy);
+        near("dgate", &dgate, &differences(&gate, |gate| loss(gate, &wide(&up))));
+        near("dup", &dup, &differences(&up, |up| loss(&wide(&gate), up)));
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
-use zeroth_base::DType;
+use zeroth_base::{DType, GatedActivation};
 use zeroth_cpu::{self, Dropout, reference};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::{
@@ -288,13 +288,18 @@ impl Harness {
         let y = self.overwritten(add(&a, &b));
         let (a_span, b_span) = (self.upload_values(&a)?, self.upload_values(&b)?);
         self.case(&shape, Kernel::Sum { a: a_span, b: b_span, y: y.span }, &[y])?;
-        let y = self.overwritten(reference::swiglu(&a, &b));
-        let (gate, up) = (self.upload_values(&a)?, self.upload_values(&b)?);
-        self.case(&shape, Kernel::SwiGlu { gate, up, y: y.span }, &[y])?;
-        let [dgate, dup] = reference::swiglu_backward(&a, &b, &dy).map(|grads| self.overwritten(grads));
-        let (gate, up, dy) = (self.upload_values(&a)?, self.upload_values(&b)?, self.upload_values(&dy)?);
-        let kernel = Kernel::SwiGluBackward { dy, gate, up, dgate: dgate.span, dup: dup.span };
-        self.case(&shape, kernel, &[dgate, dup])?;
+        for activation in GatedActivation::ALL {
+            let y = self.overwritten(reference::gated_activation(activation, &a, &b));
+            let (gate, up) = (self.upload_values(&a)?, self.upload_values(&b)?);
+            self.case(&shape, Kernel::GatedActivation { activation, gate, up, y: y.span }, &[y])?;
+            let grads = reference::gated_activation_backward(activation, &a, &b, &dy);
+            let [dgate, dup] = grads.map(|grads| self.overwritten(grads));
+            let (gate, up, dy) = (self.upload_values(&a)?, self.upload_values(&b)?, self.upload_values(&dy)?);
+            let (to_dgate, to_dup) = (dgate.span, dup.span);
+            let kernel =
+                Kernel::GatedActivationBackward { activation, dy, gate, up, dgate: to_dgate, dup: to_dup };
+            self.case(&shape, kernel, &[dgate, dup])?;
+        }
         let key = |row: usize| RowKey { sample: (row as u64 / 9) << 31, position: row as u32 % 9, epoch: 3 };
         let keys: Vec<RowKey> = (0..rows).map(key).collect();
         let (probability, seed, op) = (0.3, 1 << 40 | 5, 9);

@@ -1,7 +1,7 @@
 //! Timings of kernels, for information, with the shapes of a 0.6B model and 16,384 tokens.
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
-use zeroth_base::DType;
+use zeroth_base::{DType, GatedActivation};
 use zeroth_kernel::{
     AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, RmsNormDims, RopeDims,
 };
@@ -185,9 +185,12 @@ impl Harness {
         let count = ROWS * 3072;
         let (gate, up) = (self.filled(DType::Bf16, count)?, self.filled(DType::Bf16, count)?);
         let [dy, dgate, dup] = [(); 3].map(|()| self.allocate(2 * count));
-        self.time("16384x3072", Work::Bytes(6.0 * count as f64), Kernel::SwiGlu { gate, up, y: dy })?;
-        let kernel = Kernel::SwiGluBackward { dy, gate, up, dgate, dup };
-        self.time("16384x3072", Work::Bytes(10.0 * count as f64), kernel)?;
+        for activation in GatedActivation::ALL {
+            let kernel = Kernel::GatedActivation { activation, gate, up, y: dy };
+            self.time("16384x3072", Work::Bytes(6.0 * count as f64), kernel)?;
+            let kernel = Kernel::GatedActivationBackward { activation, dy, gate, up, dgate, dup };
+            self.time("16384x3072", Work::Bytes(10.0 * count as f64), kernel)?;
+        }
         let bytes = Work::Bytes(6.0 * count as f64);
         self.time("16384x3072", bytes, Kernel::Sum { a: gate, b: up, y: dgate })?;
         self.next = 0;

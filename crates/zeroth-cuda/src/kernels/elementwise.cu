@@ -1,7 +1,20 @@
 // Elementwise kernels: activations, RoPE, dropout, casts and reductions over ranks. One thread handles VEC elements.
 
-template <typename T>
-__device__ void swiglu(const T *gate, const T *up, T *y, u64 count) {
+// An activation f: `value` is f(x), `value_and_slope` stores f'(x) too.
+struct Silu {
+    template <typename T> static __device__ __forceinline__ float value(float x) {
+        return x * rcp_for<T>(1.0f + exp_for<T>(-x));
+    }
+
+    template <typename T> static __device__ __forceinline__ float value_and_slope(float x, float &slope) {
+        float sigmoid = rcp_for<T>(1.0f + exp_for<T>(-x)), silu = x * sigmoid;
+        slope = sigmoid + silu * (1.0f - sigmoid);
+        return silu;
+    }
+};
+
+template <typename F, typename T>
+__device__ void gated_activation(const T *gate, const T *up, T *y, u64 count) {
     u64 first = global_thread() * VEC;
     if (first >= count) return;
     bool full = first + VEC <= count && aligned16(gate, up, y);
@@ -9,12 +22,12 @@ __device__ void swiglu(const T *gate, const T *up, T *y, u64 count) {
     load_bounded(g, gate, first, count, full);
     load_bounded(u, up, first, count, full);
 #pragma unroll
-    for (int i = 0; i < VEC; i++) g[i] = g[i] * rcp_for<T>(1.0f + exp_for<T>(-g[i])) * u[i];
+    for (int i = 0; i < VEC; i++) g[i] = F::template value<T>(g[i]) * u[i];
     store_bounded(y, first, count, full, g);
 }
 
-template <typename T>
-__device__ void swiglu_backward(const T *dy, const T *gate, const T *up, T *dgate, T *dup, u64 count) {
+template <typename F, typename T>
+__device__ void gated_activation_backward(const T *dy, const T *gate, const T *up, T *dgate, T *dup, u64 count) {
     u64 first = global_thread() * VEC;
     if (first >= count) return;
     bool full = first + VEC <= count && aligned16(dy, gate, up, dgate, dup);
@@ -24,9 +37,9 @@ __device__ void swiglu_backward(const T *dy, const T *gate, const T *up, T *dgat
     load_bounded(u, up, first, count, full);
 #pragma unroll
     for (int i = 0; i < VEC; i++) {
-        float sigmoid = rcp_for<T>(1.0f + exp_for<T>(-g[i])), silu = g[i] * sigmoid;
-        g[i] = d[i] * u[i] * (sigmoid + silu * (1.0f - sigmoid));
-        u[i] = d[i] * silu;
+        float slope, value = F::template value_and_slope<T>(g[i], slope);
+        g[i] = d[i] * u[i] * slope;
+        u[i] = d[i] * value;
     }
     store_bounded(dgate, first, count, full, g);
     store_bounded(dup, first, count, full, u);
@@ -162,14 +175,17 @@ __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 widt
     }
 }
 
+#define INSTANTIATE_GATED(OP, F, NAME, T)                                                                              \
+    extern "C" __global__ void OP##_##NAME(const T *gate, const T *up, T *y, u64 count) {                              \
+        gated_activation<F>(gate, up, y, count);                                                                       \
+    }                                                                                                                  \
+    extern "C" __global__ void OP##_backward_##NAME(const T *dy, const T *gate, const T *up, T *dgate, T *dup,         \
+                                                    u64 count) {                                                       \
+        gated_activation_backward<F>(dy, gate, up, dgate, dup, count);                                                 \
+    }
+
 #define INSTANTIATE(NAME, T)                                                                                           \
-    extern "C" __global__ void swiglu_##NAME(const T *gate, const T *up, T *y, u64 count) {                            \
-        swiglu(gate, up, y, count);                                                                                    \
-    }                                                                                                                  \
-    extern "C" __global__ void swiglu_backward_##NAME(const T *dy, const T *gate, const T *up, T *dgate, T *dup,       \
-                                                      u64 count) {                                                     \
-        swiglu_backward(dy, gate, up, dgate, dup, count);                                                              \
-    }                                                                                                                  \
+    INSTANTIATE_GATED(swiglu, Silu, NAME, T)                                                                           \
     extern "C" __global__ void add_##NAME(const T *a, const T *b, T *y, u64 count) { add(a, b, y, count); }            \
     extern "C" __global__ void sum_ranks_##NAME##_f32(const T *parts, u64 ranks, float *to, u64 count,                 \
                                                       u64 accumulate) {                                                \

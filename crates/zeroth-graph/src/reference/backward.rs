@@ -94,13 +94,10 @@ impl Machine<'_> {
                 }
                 outputs = vec![dq, dk, dv];
             }
-            GradOp::SwiGlu => {
+            GradOp::GatedActivation(activation) => {
                 let each = get(0).iter().zip(get(1)).zip(get(2));
                 let (dgate, dup) = each
-                    .map(|((gate, up), dy)| {
-                        let s = sigmoid(*gate);
-                        (dy * up * (s + gate * s * (1.0 - s)), dy * gate * s)
-                    })
+                    .map(|((gate, up), dy)| (dy * up * activation.slope(*gate), dy * activation.value(*gate)))
                     .unzip();
                 outputs = vec![dgate, dup];
             }

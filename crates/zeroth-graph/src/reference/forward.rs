@@ -1,6 +1,6 @@
 //! Forward, op by op.
 
-use super::{Machine, log_sum, mask, norm, sigmoid};
+use super::{Machine, log_sum, mask, norm};
 use crate::{Node, Op};
 
 impl Machine<'_> {
@@ -68,8 +68,8 @@ impl Machine<'_> {
                 }
                 vec![o, lse]
             }
-            Op::SwiGlu => {
-                vec![get(0).iter().zip(get(1)).map(|(gate, up)| gate * sigmoid(*gate) * up).collect()]
+            Op::GatedActivation(activation) => {
+                vec![get(0).iter().zip(get(1)).map(|(gate, up)| activation.value(*gate) * up).collect()]
             }
             Op::Dropout { probability, salt } => vec![mask(get(0), probability, salt)],
             Op::HeadLoss => {

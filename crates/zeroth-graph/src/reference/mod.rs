@@ -163,10 +163,6 @@ impl<'a> Machine<'a> {
     }
 }
 
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
 fn log_sum(logits: &[f64]) -> f64 {
     logits.iter().map(|logit| logit.exp()).sum::<f64>().ln()
 }

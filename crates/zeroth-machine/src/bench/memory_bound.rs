@@ -5,14 +5,15 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use half::bf16;
+use zeroth_base::GatedActivation;
 
 use super::memory::{copy as copy_past, triad};
 use super::operands::{Operands, of, random};
 use super::{Benchmark, COPY, TRIAD, Unit};
 use zeroth_cpu::{
     Master, Moments, Pool, block_squares, convert, convert_and_check_finite, copy, embedding_backward, fill,
-    optimize, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope_from, sum_ranks, swiglu,
-    swiglu_backward,
+    gated_activation, gated_activation_backward, optimize, rms_norm_backward, rms_norm_residual,
+    rms_norm_scratch, rope_from, sum_ranks,
 };
 use zeroth_kernel::{BLOCK, Element, EmbeddingDims, RmsNormDims, RopeDims};
 use zeroth_kernel::{DeviceError, Optimizer, Recipe, StepNumbers};
@@ -247,7 +248,7 @@ const KERNELS: [Kernel; 12] = [
         |s| 2 * 3 * s.activations(),
         |pool, b| {
             let (_, [gate, up, y, ..]) = b.first(b.sizes.activations());
-            swiglu(pool, gate, up, y);
+            gated_activation(pool, GatedActivation::Silu, gate, up, y);
         },
     ),
     (
@@ -255,7 +256,7 @@ const KERNELS: [Kernel; 12] = [
         |s| 2 * 5 * s.activations(),
         |pool, b| {
             let (_, [dy, gate, up, dgate, dup]) = b.first(b.sizes.activations());
-            swiglu_backward(pool, dy, gate, up, dgate, dup);
+            gated_activation_backward(pool, GatedActivation::Silu, dy, gate, up, dgate, dup);
         },
     ),
     (

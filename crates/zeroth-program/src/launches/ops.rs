@@ -142,7 +142,9 @@ impl At<'_> {
                 y: output(0),
                 lse: output(1),
             },
-            Op::SwiGlu => Kernel::SwiGlu { gate: input(0), up: input(1), y: output(0) },
+            Op::GatedActivation(activation) => {
+                Kernel::GatedActivation { activation, gate: input(0), up: input(1), y: output(0) }
+            }
             Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.outputs[0]),
             Op::HeadLoss => Kernel::HeadLoss {
                 dims: self.head_dims(node.params[0]),
@@ -286,7 +288,8 @@ impl At<'_> {
                 dk: output(1),
                 dv: output(2),
             },
-            GradOp::SwiGlu => Kernel::SwiGluBackward {
+            GradOp::GatedActivation(activation) => Kernel::GatedActivationBackward {
+                activation,
                 gate: input(0),
                 up: input(1),
                 dy: input(2),

@@ -76,7 +76,7 @@ impl Model<'_> {
         for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside(node)) {
             // Large outputs that only this op's consumers read; the residual sum flows on and stays.
             let given: &[Value] = match node.op {
-                Op::RmsNorm { .. } | Op::HeadNormRope { .. } | Op::SwiGlu => &node.outputs[..1],
+                Op::RmsNorm { .. } | Op::HeadNormRope { .. } | Op::GatedActivation(_) => &node.outputs[..1],
                 Op::AddRmsNorm { .. } => &node.outputs[1..2],
                 Op::Attention { .. } => &node.outputs,
                 _ => continue,

@@ -13,7 +13,7 @@ use std::arch::x86_64::{
 };
 use std::f32::consts::LOG2_E;
 
-use zeroth_base::DType;
+use zeroth_base::{DType, GatedActivation};
 use zeroth_kernel::Element;
 
 use crate::avx512_bf16::{LANES, LINE, Subnormals, prefetch, store_line};
@@ -22,9 +22,9 @@ use crate::math::{EXP2_COEFFICIENTS, ROUND_MAGIC};
 
 type Line = [u16; LINE];
 
-/// Whether this kernel computes `T` under `isa`.
-pub(super) fn fits<T: Element>(isa: Isa) -> bool {
-    isa == Isa::Amx && T::DTYPE == DType::Bf16
+/// Whether this kernel computes `activation` of `T` under `isa`.
+pub(super) fn fits<T: Element>(isa: Isa, activation: GatedActivation) -> bool {
+    isa == Isa::Amx && T::DTYPE == DType::Bf16 && activation == GatedActivation::Silu
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -146,7 +146,9 @@ fn store_even_odd(order: __m512i, values: [__m512; 2], line: &mut Line) {
 mod tests {
     use half::bf16;
 
-    use crate::{Isa, Pool, swiglu, swiglu_backward};
+    use zeroth_base::GatedActivation::Silu;
+
+    use crate::{Isa, Pool, gated_activation, gated_activation_backward};
 
     #[test]
     fn extreme_gates_and_nan_match_the_portable_loops() {
@@ -158,8 +160,8 @@ mod tests {
         let each = |isa: Isa| {
             let pool = Pool::on_isa(1, isa).unwrap();
             let [mut y, mut dgate, mut dup] = [(); 3].map(|()| vec![bf16::ONE; 79]);
-            swiglu(&pool, &with_nan, &up, &mut y);
-            swiglu_backward(&pool, &up, &with_nan, &up, &mut dgate, &mut dup);
+            gated_activation(&pool, Silu, &with_nan, &up, &mut y);
+            gated_activation_backward(&pool, Silu, &up, &with_nan, &up, &mut dgate, &mut dup);
             [y, dgate, dup].concat()
         };
         let expected = each(Isa::Portable);

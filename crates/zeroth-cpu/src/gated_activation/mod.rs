@@ -1,0 +1,148 @@
+//! Gated activations, y = f(gate) · up, and their gradients, computed in f32 and rounded once. All operands have the same row
+//! stride, so that they are treated as flat arrays, row padding included.
+
+#![allow(unsafe_code, reason = "vector kernels run where their instructions were detected")]
+
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+
+#[cfg(target_arch = "x86_64")]
+use bytemuck::{cast_slice, cast_slice_mut};
+
+use super::isa::each_isa;
+use super::pool::Pool;
+use super::work_partition::Chunks;
+use super::{check_len, math};
+use zeroth_base::GatedActivation;
+use zeroth_kernel::Element;
+
+/// Elements per task.
+const PIECE: usize = 8192;
+
+/// y = f(gate) · up, f the activation.
+pub fn gated_activation<T: Element>(
+    pool: &Pool,
+    activation: GatedActivation,
+    gate: &[T],
+    up: &[T],
+    y: &mut [T],
+) {
+    check_len("gate", gate.len(), y.len());
+    check_len("up", up.len(), y.len());
+    let fused = math::has_fma(pool.isa());
+    pool.each(Chunks::new(y, PIECE), |task, y| {
+        let range = task * PIECE..task * PIECE + y.len();
+        #[cfg(target_arch = "x86_64")]
+        if avx512_bf16::fits::<T>(pool.isa(), activation) {
+            let [gate, up] = [gate, up].map(|from| cast_slice(&from[range.clone()]));
+            // SAFETY: `fits` has found the instructions.
+            unsafe { avx512_bf16::forward(gate, up, cast_slice_mut(y)) };
+            return;
+        }
+        forward(pool.isa(), activation, fused, &gate[range.clone()], &up[range], y);
+    });
+}
+
+/// Writes the gradients of gate and up.
+pub fn gated_activation_backward<T: Element>(
+    pool: &Pool,
+    activation: GatedActivation,
+    dy: &[T],
+    gate: &[T],
+    up: &[T],
+    dgate: &mut [T],
+    dup: &mut [T],
+) {
+    check_len("gate", gate.len(), dy.len());
+    check_len("up", up.len(), dy.len());
+    check_len("dgate", dgate.len(), dy.len());
+    check_len("dup", dup.len(), dy.len());
+    let fused = math::has_fma(pool.isa());
+    pool.each((Chunks::new(dgate, PIECE), Chunks::new(dup, PIECE)), |task, (dgate, dup)| {
+        let range = task * PIECE..task * PIECE + dgate.len();
+        #[cfg(target_arch = "x86_64")]
+        if avx512_bf16::fits::<T>(pool.isa(), activation) {
+            let [dy, gate, up] = [dy, gate, up].map(|from| cast_slice(&from[range.clone()]));
+            // SAFETY: as above.
+            unsafe { avx512_bf16::backward(dy, gate, up, cast_slice_mut(dgate), cast_slice_mut(dup)) };
+            return;
+        }
+        backward(
+            pool.isa(),
+            activation,
+            fused,
+            &dy[range.clone()],
+            &gate[range.clone()],
+            &up[range],
+            dgate,
+            dup,
+        );
+    });
+}
+
+/// An activation f in f32. `FUSED`: multiply-add is one instruction.
+trait Activation {
+    /// f(x).
+    fn value<const FUSED: bool>(x: f32) -> f32;
+
+    /// f(x) and f'(x).
+    fn value_and_slope<const FUSED: bool>(x: f32) -> (f32, f32);
+}
+
+struct Silu;
+
+impl Activation for Silu {
+    #[inline(always)]
+    fn value<const FUSED: bool>(x: f32) -> f32 {
+        x * math::sigmoid::<FUSED>(x)
+    }
+
+    #[inline(always)]
+    fn value_and_slope<const FUSED: bool>(x: f32) -> (f32, f32) {
+        let sigmoid = math::sigmoid::<FUSED>(x);
+        let silu = x * sigmoid;
+        (silu, sigmoid + silu * (1.0 - sigmoid))
+    }
+}
+
+each_isa! {
+    fn forward<T>(activation: GatedActivation, fused: bool, gate: &[T], up: &[T], y: &mut [T]) {
+        match (activation, fused) {
+            (GatedActivation::Silu, true) => forward_with::<Silu, T, true>(gate, up, y),
+            (GatedActivation::Silu, false) => forward_with::<Silu, T, false>(gate, up, y),
+        }
+    }
+}
+
+#[inline(always)]
+fn forward_with<F: Activation, T: Element, const FUSED: bool>(gate: &[T], up: &[T], y: &mut [T]) {
+    for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+        *y = T::from_f32(F::value::<FUSED>(gate.to_f32()) * up.to_f32());
+    }
+}
+
+each_isa! {
+    fn backward<T>(activation: GatedActivation, fused: bool, dy: &[T], gate: &[T], up: &[T], dgate: &mut [T], dup: &mut [T]) {
+        match (activation, fused) {
+            (GatedActivation::Silu, true) => backward_with::<Silu, T, true>(dy, gate, up, dgate, dup),
+            (GatedActivation::Silu, false) => backward_with::<Silu, T, false>(dy, gate, up, dgate, dup),
+        }
+    }
+}
+
+#[inline(always)]
+fn backward_with<F: Activation, T: Element, const FUSED: bool>(
+    dy: &[T],
+    gate: &[T],
+    up: &[T],
+    dgate: &mut [T],
+    dup: &mut [T],
+) {
+    let inputs = dy.iter().zip(gate).zip(up);
+    for ((dgate, dup), ((dy, gate), up)) in dgate.iter_mut().zip(dup).zip(inputs) {
+        let dy = dy.to_f32();
+        let (value, slope) = F::value_and_slope::<FUSED>(gate.to_f32());
+        *dgate = T::from_f32(dy * up.to_f32() * slope);
+        *dup = T::from_f32(dy * value);
+    }
+}
