@@ -1,20 +1,28 @@
 //! Activations of gated feed-forward layers, defined in f64.
 
+use std::f64::consts::{FRAC_1_SQRT_2, PI, TAU};
+
 /// The function f of a gated activation, y = f(gate) · up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GatedActivation {
     /// x · sigmoid(x): SwiGLU.
     Silu,
+    /// x · Φ(x), Φ the normal distribution function (`gelu` in transformers): GeGLU.
+    Gelu,
+    /// GELU by its tanh approximation (`gelu_new`, `gelu_pytorch_tanh`).
+    GeluTanh,
 }
 
 impl GatedActivation {
     /// Every activation.
-    pub const ALL: [Self; 1] = [Self::Silu];
+    pub const ALL: [Self; 3] = [Self::Silu, Self::Gelu, Self::GeluTanh];
 
     /// The gated op's name in messages, traces and plans.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silu => "swiglu",
+            Self::Gelu => "geglu",
+            Self::GeluTanh => "geglu_tanh",
         }
     }
 
@@ -22,6 +30,8 @@ impl GatedActivation {
     pub const fn backward_name(self) -> &'static str {
         match self {
             Self::Silu => "swiglu_backward",
+            Self::Gelu => "geglu_backward",
+            Self::GeluTanh => "geglu_tanh_backward",
         }
     }
 
@@ -29,6 +39,8 @@ impl GatedActivation {
     pub fn value(self, x: f64) -> f64 {
         match self {
             Self::Silu => x * sigmoid(x),
+            Self::Gelu => x * normal_cdf(x),
+            Self::GeluTanh => x * sigmoid(2.0 * tanh_argument(x)),
         }
     }
 
@@ -36,10 +48,72 @@ impl GatedActivation {
     pub fn slope(self, x: f64) -> f64 {
         match self {
             Self::Silu => sigmoid(x) * (1.0 + x * sigmoid(-x)),
+            Self::Gelu => normal_cdf(x) + x * (-x * x / 2.0).exp() / TAU.sqrt(),
+            Self::GeluTanh => {
+                let u = 2.0 * tanh_argument(x);
+                let du = 2.0 * (2.0 / PI).sqrt() * (1.0 + 3.0 * CUBIC * x * x);
+                sigmoid(u) * (1.0 + x * sigmoid(-u) * du)
+            }
         }
     }
 }
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
+}
+
+/// The coefficient of x³ in the tanh approximation of GELU.
+const CUBIC: f64 = 0.044_715;
+
+/// u of GELU ≈ x · (1 + tanh(u)) / 2 = x · sigmoid(2u).
+fn tanh_argument(x: f64) -> f64 {
+    (2.0 / PI).sqrt() * (x + CUBIC * x * x * x)
+}
+
+/// The normal distribution function. Its relative error is below 1e-13, in the lower tail too.
+fn normal_cdf(x: f64) -> f64 {
+    let z = x.abs() * FRAC_1_SQRT_2;
+    let tail = if z < 2.0 {
+        // erf(z) = 2/√π · e^(-z²) · Σ 2ⁿ z^(2n+1) / (2n+1)!!; every term is positive.
+        let (mut term, mut sum) = (z, z);
+        for n in 1..60 {
+            term *= 2.0 * z * z / f64::from(2 * n + 1);
+            sum += term;
+        }
+        0.5 - sum * (-z * z).exp() / PI.sqrt()
+    } else {
+        // erfc(z) = e^(-z²)/√π / (z + (1/2)/(z + (2/2)/(z + (3/2)/(z + …)))).
+        let fraction = (1..150).rev().fold(z, |below, n| z + f64::from(n) / 2.0 / below);
+        0.5 * (-z * z).exp() / PI.sqrt() / fraction
+    };
+    if x < 0.0 { tail } else { 1.0 - tail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values of mpmath's `ncdf`.
+    #[test]
+    fn the_normal_distribution_function_is_exact_in_both_tails() {
+        let expected: [(f64, f64); 12] = [
+            (-30.0, 4.906713927148187e-198),
+            (-8.0, 6.220960574271784e-16),
+            (-3.0, 0.0013498980316300946),
+            (-2.9, 0.0018658133003840384),
+            (-2.8, 0.0025551303304279342),
+            (-1.0, 0.15865525393145705),
+            (-0.25, 0.4012936743170763),
+            (0.0, 0.5),
+            (0.5, 0.6914624612740131),
+            (2.5, 0.9937903346742238),
+            (3.5, 0.9997673709209645),
+            (9.0, 1.0),
+        ];
+        for (x, cdf) in expected {
+            let found = normal_cdf(x);
+            assert!((found - cdf).abs() <= 1e-13 * cdf, "{x}: {found} is not {cdf}");
+        }
+        assert!(normal_cdf(f64::NAN).is_nan());
+    }
 }

@@ -70,6 +70,46 @@ pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { 1.0 / (1.0 + power) }
 }
 
+/// Coefficients of e^(x²/2) · (1 - Φ(x)) / t in t = 1 / (1 + 0.3125 x) for x from 0 to 13.5, highest order first. A minimax
+/// fit; the relative error is below 1e-8.
+const UPPER_TAIL: [f32; 10] = [
+    -0.018_581_582,
+    0.089_005_78,
+    -0.145_336_63,
+    0.066_564_99,
+    0.003_925_511,
+    0.052_054_275,
+    0.091_297_59,
+    0.111_624_986,
+    0.124_781_29,
+    0.124_663_785,
+];
+
+/// The normal distribution function Φ(x), within 3 ulp in both tails, and e^(-x²/2). 1 + erf would cancel in the lower one.
+#[inline(always)]
+pub(super) fn normal_cdf<const FMA: bool>(x: f32) -> (f32, f32) {
+    let a = x.abs().min(20.0);
+    let square = a * a;
+    // x² in two parts: an error of half an ulp of 80 would be one of 64 ulp of e^80.
+    let low = if FMA {
+        a.mul_add(a, -square)
+    } else {
+        let high = f32::from_bits(a.to_bits() & 0xffff_f000);
+        let rest = a - high;
+        ((high * high - square) + 2.0 * high * rest) + rest * rest
+    };
+    let bell = exp(-0.5 * square) * (1.0 - 0.5 * low);
+    let t = 1.0 / mul_add::<FMA>(a, 0.3125, 1.0);
+    let mut p = UPPER_TAIL[0];
+    for coefficient in &UPPER_TAIL[1..] {
+        p = mul_add::<FMA>(p, t, *coefficient);
+    }
+    let tail = bell * (t * p);
+    let cdf = if x < 0.0 { tail } else { 1.0 - tail };
+    // min drops a NaN.
+    if x.is_nan() { (x, x) } else { (cdf, bell) }
+}
+
 /// Coefficients of (2^t - 1) / t for |t| ≤ 1/2, highest order first. The relative error of 2^t is below 1e-7.
 #[allow(clippy::approx_constant, reason = "fitted to the range; ln 2 itself would be further off")]
 pub(super) const EXP2_COEFFICIENTS: [f32; 5] =

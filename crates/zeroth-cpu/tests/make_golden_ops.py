@@ -113,14 +113,14 @@ def attention(lengths, padding, heads, kv_heads, head_dim, window):
     )
 
 
-def swiglu(rows, width):
+def gated_activation(name, activation, rows, width):
     gate, up = leaf(rows, width), leaf(rows, width)
     with torch.no_grad():
         gate[0, :4] = torch.tensor([100.0, -100.0, 0.0, -20.0])
-    y = F.silu(gate) * up
+    y = activation(gate) * up
     dy = torch.randn_like(y)
     dgate, dup = torch.autograd.grad(y, (gate, up), dy)
-    save(f"swiglu-{rows}x{width}", gate=gate, up=up, y=y, dy=dy, dgate=dgate, dup=dup)
+    save(f"{name}-{rows}x{width}", gate=gate, up=up, y=y, dy=dy, dgate=dgate, dup=dup)
 
 
 def head_loss(rows, hidden, vocab):
@@ -167,10 +167,13 @@ def main():
     attention([11, 2, 4], 0, 3, 3, 6, 3)
     attention([8, 9], 0, 4, 1, 6, 3)
     for shape in [(1, 6), (17, 35)]:
-        swiglu(*shape)
+        gated_activation("swiglu", F.silu, *shape)
     for shape in [(1, 6, 9), (3, 20, 37), (17, 13, 50)]:
         head_loss(*shape)
     adamw(37, 20)
+    for shape in [(1, 6), (17, 35)]:
+        gated_activation("geglu", F.gelu, *shape)
+        gated_activation("geglu_tanh", lambda x: F.gelu(x, approximate="tanh"), *shape)
 
 
 main()

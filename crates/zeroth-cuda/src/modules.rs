@@ -126,6 +126,10 @@ macro_rules! entries {
 entries! {
     SwiGlu: "elementwise.cu", "swiglu", One;
     SwiGluBackward: "elementwise.cu", "swiglu_backward", One;
+    GeGlu: "elementwise.cu", "geglu", One;
+    GeGluBackward: "elementwise.cu", "geglu_backward", One;
+    GeGluTanh: "elementwise.cu", "geglu_tanh", One;
+    GeGluTanhBackward: "elementwise.cu", "geglu_tanh_backward", One;
     Add: "elementwise.cu", "add", One;
     SumRanks: "elementwise.cu", "sum_ranks", Two;
     Rope: "elementwise.cu", "rope", One;
@@ -161,12 +165,16 @@ impl EntryPoint {
     pub(super) const fn gated_activation(activation: GatedActivation) -> Self {
         match activation {
             GatedActivation::Silu => Self::SwiGlu,
+            GatedActivation::Gelu => Self::GeGlu,
+            GatedActivation::GeluTanh => Self::GeGluTanh,
         }
     }
 
     pub(super) const fn gated_activation_backward(activation: GatedActivation) -> Self {
         match activation {
             GatedActivation::Silu => Self::SwiGluBackward,
+            GatedActivation::Gelu => Self::GeGluBackward,
+            GatedActivation::GeluTanh => Self::GeGluTanhBackward,
         }
     }
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
 
 use zeroth_graph::reference::{Data, Machine};
-use zeroth_graph::{Builder, GradOp, Graph, ParamId, ParamSpec, Rotary, Value};
+use zeroth_graph::{Builder, GatedActivation, GradOp, Graph, ParamId, ParamSpec, Rotary, Value};
 
 /// Sizes of a small decoder.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +20,7 @@ struct Sizes {
     biases: bool,
     head_norms: bool,
     dropout: f64,
+    activation: GatedActivation,
 }
 
 const SMALL: Sizes = Sizes {
@@ -34,6 +35,7 @@ const SMALL: Sizes = Sizes {
     biases: false,
     head_norms: false,
     dropout: 0.0,
+    activation: GatedActivation::Silu,
 };
 
 const VOCAB: u64 = 7;
@@ -103,7 +105,7 @@ fn decoder(sizes: Sizes, tokens: u64, frozen: fn(&str) -> bool) -> Graph {
         let (sum, normed) = b.add_rms_norm(sum, o, norm2, EPS).unwrap();
         let (wg, wu, wd, down_bias) = (p(&b, "gate"), p(&b, "up"), p(&b, "down"), bias(&b, "down_bias"));
         let (gate, up) = (b.linear(normed, wg, None).unwrap(), b.linear(normed, wu, None).unwrap());
-        let y = b.swiglu(gate, up).unwrap();
+        let y = b.gated_activation(sizes.activation, gate, up).unwrap();
         branch = b.linear(y, wd, down_bias).unwrap();
         residual = Some(sum);
     }
@@ -183,6 +185,13 @@ fn nothing_frozen(_: &str) -> bool {
 #[test]
 fn a_decoder_with_shared_key_heads() {
     assert_gradients(&decoder(SMALL, 7, nothing_frozen));
+}
+
+#[test]
+fn every_gated_activation() {
+    for activation in GatedActivation::ALL {
+        assert_gradients(&decoder(Sizes { activation, blocks: 1, ..SMALL }, 7, nothing_frozen));
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Block: norm, attention, residual add and norm, feed-forward. The residual add of one part and the norm of the next
 //! are one op, so a block ends with its branch and the sum so far, and the next begins with both.
 
-use zeroth_graph::{Builder, Graph, GraphError, ParamSpec, Value};
+use zeroth_graph::{Builder, GatedActivation, Graph, GraphError, ParamSpec, Value};
 
 use crate::rotary::rotary;
 use crate::{Activation, Family, ModelConfig, ParameterTable, Positions, UnitName};
@@ -38,9 +38,14 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
     if config.experts.is_some() {
         return Err(not_yet("experts"));
     }
-    if config.activation != Activation::Silu {
-        return Err(not_yet("another activation than silu"));
-    }
+    let activation = match config.activation {
+        Activation::Silu => GatedActivation::Silu,
+        Activation::Gelu => GatedActivation::Gelu,
+        Activation::GeluTanh => GatedActivation::GeluTanh,
+        Activation::Relu => {
+            return Err(not_yet("another activation than silu, gelu, gelu_new or gelu_pytorch_tanh"));
+        }
+    };
     let mut b = Builder::new(batch.tokens);
     b.rotary(rotary(rope, config.head_dim, config.max_positions));
     let mut residual = None;
@@ -57,7 +62,9 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
                 let ids = b.ids();
                 Some(Residual { sum: None, branch: b.embedding(ids, embed)? })
             }
-            (UnitName::Block(index), Some(residual)) => Some(block(&mut b, config, index, residual)?),
+            (UnitName::Block(index), Some(residual)) => {
+                Some(block(&mut b, config, activation, index, residual)?)
+            }
             (UnitName::Head, Some(residual)) => {
                 let norm = b.param("model.norm.weight")?;
                 let (_, normed) = residual.norm(&mut b, norm, config.norm_eps)?;
@@ -97,6 +104,7 @@ impl Residual {
 fn block(
     b: &mut Builder,
     config: &ModelConfig,
+    activation: GatedActivation,
     index: u64,
     residual: Residual,
 ) -> Result<Residual, GraphError> {
@@ -130,7 +138,7 @@ fn block(
     let (sum, normed) = b.add_rms_norm(sum, branch, norm, norm_eps)?;
     let gate = linear(b, normed, "mlp.gate_proj", config.mlp_bias)?; // [T, F]
     let up = linear(b, normed, "mlp.up_proj", config.mlp_bias)?; // [T, F]
-    let activated = b.swiglu(gate, up)?;
+    let activated = b.gated_activation(activation, gate, up)?;
     let branch = linear(b, activated, "mlp.down_proj", config.mlp_bias)?; // [T, H]
     Ok(Residual { sum: Some(sum), branch })
 }

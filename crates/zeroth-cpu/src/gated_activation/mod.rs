@@ -5,10 +5,12 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
+mod gelu;
 
 #[cfg(target_arch = "x86_64")]
 use bytemuck::{cast_slice, cast_slice_mut};
 
+use self::gelu::{Gelu, GeluTanh};
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::work_partition::Chunks;
@@ -110,6 +112,10 @@ each_isa! {
         match (activation, fused) {
             (GatedActivation::Silu, true) => forward_with::<Silu, T, true>(gate, up, y),
             (GatedActivation::Silu, false) => forward_with::<Silu, T, false>(gate, up, y),
+            (GatedActivation::Gelu, true) => forward_with::<Gelu, T, true>(gate, up, y),
+            (GatedActivation::Gelu, false) => forward_with::<Gelu, T, false>(gate, up, y),
+            (GatedActivation::GeluTanh, true) => forward_with::<GeluTanh, T, true>(gate, up, y),
+            (GatedActivation::GeluTanh, false) => forward_with::<GeluTanh, T, false>(gate, up, y),
         }
     }
 }
@@ -126,6 +132,10 @@ each_isa! {
         match (activation, fused) {
             (GatedActivation::Silu, true) => backward_with::<Silu, T, true>(dy, gate, up, dgate, dup),
             (GatedActivation::Silu, false) => backward_with::<Silu, T, false>(dy, gate, up, dgate, dup),
+            (GatedActivation::Gelu, true) => backward_with::<Gelu, T, true>(dy, gate, up, dgate, dup),
+            (GatedActivation::Gelu, false) => backward_with::<Gelu, T, false>(dy, gate, up, dgate, dup),
+            (GatedActivation::GeluTanh, true) => backward_with::<GeluTanh, T, true>(dy, gate, up, dgate, dup),
+            (GatedActivation::GeluTanh, false) => backward_with::<GeluTanh, T, false>(dy, gate, up, dgate, dup),
         }
     }
 }

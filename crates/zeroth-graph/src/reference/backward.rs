@@ -1,6 +1,6 @@
 //! Backward, op by op.
 
-use super::{Machine, log_sum, mask, norm_backward, sigmoid};
+use super::{Machine, log_sum, mask, norm_backward};
 use crate::{GradNode, GradOp, GradWrite, Op, ParamId};
 
 impl Machine<'_> {
