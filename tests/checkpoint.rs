@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use zeroth::base::DType;
 use zeroth::engine::State;
+use zeroth::kernel::Moment;
 use zeroth::model::{ModelConfig, WeightFiles, read_config, table};
 use zeroth::train::ModelFiles;
 use zeroth::train::checkpoint::{
@@ -15,7 +16,7 @@ use zeroth::train::checkpoint::{
 
 use crate::common::{Ended, zeroth_in};
 
-const STATES: [State; 3] = [State::Weights, State::First, State::Second];
+const STATES: [State; 3] = [State::Weights, State::Moment(Moment::First), State::Moment(Moment::Second)];
 
 /// A folder with a new model in `model` and checkpoints of these steps in `run`.
 fn with_run(steps: &[u64]) -> tempfile::TempDir {

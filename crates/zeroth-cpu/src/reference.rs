@@ -7,7 +7,7 @@ use zeroth_kernel::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims, RowKey,
 };
-use zeroth_kernel::{Optimizer, Recipe};
+use zeroth_kernel::{MOMENTS, Optimizer, Recipe};
 
 /// y = x · wᵀ + bias.
 pub fn linear(dims: LinearDims, x: &[f64], w: &[f64], bias: Option<&[f64]>) -> Vec<f64> {
@@ -281,7 +281,8 @@ pub fn optimize(
     step: u64,
     rate: f64,
     grads: &[f64],
-    [p, m, v]: [&mut [f64]; 3],
+    p: &mut [f64],
+    [m, v, _]: [&mut [f64]; MOMENTS],
 ) {
     let Recipe { beta1, beta2, eps, momentum, dampening, lr_decay, weight_decay: [decay, _], .. } = *recipe;
     let correction = |beta: f64| if recipe.bias_correction == 0 { 1.0 } else { 1.0 - beta.powf(step as f64) };

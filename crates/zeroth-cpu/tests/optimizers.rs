@@ -7,7 +7,8 @@ use half::bf16;
 use serde_json::Value;
 use zeroth_cpu::*;
 use zeroth_kernel::{
-    Element, Optimizer, Recipe, Rounding, StepNumbers, canonical_master, join_low_bits, low_bits,
+    Element, MOMENTS, Moment, Optimizer, Recipe, Rounding, StepNumbers, canonical_master, join_low_bits,
+    low_bits,
 };
 
 const COUNT: usize = 6;
@@ -59,7 +60,7 @@ fn two_thousand_steps_of_every_optimizer_agree_with_pytorch() {
         let (optimizer, recipe) = recipe(case);
         let rate = case["settings"]["lr"].as_f64().unwrap();
         let mut p: Vec<f32> = (0..COUNT).map(start).collect();
-        let (mut m, mut v) = (vec![0.0f32; COUNT], vec![optimizer.initial_second(&recipe); COUNT]);
+        let mut moments = Moment::ALL.map(|moment| vec![optimizer.initial(moment, &recipe); COUNT]);
         let (mut t, mut worst) = (0, 0.0f64);
         for (step, weights) in
             case["steps"].as_array().unwrap().iter().zip(case["weights"].as_array().unwrap())
@@ -68,7 +69,8 @@ fn two_thousand_steps_of_every_optimizer_agree_with_pytorch() {
                 t += 1;
                 let grads: Vec<f32> = (0..COUNT).map(|i| gradient(t, i)).collect();
                 let numbers = StepNumbers::new(&recipe, 0, t, rate, 1.0, 1.0);
-                let moments = Moments { first: Some(&mut m), second: Some(&mut v), rounding: None };
+                let buffers = moments.each_mut().map(|moment| Some(&mut moment[..]));
+                let moments = Moments { buffers, rounding: None };
                 optimize::<f32, f32, f32>(
                     &pool,
                     optimizer,
@@ -94,7 +96,7 @@ fn stored(pool: &Pool, grads: &[f32], rounding: Option<(Rounding, u64)>) -> Vec<
     let recipe = Recipe { momentum: 0.9, ..Recipe::default() };
     let mut first = vec![bf16::ZERO; grads.len()];
     let numbers = StepNumbers::new(&recipe, 0, 1, 0.0, 1.0, 1.0);
-    let moments = Moments { first: Some(&mut first), second: None, rounding };
+    let moments = Moments { buffers: [Some(&mut first), None, None], rounding };
     let mut master = vec![0.0; grads.len()];
     optimize::<f32, bf16, f32>(
         pool,
@@ -162,7 +164,7 @@ fn both_moments_round_with_their_own_philox_words() {
     let (mut first, mut second) = (vec![bf16::ZERO; 1000], vec![bf16::ZERO; 1000]);
     let rounding = Rounding { seed: 0xfeed_0000_beef, flat: 3, first: (1 << 32) - 500 };
     let moments =
-        Moments { first: Some(&mut first), second: Some(&mut second), rounding: Some((rounding, 11)) };
+        Moments { buffers: [Some(&mut first), Some(&mut second), None], rounding: Some((rounding, 11)) };
     let numbers = StepNumbers::new(&recipe, 0, 11, 1e-3, 1.0, 1.0);
     let (pool, mut master) = (Pool::new(2), vec![0.0; 1000]);
     optimize::<f32, bf16, f32>(
@@ -194,7 +196,7 @@ fn small_updates_survive_in_bf16_only_with_stochastic_rounding() {
         for t in 1..=4000 {
             let numbers = StepNumbers::new(&recipe, 0, t, 1e-3, 1.0, 1.0);
             let rounding = by_chance.then_some((CHANCE, t));
-            let moments = Moments { first: Some(&mut first), second: Some(&mut second), rounding };
+            let moments = Moments { buffers: [Some(&mut first), Some(&mut second), None], rounding };
             let grads = vec![0.5f32; count];
             optimize::<f32, bf16, f32>(
                 &pool,
@@ -217,7 +219,7 @@ fn small_updates_survive_in_bf16_only_with_stochastic_rounding() {
 #[should_panic(expected = "Lion needs first and second moments [true, false] and has [false, false]")]
 fn a_missing_moment_panics_with_its_optimizer() {
     let numbers = StepNumbers::new(&Recipe::default(), 0, 1, 1e-3, 1.0, 1.0);
-    let moments = Moments::<f32> { first: None, second: None, rounding: None };
+    let moments = Moments::<f32> { buffers: [None, None, None], rounding: None };
     optimize::<f32, f32, f32>(
         &Pool::new(1),
         Optimizer::Lion,
@@ -235,7 +237,7 @@ fn sgd_without_momentum_neither_needs_nor_changes_a_momentum_buffer() {
     let numbers = StepNumbers::new(&recipe, 0, 4, 0.25, 0.5, 1.0);
     let pool = Pool::new(1);
     let mut without = [2.0f32, -1.0];
-    let moments = Moments::<f32> { first: None, second: None, rounding: None };
+    let moments = Moments::<f32> { buffers: [None, None, None], rounding: None };
     optimize::<f32, f32, f32>(
         &pool,
         Optimizer::Sgd,
@@ -248,7 +250,7 @@ fn sgd_without_momentum_neither_needs_nor_changes_a_momentum_buffer() {
     // p - 0.25 (0.5 g + 0.5 p)
     assert_eq!(without, [1.25, -1.875]);
     let (mut with, mut velocity) = ([2.0f32, -1.0], [f32::NAN; 2]);
-    let moments = Moments { first: Some(&mut velocity), second: None, rounding: None };
+    let moments = Moments { buffers: [Some(&mut velocity), None, None], rounding: None };
     optimize::<f32, f32, f32>(
         &pool,
         Optimizer::Sgd,
@@ -288,7 +290,7 @@ fn adamw_has_the_same_bits_on_every_isa_with_and_without_non_temporal_stores() {
         let mut weights = vec![bf16::ZERO; count];
         for t in [1, 2] {
             let step = StepNumbers::new(&recipe, 0, t, 1e-2, 1.0, 0.7);
-            let moments = Moments { first: Some(&mut first), second: Some(&mut second), rounding: None };
+            let moments = Moments { buffers: [Some(&mut first), Some(&mut second), None], rounding: None };
             optimize(
                 &pool,
                 Optimizer::AdamW,
@@ -330,14 +332,14 @@ fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool
     let mut low_bits_of: Vec<i16> = given.iter().zip(&weights).map(|(p, w)| low_bits(*p, *w)).collect();
     let mut master = given;
     let moment = |i: usize| M::from_f32(value(i, 0.05).abs());
-    let mut moments: [Vec<M>; 2] = [(0..count).map(moment).collect(), (0..count).map(moment).collect()];
+    let mut moments: [Vec<M>; MOMENTS] = Moment::ALL.map(|_| (0..count).map(moment).collect());
     let recipe = Recipe { momentum: 0.9, weight_decay: [0.1; 2], ..Recipe::default() };
     for t in [1, 2] {
         // A rate so small that many weights stay and only what they lack changes.
         let numbers = StepNumbers::new(&recipe, 0, t, [1e-2, 1e-6][t as usize - 1], 1.0, 0.7);
-        let [first, second] = &mut moments;
         let rounding = Some((Rounding { seed: 5, flat: 1, first: 3 }, t));
-        let moments = Moments { first: Some(first), second: Some(second), rounding };
+        let buffers = moments.each_mut().map(|moment| Some(&mut moment[..]));
+        let moments = Moments { buffers, rounding };
         let master = if is_whole { Master::F32(&mut master) } else { Master::LowBits(&mut low_bits_of) };
         optimize(pool, optimizer, &numbers, &gradients, master, moments, Some(&mut weights));
     }
@@ -352,8 +354,7 @@ fn after_two_steps<M: Element>(pool: &Pool, optimizer: Optimizer, is_whole: bool
 
 #[test]
 fn low_bits_and_f32_master_weights_agree_for_every_optimizer_and_isa() {
-    let all = [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad];
-    for optimizer in all {
+    for &optimizer in Optimizer::ALL {
         let expected = after_two_steps::<f32>(&Pool::on_isa(1, Isa::Portable).unwrap(), optimizer, true);
         for &path in Isa::available() {
             let pool = Pool::on_isa(2, path).unwrap();
@@ -371,7 +372,7 @@ fn low_bits_and_f32_master_weights_agree_for_every_optimizer_and_isa() {
 #[should_panic(expected = "low-order bits of master weights need bf16 weights")]
 fn low_bits_without_bf16_weights_panic() {
     let numbers = StepNumbers::new(&Recipe::default(), 0, 1, 1e-2, 1.0, 1.0);
-    let moments = Moments::<f32> { first: None, second: None, rounding: None };
+    let moments = Moments::<f32> { buffers: [None, None, None], rounding: None };
     let low_bits_of = Master::LowBits(&mut [1]);
     optimize::<f32, f32, bf16>(&Pool::new(1), Optimizer::Sgd, &numbers, &[1.0], low_bits_of, moments, None);
 }

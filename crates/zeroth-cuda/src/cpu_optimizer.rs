@@ -68,10 +68,11 @@ impl CpuOptimizer {
 
     /// Whether a launch runs on the CPU.
     pub(super) fn handles(launch: &Launch) -> bool {
-        let Kernel::Optimize { grads, master, first, second, weights, .. } = launch.kernel else {
+        let Kernel::Optimize { grads, master, moments: [first, second, third], weights, .. } = launch.kernel
+        else {
             return false;
         };
-        let operands = [Some(grads), Some(master), first, second, weights];
+        let operands = [Some(grads), Some(master), first, second, third, weights];
         operands.into_iter().flatten().all(|span| span.tier == Tier::Host)
     }
 
@@ -139,13 +140,12 @@ mod tests {
         let kernel = Kernel::Optimize {
             optimizer: Optimizer::AdamW,
             group: 0,
-            control: Span::device(0, 192),
+            control: CONTROL,
             grads: span,
             grad_type: DType::Bf16,
             master: Span { tier: Tier::Host, ..span },
             master_form: MasterForm::F32,
-            first: Some(span),
-            second: Some(span),
+            moments: [Some(span), Some(span), None],
             moment_type: DType::F32,
             rounding: None,
             weights: None,

@@ -10,8 +10,8 @@ use super::modules::EntryPoint;
 use super::scratch::{WORKSPACE, blocks, exact_sums};
 use super::{attention, lm_head, norm_rope, rowwise};
 use zeroth_kernel::{
-    Control, DeviceError, GROUPS, GradStore, Kernel, MasterForm, Optimizer, Recipe, Record, Report, Rounding,
-    Span, StepInput,
+    Control, DeviceError, GROUPS, GradStore, Kernel, MOMENTS, MasterForm, Moment, Optimizer, Recipe, Record,
+    Report, Rounding, Span, StepInput,
 };
 use zeroth_kernel::{ExactSum, LinearDims, RowKey};
 
@@ -266,8 +266,7 @@ fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
         grad_type,
         master,
         master_form,
-        first,
-        second,
+        moments,
         moment_type,
         rounding,
         weights,
@@ -281,13 +280,10 @@ fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
     if moment_type == DType::F16 {
         return Err(cx.invalid("moments must be fp32 or bf16: fp16 would overflow".to_owned()));
     }
-    let [needs_first, needs_second] = optimizer.moments();
     // SGD without a velocity buffer has no momentum.
-    let without = optimizer != Optimizer::Sgd && needs_first && first.is_none();
-    if without || needs_second && second.is_none() {
-        return Err(cx.invalid(format!(
-            "{optimizer:?} needs buffers for its moments; it has {first:?} and {second:?}"
-        )));
+    let lacks = |moment: &Moment| moments[*moment as usize].is_none();
+    if optimizer != Optimizer::Sgd && optimizer.moments().iter().any(lacks) {
+        return Err(cx.invalid(format!("{optimizer:?} needs buffers for its moments; it has {moments:?}")));
     }
     let control = cx.structure::<Control>("control", control)?;
     let count = cx.count("grads", grads, grad_type)?;
@@ -301,11 +297,13 @@ fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
     }
     let master = cx.sized("master", master, count, master_form.bytes())?;
     // Moments that the optimizer does not use are not passed.
-    let moment = |name, span: Option<Span>, has: bool| match span.filter(|_| has) {
-        Some(span) => cx.sized(name, span, count, moment_type.bytes()),
-        None => Ok(0),
-    };
-    let (first, second) = (moment("first", first, needs_first)?, moment("second", second, needs_second)?);
+    let mut addresses = [0; MOMENTS];
+    for &moment in optimizer.moments() {
+        if let Some(span) = moments[moment as usize] {
+            addresses[moment as usize] = cx.sized(moment.name(), span, count, moment_type.bytes())?;
+        }
+    }
+    let [first, second, third] = addresses;
     let weights = weights.map(|weights| cx.typed("weights", weights, count)).transpose()?.unwrap_or(0);
     let (is_bf16, stochastic) = (u64::from(moment_type == DType::Bf16), u64::from(rounding.is_some()));
     let Rounding { seed, flat, first: at } = rounding.unwrap_or(Rounding { seed: 0, flat: 0, first: 0 });
@@ -320,6 +318,7 @@ fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
         u64::from(master_form == MasterForm::LowBits),
         first,
         second,
+        third,
         is_bf16,
         stochastic,
         seed,
@@ -329,7 +328,8 @@ fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
         u64::from(dtype_index(cx.dtype)),
         count as u64,
     ];
-    cx.run_vectorized(EntryPoint::Optimize, &[], count, &arguments)
+    let entry = if third == 0 { EntryPoint::Optimize } else { EntryPoint::OptimizeWithThird };
+    cx.run_vectorized(entry, &[], count, &arguments)
 }
 
 // Checked by static_assert in optimizer_step.cu and elementwise.cu, too.

@@ -159,6 +159,7 @@ entries! {
     MergeSums: "optimizer_step.cu", "merge_sums", None;
     Control: "optimizer_step.cu", "control", None;
     Optimize: "optimizer_step.cu", "optimize", None;
+    OptimizeWithThird: "optimizer_step.cu", "optimize_with_third", None;
 }
 
 impl EntryPoint {

@@ -5,7 +5,9 @@ use std::ops::Range;
 use half::{bf16, f16};
 use zeroth_base::DType;
 use zeroth_graph::ParamId;
-use zeroth_kernel::{Control, MasterForm, Queue, Span, canonical_master, join_low_bits, low_bits};
+use zeroth_kernel::{
+    Control, MasterForm, Moment, Optimizer, Queue, Span, canonical_master, join_low_bits, low_bits,
+};
 
 use super::{Engine, RunError};
 use zeroth_program::BufferId;
@@ -21,12 +23,17 @@ const HALVES: usize = 1 << 16;
 pub enum State {
     /// Weights in f32: the master weights where they exist.
     Weights,
-    /// First moments.
-    First,
-    /// Second moments.
-    Second,
+    /// A moment of the optimizer.
+    Moment(Moment),
     /// The gradient of the last update, valid until the next micro-batch or evaluation.
     Gradient,
+}
+
+impl State {
+    /// The states that persist between steps, weights first.
+    pub fn of_optimizer(optimizer: Optimizer) -> impl Iterator<Item = Self> {
+        std::iter::once(Self::Weights).chain(optimizer.moments().iter().copied().map(Self::Moment))
+    }
 }
 
 /// Provides elements of a parameter.
@@ -73,31 +80,33 @@ impl Engine<'_> {
                     engine.put_master(flat, at - updated.start, elements)
                 })?;
             }
-            self.begin_sums(flat, &mut elements)?;
+            self.begin_moments(flat, &mut elements)?;
         }
         Ok(())
     }
 
-    /// Initialises Adagrad's accumulators from the recipe; all other moments start as the zeros of the arena.
-    fn begin_sums(&mut self, flat: usize, elements: &mut [f32]) -> Result<(), RunError> {
+    /// Writes the initial moments that are not 0; the arena starts as zeros.
+    fn begin_moments(&mut self, flat: usize, elements: &mut [f32]) -> Result<(), RunError> {
         let program = &self.compiled.program;
-        let (first, moments) = (program.optimizer.initial_second(&self.recipe), program.moment_dtype);
-        if first == 0.0 || !program.is_trained(flat) {
-            return Ok(());
-        }
+        let (optimizer, dtype) = (program.optimizer, program.moment_dtype);
         let updated = program.update_range(flat, self.rank);
-        self.each_piece(flat, &updated, elements, &mut |engine, _, _, at, elements| {
-            elements.fill(first);
-            engine.put(BufferId::SecondMoment(flat), moments, at - updated.start, elements)
-        })
+        let is_trained = program.is_trained(flat);
+        for &moment in optimizer.moments() {
+            let initial = optimizer.initial(moment, &self.recipe);
+            if initial == 0.0 || !is_trained {
+                continue;
+            }
+            self.each_piece(flat, &updated, elements, &mut |engine, _, _, at, elements| {
+                elements.fill(initial);
+                engine.put(BufferId::Moment(moment, flat), dtype, at - updated.start, elements)
+            })?;
+        }
+        Ok(())
     }
 
     /// The states that persist between steps, weights first.
     pub fn states(&self) -> Vec<State> {
-        let [has_first, has_second] = self.compiled.program.optimizer.moments();
-        let moments = [(State::First, has_first), (State::Second, has_second)];
-        let kept = moments.into_iter().filter(|(_, has)| *has).map(|(state, _)| state);
-        std::iter::once(State::Weights).chain(kept).collect()
+        State::of_optimizer(self.compiled.program.optimizer).collect()
     }
 
     /// This rank's part of a state in the order of [`Self::read`], and its dtype.
@@ -215,8 +224,7 @@ impl Engine<'_> {
         match state {
             State::Weights if !program.has_master(flat) => self.place_of_weights(flat),
             State::Weights => (BufferId::Master(flat), DType::F32, updated),
-            State::First => (BufferId::FirstMoment(flat), program.moment_dtype, updated),
-            State::Second => (BufferId::SecondMoment(flat), program.moment_dtype, updated),
+            State::Moment(moment) => (BufferId::Moment(moment, flat), program.moment_dtype, updated),
             State::Gradient => program.reduced_gradient(flat, self.rank),
         }
     }

@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use zeroth_base::{DType, GatedActivation, normal_at};
 
 use crate::{
-    Access, Control, Device, DeviceError, GROUPS, GradStore, Kernel, Launch, MasterForm, Optimizer, Queue,
-    RATES, Recipe, Record, Report, Span, StepInput, StepNumbers,
+    Access, Control, Device, DeviceError, GROUPS, GradStore, Kernel, Launch, MasterForm, Moment, Optimizer,
+    Queue, RATES, Recipe, Record, Report, Span, StepInput, StepNumbers,
 };
 use crate::{
     AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
@@ -429,18 +429,17 @@ impl Pair<'_> {
         let kernel =
             Kernel::Control { ranks: 1, flats: 1, recipe: recipe_at, input, reports, control, record };
         self.compare(kernel, &[Output::Exact; 2])?;
-        for optimizer in
-            [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad]
-        {
+        for &optimizer in Optimizer::ALL {
             let numbers = StepNumbers::new(&Recipe { momentum: 0.9, ..recipe }, 0, 3, 1e-3, 1.0, 0.5);
             let decided =
                 Control { apply: 1, applied: 2, numbers: [numbers; GROUPS], ..Control::start(&recipe) };
             let control = self.given(bytes_of(&decided));
             let (grads, master) = (self.random(count), self.words(count));
-            let [has_first, has_second] = optimizer.moments();
-            let first = has_first.then(|| self.words(count));
-            let moment: Vec<f32> = (0..count).map(|at| at as f32 / 5_000.0).collect();
-            let second = has_second.then(|| self.given(cast_slice(&moment)));
+            let squares: Vec<f32> = (0..count).map(|at| at as f32 / 5_000.0).collect();
+            let moments = optimizer.each_moment(|moment| match moment {
+                Moment::Second => self.given(cast_slice(&squares)),
+                Moment::First | Moment::Third => self.words(count),
+            });
             let weights = Some(self.empty(count * dtype.bytes() as usize));
             let kernel = Kernel::Optimize {
                 optimizer,
@@ -450,13 +449,12 @@ impl Pair<'_> {
                 grad_type: dtype,
                 master,
                 master_form: MasterForm::F32,
-                first,
-                second,
+                moments,
                 moment_type: DType::F32,
                 rounding: None,
                 weights,
             };
-            let outputs = vec![Output::Exact; 2 + usize::from(has_first) + usize::from(has_second)];
+            let outputs = vec![Output::Exact; 2 + optimizer.moments().len()];
             self.compare(kernel, &outputs)?;
         }
         Ok(())

@@ -10,7 +10,7 @@ use crate::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
-use crate::{MasterForm, Recipe};
+use crate::{MOMENTS, MasterForm, Optimizer};
 
 /// The memory an arena lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -222,7 +222,7 @@ pub enum Kernel {
     ///
     /// `weights`, in the launch's dtype, are absent where the master weights are the compute weights. With bf16 weights the
     /// master weights are [`crate::canonical_master`] values, and may be stored as low-order bits ([`MasterForm`]). Moments are
-    /// f32 or bf16 (`moment_type`), absent where the optimizer has none. Arithmetic is in f32; a bf16 moment is rounded when it is
+    /// f32 or bf16 (`moment_type`), in the order of [`crate::Moment::ALL`], absent where the optimizer does not keep them. Arithmetic is in f32; a bf16 moment is rounded when it is
     /// stored, stochastically where `rounding` is given, else to nearest.
     Optimize {
         optimizer: Optimizer,
@@ -232,8 +232,7 @@ pub enum Kernel {
         grad_type: DType,
         master: Span,
         master_form: MasterForm,
-        first: Option<Span>,
-        second: Option<Span>,
+        moments: [Option<Span>; MOMENTS],
         moment_type: DType,
         rounding: Option<Rounding>,
         weights: Option<Span>,
@@ -283,56 +282,9 @@ pub struct TiedRowsIn {
     pub found_inf: Span,
 }
 
-/// An optimizer. The discriminants are those of the CUDA kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Optimizer {
-    /// Adam with decoupled weight decay.
-    AdamW = 0,
-    /// Adam with weight decay added to the gradient.
-    Adam = 1,
-    /// Stochastic gradient descent. The first moment is the momentum buffer; it may be absent without momentum.
-    Sgd = 2,
-    /// Lion: Chen et al., "Symbolic discovery of optimization algorithms" (2023). The sign of 0 is 0, as in the paper;
-    /// DeepSpeed's kernels move such a weight, up on GPUs and down on CPUs.
-    Lion = 3,
-    /// Adagrad.
-    Adagrad = 4,
-}
-
-impl Optimizer {
-    /// Its name, as configs write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AdamW => "AdamW",
-            Self::Adam => "Adam",
-            Self::Sgd => "SGD",
-            Self::Lion => "Lion",
-            Self::Adagrad => "Adagrad",
-        }
-    }
-
-    /// Whether it has first and second moments.
-    pub const fn moments(self) -> [bool; 2] {
-        match self {
-            Self::AdamW | Self::Adam => [true, true],
-            Self::Sgd | Self::Lion => [true, false],
-            Self::Adagrad => [false, true],
-        }
-    }
-
-    /// The initial value of second moments. First moments start at 0.
-    pub fn initial_second(self, recipe: &Recipe) -> f32 {
-        match self {
-            Self::Adagrad => recipe.initial_accumulator as f32,
-            _ => 0.0,
-        }
-    }
-}
-
 /// Stochastic rounding of bf16 moments. The random bits of an element follow from the seed, the applied step and its index,
-/// whatever rank holds it: Philox4x32 with key `seed` and counter (step, flat, index low, index high). The high half of word 0
-/// is for the first moment, that of word 1 for the second.
+/// whatever rank holds it: Philox4x32 with key `seed` and counter (step, flat, index low, index high). The high half of word n
+/// is for moment n of [`crate::Moment::ALL`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rounding {
     /// The run's seed.
@@ -443,8 +395,8 @@ impl Kernel {
             Self::Control { recipe, input, reports, control, record, .. } => {
                 touch!([recipe, input, reports], [control, record]);
             }
-            Self::Optimize { control, grads, master, first, second, weights, .. } => {
-                touch!([control, grads], [master, first, second, weights]);
+            Self::Optimize { control, grads, master, moments: [first, second, third], weights, .. } => {
+                touch!([control, grads], [master, first, second, third, weights]);
             }
         }
         reads.into_iter().flatten().for_each(|span| visit(span, Access::Read));

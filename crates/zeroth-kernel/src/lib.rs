@@ -26,6 +26,7 @@ mod exact_sum;
 mod exchange;
 mod kernel;
 mod master;
+mod optimizer;
 
 pub use conformance::{ARENA as CONFORMANCE_ARENA, Deviation, SelfTest, conformance};
 pub use control::{
@@ -40,7 +41,6 @@ pub use element::{Element, is_nonfinite};
 pub use error::DeviceError;
 pub use exact_sum::{BLOCK, ExactSum};
 pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
-pub use kernel::{
-    Access, GradStore, Kernel, Launch, Optimizer, Rounding, RowKey, Span, TiedRowsIn, TiedRowsOut, Tier,
-};
+pub use kernel::{Access, GradStore, Kernel, Launch, Rounding, RowKey, Span, TiedRowsIn, TiedRowsOut, Tier};
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};
+pub use optimizer::{MOMENTS, Moment, Optimizer};

@@ -1,6 +1,6 @@
 //! Buffers: their ids, categories and sizes.
 
-use zeroth_kernel::Tier;
+use zeroth_kernel::{Moment, Tier};
 
 /// Offsets are multiples of this: enough for cache lines and vector registers of every device.
 pub(super) const ALIGNMENT: u64 = 256;
@@ -36,10 +36,8 @@ pub enum BufferId {
     ReducedGrad(usize),
     /// Master weights of this rank's part of a flat, or their low-order bits.
     Master(usize),
-    /// First moments.
-    FirstMoment(usize),
-    /// Second moments.
-    SecondMoment(usize),
+    /// A moment of this rank's part of a flat.
+    Moment(Moment, usize),
     /// A value of forward or backward.
     Value(usize),
     /// A recomputed value of forward.

@@ -95,12 +95,8 @@ impl BufferAnalysis<'_> {
                 push_to(residency.states, BufferId::Master(flat), Category::Optimizer, bytes);
             }
             let moments = program.moment_dtype.bytes() * updated;
-            let [has_first, has_second] = program.optimizer.moments();
-            if has_first {
-                push_to(residency.states, BufferId::FirstMoment(flat), Category::Optimizer, moments);
-            }
-            if has_second {
-                push_to(residency.states, BufferId::SecondMoment(flat), Category::Optimizer, moments);
+            for &moment in program.optimizer.moments() {
+                push_to(residency.states, BufferId::Moment(moment, flat), Category::Optimizer, moments);
             }
         }
         let mut push = |id, category, bytes| push_to(Tier::Device, id, category, bytes);
@@ -451,19 +447,15 @@ impl BufferAnalysis<'_> {
             Action::Update(chunk) => {
                 let (flat, residency) = (chunk.flat, program.residency[chunk.flat]);
                 let mut touched = vec![(BufferId::Control, Read), (summed(flat), Read)];
-                let [has_first, has_second] = program.optimizer.moments();
                 let weights = if residency.weights == residency.updates {
                     BufferId::Weights(flat)
                 } else {
                     BufferId::UpdatedWeights(at)
                 };
-                let states = [
-                    has_first.then_some(BufferId::FirstMoment(flat)),
-                    has_second.then_some(BufferId::SecondMoment(flat)),
-                    program.has_master(flat).then_some(BufferId::Master(flat)),
-                    Some(weights),
-                ];
-                touched.extend(states.into_iter().flatten().map(|id| (id, Write)));
+                let moments =
+                    program.optimizer.moments().iter().map(|moment| BufferId::Moment(*moment, flat));
+                let master = program.has_master(flat).then_some(BufferId::Master(flat));
+                touched.extend(moments.chain(master).chain([weights]).map(|id| (id, Write)));
                 touched
             }
             Action::WriteBack(chunk) => {

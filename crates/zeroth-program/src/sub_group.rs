@@ -1,6 +1,6 @@
 //! A sub-group: the optimizer states of a range of elements, streamed to the device in one buffer.
 
-use zeroth_kernel::Tier;
+use zeroth_kernel::{MOMENTS, Tier};
 
 use super::Program;
 use super::buffer::ALIGNMENT;
@@ -10,8 +10,7 @@ use super::buffer::ALIGNMENT;
 pub(super) struct SubGroupLayout {
     pub(super) gradient: Option<u64>,
     pub(super) master: u64,
-    pub(super) first: Option<u64>,
-    pub(super) second: Option<u64>,
+    pub(super) moments: [Option<u64>; MOMENTS],
     pub(super) bytes: u64,
 }
 
@@ -25,11 +24,10 @@ impl SubGroupLayout {
         };
         let (_, gradient_type, _) = program.reduced_gradient(flat, 0);
         let on_host = program.residency[flat].gradients == Tier::Host;
-        let [has_first, has_second] = program.optimizer.moments();
         let moment = program.moment_dtype.bytes();
         let gradient = on_host.then(|| part(gradient_type.bytes()));
         let master = part(4);
-        let (first, second) = (has_first.then(|| part(moment)), has_second.then(|| part(moment)));
-        Self { gradient, master, first, second, bytes }
+        let moments = program.optimizer.each_moment(|_| part(moment));
+        Self { gradient, master, moments, bytes }
     }
 }

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use bytemuck::{Pod, Zeroable};
 use zeroth_engine::{Engine, RunError, State};
-use zeroth_kernel::Control;
+use zeroth_kernel::{Control, Moment};
 
 use crate::checkpoint::{
     BatchEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry,
@@ -371,8 +371,9 @@ impl ShardReport {
 const fn state_words(state: State) -> &'static str {
     match state {
         State::Weights => "weights",
-        State::First => "first moments",
-        State::Second => "second moments",
+        State::Moment(Moment::First) => "first moments",
+        State::Moment(Moment::Second) => "second moments",
+        State::Moment(Moment::Third) => "third moments",
         State::Gradient => "gradients",
     }
 }

@@ -94,7 +94,7 @@ pub(super) enum FieldType {
     Unsigned,
     Signed,
     Float,
-    FloatPair,
+    Floats(usize),
     Text,
     Word,
     Optional(&'static FieldType),
@@ -117,20 +117,20 @@ impl Key {
     }
 
     const fn holds(&self, field: &FieldType) -> bool {
-        matches!(
-            (self.kind, field),
+        match (self.kind, field) {
+            (Kind::Floats(count), FieldType::Floats(length)) => count == *length,
             (Kind::Bool, FieldType::Bool)
-                | (Kind::Int, FieldType::Unsigned | FieldType::Signed)
-                | (Kind::Float, FieldType::Float)
-                | (Kind::Floats(2), FieldType::FloatPair)
-                | (Kind::Text | Kind::OneOf(_), FieldType::Text | FieldType::Word)
-        )
+            | (Kind::Int, FieldType::Unsigned | FieldType::Signed)
+            | (Kind::Float, FieldType::Float)
+            | (Kind::Text | Kind::OneOf(_), FieldType::Text | FieldType::Word) => true,
+            _ => false,
+        }
     }
 
     const fn has_default_of(&self, field: &FieldType) -> bool {
         match (self.default, field) {
             (DefaultValue::Int(value), FieldType::Unsigned) => value >= 0,
-            (DefaultValue::Floats(values), FieldType::FloatPair) => values.len() == 2,
+            (DefaultValue::Floats(values), FieldType::Floats(length)) => values.len() == *length,
             (DefaultValue::Bool(_), FieldType::Bool)
             | (DefaultValue::Int(_), FieldType::Signed)
             | (DefaultValue::Float(_), FieldType::Float)
@@ -187,12 +187,13 @@ impl Field for f64 {
     }
 }
 
-impl Field for [f64; 2] {
-    const TYPE: FieldType = FieldType::FloatPair;
+/// The first numbers of a list.
+impl<const N: usize> Field for [f64; N] {
+    const TYPE: FieldType = FieldType::Floats(N);
 
     fn read(value: Option<&Value>) -> Option<Self> {
-        let list = value?.as_array()?;
-        Some([list.first()?.as_f64()?, list.get(1)?.as_f64()?])
+        let numbers: Option<Vec<f64>> = value?.as_array()?.iter().take(N).map(Value::as_f64).collect();
+        numbers?.try_into().ok()
     }
 }
 

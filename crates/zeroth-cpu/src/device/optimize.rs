@@ -8,7 +8,7 @@ use super::CpuDevice;
 use crate::convert::convert;
 use crate::optimizer::{Master, Moments, optimize};
 use zeroth_kernel::Element;
-use zeroth_kernel::{Control, DeviceError, Kernel, MasterForm, Optimizer};
+use zeroth_kernel::{Control, DeviceError, Kernel, MasterForm, Moment, Optimizer};
 
 impl CpuDevice {
     /// # Safety
@@ -24,8 +24,7 @@ impl CpuDevice {
             grads,
             master,
             master_form,
-            first,
-            second,
+            moments,
             rounding,
             weights,
             ..
@@ -52,15 +51,17 @@ impl CpuDevice {
                 return Ok(());
             }
             let step = &control.numbers[group];
-            let [mut needs_first, needs_second] = optimizer.moments();
-            needs_first &= optimizer != Optimizer::Sgd || step.momentum != 0.0;
-            if needs_first && first.is_none() || needs_second && second.is_none() {
-                let problem = format!("{optimizer:?} lacks one of its moments: {first:?}, {second:?}");
+            // SGD without momentum needs no momentum buffer.
+            let needs_moments = optimizer != Optimizer::Sgd || step.momentum != 0.0;
+            let lacks = |moment: &&Moment| moments[**moment as usize].is_none();
+            if let Some(lacking) = optimizer.moments().iter().find(lacks).filter(|_| needs_moments) {
+                let problem = format!("{optimizer:?} needs {} moments; given: {moments:?}", lacking.name());
                 return Err(DeviceError::Operands { what: kernel.name(), problem });
             }
+            let [first, second, third] =
+                moments.map(|moment| moment.map(|moment| self.write::<M>(moment)).transpose());
             let moments = Moments {
-                first: first.map(|first| self.write::<M>(first)).transpose()?,
-                second: second.map(|second| self.write::<M>(second)).transpose()?,
+                buffers: [first?, second?, third?],
                 rounding: rounding.map(|rounding| (rounding, control.applied)),
             };
             let weights = weights.map(|weights| self.write::<T>(weights)).transpose()?;

@@ -8,7 +8,7 @@ mod avx512;
 use half::bf16;
 use zeroth_base::DType;
 
-use zeroth_kernel::{Optimizer, Rounding, StepNumbers, canonical_master, join_low_bits, low_bits};
+use zeroth_kernel::{MOMENTS, Optimizer, Rounding, StepNumbers, canonical_master, join_low_bits, low_bits};
 
 use super::check_len;
 use super::isa::{Isa, each_isa};
@@ -27,10 +27,8 @@ const DRAW: usize = 256;
 
 /// Moments of a range of a flat buffer; `None` where the optimizer has none, or SGD has no momentum.
 pub struct Moments<'a, M> {
-    /// The first moment.
-    pub first: Option<&'a mut [M]>,
-    /// The second moment.
-    pub second: Option<&'a mut [M]>,
+    /// The buffers, in the order of [`zeroth_kernel::Moment::ALL`].
+    pub buffers: [Option<&'a mut [M]>; MOMENTS],
     /// Stochastic rounding of bf16 moments and the number of the applied step, from 1; `None` rounds to nearest.
     pub rounding: Option<(Rounding, u64)>,
 }
@@ -59,7 +57,7 @@ pub fn optimize<G: Element, M: Element, T: Element>(
     weights: Option<&mut [T]>,
 ) {
     let (elements, isa) = (grads.len(), pool.isa());
-    let Moments { first, second, rounding } = moments;
+    let Moments { buffers, rounding } = moments;
     let stochastic =
         rounding.filter(|_| M::DTYPE == DType::Bf16).map(|(rounding, step)| StochasticRounding {
             isa,
@@ -81,10 +79,11 @@ pub fn optimize<G: Element, M: Element, T: Element>(
     let piece = piece(elements, pool.threads());
     let shape = [elements, piece, elements.div_ceil(piece)];
     let (whole, low_bits) = (cut("master", whole, shape), cut("low bits of master", low_bits, shape));
-    let (first, second) = (cut("first", first, shape), cut("second", second, shape));
+    let [first, second, third] = buffers.map(|buffer| cut("moments", buffer, shape));
     let weights = cut("weights", weights, shape);
-    pool.each((whole, low_bits, first, second, weights), |task, parts| {
-        let (mut whole, mut low_bits, mut first, mut second, mut weights) = parts;
+    pool.each((whole, low_bits, (first, second, third), weights), |task, parts| {
+        let (mut whole, mut low_bits, (first, second, third), mut weights) = parts;
+        let mut moments = [first, second, third];
         let mut joined = [0.0; NEAR];
         #[cfg(target_arch = "x86_64")]
         let by_avx512 = avx512::fits::<G, M>(isa, optimizer) && stochastic.is_none();
@@ -99,15 +98,14 @@ pub fn optimize<G: Element, M: Element, T: Element>(
                 not(target_arch = "x86_64"),
                 allow(unused_mut, reason = "only the vector kernel changes them here")
             )]
-            let (mut first, mut second) = (
-                first.as_deref_mut().map(|first| &mut first[near.clone()]),
-                second.as_deref_mut().map(|second| &mut second[near.clone()]),
-            );
+            let mut moments = moments
+                .each_mut()
+                .map(|moment| moment.as_deref_mut().map(|moment| &mut moment[near.clone()]));
             let mut weights = weights.as_deref_mut().map(|weights| &mut weights[near.clone()]);
             let mut low_bits = low_bits.as_deref_mut().map(|low_bits| &mut low_bits[near.clone()]);
             #[cfg(target_arch = "x86_64")]
-            if let (true, Some(inverse), Some(weights), Some(low_bits), Some(first), Some(second)) =
-                (by_avx512, inverse, &mut weights, &mut low_bits, &mut first, &mut second)
+            if let (true, Some(inverse), Some(weights), Some(low_bits), [Some(first), Some(second), _]) =
+                (by_avx512, inverse, &mut weights, &mut low_bits, &mut moments)
             {
                 let states = avx512::States {
                     weights: bytemuck::cast_slice_mut(weights),
@@ -128,7 +126,7 @@ pub fn optimize<G: Element, M: Element, T: Element>(
                 _ => unreachable!("low-order bits come with weights, and all else is f32"),
             };
             let grads = &grads[place..][..master.len()];
-            update(isa, optimizer, step, inverse, stochastic, grads, master, first, second);
+            update(isa, optimizer, step, inverse, stochastic, grads, master, moments);
             match (&mut weights, &mut low_bits) {
                 (Some(weights), Some(low_bits)) => split(isa, master, weights, low_bits),
                 (Some(weights), None) => store_weights(isa, master, canonical, weights, past),
@@ -206,11 +204,10 @@ each_isa! {
         stochastic: Option<StochasticRounding>,
         grads: &[G],
         master: &mut [f32],
-        first: Option<&mut [M]>,
-        second: Option<&mut [M]>,
+        moments: [Option<&mut [M]>; MOMENTS],
     ) {
-        match (optimizer, first, second) {
-            (Optimizer::AdamW, Some(m), Some(v)) => match inverse {
+        match (optimizer, moments) {
+            (Optimizer::AdamW, [Some(m), Some(v), _]) => match inverse {
                 Some(inverse) => each(s, stochastic, grads, master, [m, v], [0, 1], |g, p, mv| {
                     adam(s, s.decay_rate, g, p, mv, |root| divided(root, s.root_correction, inverse))
                 }),
@@ -218,26 +215,26 @@ each_isa! {
                     adam(s, s.decay_rate, g, p, mv, |root| root / s.root_correction)
                 }),
             },
-            (Optimizer::Adam, Some(m), Some(v)) => {
+            (Optimizer::Adam, [Some(m), Some(v), _]) => {
                 each(s, stochastic, grads, master, [m, v], [0, 1], |g, p, mv| {
                     adam(s, 0.0, decayed(s, g, p), p, mv, |root| root / s.root_correction)
                 });
             }
-            (Optimizer::Sgd, Some(m), _) if s.momentum != 0.0 => {
+            (Optimizer::Sgd, [Some(m), ..]) if s.momentum != 0.0 => {
                 each(s, stochastic, grads, master, [m], [0], |g, p, m| sgd(s, decayed(s, g, p), p, m));
             }
-            (Optimizer::Sgd, _, _) if s.momentum == 0.0 => {
+            (Optimizer::Sgd, _) if s.momentum == 0.0 => {
                 each::<G, M, 0>(s, None, grads, master, [], [], |g, p, []| {
                     ((-s.rate).mul_add(decayed(s, g, p), p), [])
                 });
             }
-            (Optimizer::Lion, Some(m), _) => each(s, stochastic, grads, master, [m], [0], |g, p, m| lion(s, g, p, m)),
-            (Optimizer::Adagrad, _, Some(v)) => {
+            (Optimizer::Lion, [Some(m), ..]) => each(s, stochastic, grads, master, [m], [0], |g, p, m| lion(s, g, p, m)),
+            (Optimizer::Adagrad, [_, Some(v), _]) => {
                 each(s, stochastic, grads, master, [v], [1], |g, p, v| adagrad(s, decayed(s, g, p), p, v));
             }
-            (optimizer, first, second) => {
-                let given = [first.is_some(), second.is_some()];
-                panic!("{optimizer:?} needs first and second moments {:?} and has {given:?}", optimizer.moments());
+            (optimizer, moments) => {
+                let given = moments.map(|moment| moment.is_some());
+                panic!("{optimizer:?} needs the moments {:?}; given, of first, second and third: {given:?}", optimizer.moments());
             }
         }
     }
@@ -328,8 +325,8 @@ struct StochasticRounding {
 }
 
 each_isa! {
-    /// One word per element from `at` on: the high 16 bits for the first moment, the low 16 for the second.
-    fn draw(stochastic: &StochasticRounding, at: usize) -> [u32; DRAW] {
+    /// Random bits of every element from `at` on: the high and the low 16 bits of word n are for moments 2n and 2n + 1.
+    fn draw(stochastic: &StochasticRounding, at: usize) -> [[u32; DRAW]; 2] {
         // `philox4x32`, round by round over all elements, so that each round vectorizes.
         let (mut low, mut high) = ([0; DRAW], [0; DRAW]);
         let (mut step, mut flat) = ([stochastic.step; DRAW], [stochastic.flat; DRAW]);
@@ -348,10 +345,10 @@ each_isa! {
             }
             key = [key[0].wrapping_add(PHILOX_WEYL[0]), key[1].wrapping_add(PHILOX_WEYL[1])];
         }
-        for (first, second) in step.iter_mut().zip(flat) {
-            *first = (*first & 0xffff_0000) | (second >> 16);
+        for (even, odd) in step.iter_mut().zip(flat).chain(low.iter_mut().zip(high)) {
+            *even = (*even & 0xffff_0000) | (odd >> 16);
         }
-        step
+        [step, low]
     }
 }
 
@@ -362,7 +359,7 @@ fn round_stochastically(value: f32, bits: u32) -> f32 {
     if value.is_nan() { value } else { rounded }
 }
 
-/// Applies `step` to every element. `which` names the given moments: 0 the first, 1 the second.
+/// Applies `step` to every element. `which` are the indices of the given moments in `Moment::ALL`.
 #[inline(always)]
 fn each<G: Element, M: Element, const N: usize>(
     s: &StepNumbers,
@@ -370,7 +367,7 @@ fn each<G: Element, M: Element, const N: usize>(
     grads: &[G],
     master: &mut [f32],
     mut moments: [&mut [M]; N],
-    which: [u32; N],
+    which: [usize; N],
     step: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N]),
 ) {
     for (number, (grads, master)) in grads.chunks(DRAW).zip(master.chunks_mut(DRAW)).enumerate() {
@@ -380,7 +377,8 @@ fn each<G: Element, M: Element, const N: usize>(
         match &drawn {
             None => go(s, grads, master, moments, &step, |value, _, _| value),
             Some(words) => go(s, grads, master, moments, &step, |value, i, moment| {
-                round_stochastically(value, (words[i] >> (16 - 16 * which[moment])) & 0xffff)
+                let which = which[moment];
+                round_stochastically(value, (words[which / 2][i] >> (16 - 16 * (which % 2))) & 0xffff)
             }),
         }
     }

@@ -197,7 +197,7 @@ impl<T: Element> Everything<T> {
         let numbers = StepNumbers::new(&recipe, 0, 3, 1e-3, 0.5, 0.7);
         for optimizer in [Optimizer::AdamW, Optimizer::Adam] {
             let moments =
-                Moments { first: Some(&mut first[..]), second: Some(&mut second[..]), rounding: None };
+                Moments { buffers: [Some(&mut first[..]), Some(&mut second[..]), None], rounding: None };
             optimize(
                 pool,
                 optimizer,
@@ -211,7 +211,7 @@ impl<T: Element> Everything<T> {
         let rounding = Some((Rounding { seed: 3, flat: 1, first: 77 }, 3));
         for optimizer in [Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad] {
             let [first, second] = &mut self.moments;
-            let moments = Moments { first: Some(first), second: Some(second), rounding };
+            let moments = Moments { buffers: [Some(first), Some(second), None], rounding };
             optimize(
                 pool,
                 optimizer,

@@ -235,7 +235,7 @@ fn twenty_clipped_steps_of_adamw_agree_with_pytorch() {
             let norm = total.total().unwrap().sqrt();
             let clip = (1.0 / (norm + 1e-6)).min(1.0) as f32;
             let numbers = StepNumbers::new(&recipe, 0, step as u64 + 1, 1e-2, 1.0, clip);
-            let moments = Moments { first: Some(&mut m), second: Some(&mut v), rounding: None };
+            let moments = Moments { buffers: [Some(&mut m), Some(&mut v), None], rounding: None };
             optimize::<f32, f32, f32>(
                 pool,
                 Optimizer::AdamW,

@@ -326,7 +326,7 @@ enum { ADAMW = 0, ADAM = 1, SGD = 2, LION = 3, ADAGRAD = 4 };
 
 // Optimizer moments of a flat; null where the optimizer has none. bf16 moments round to nearest unless `stochastic`.
 struct Moments {
-    void *first, *second;
+    void *first, *second, *third;
     u64 is_bf16, stochastic, seed, flat, at;
 };
 
@@ -336,8 +336,9 @@ __device__ __forceinline__ float stochastic_round(float value, u32 bits) {
 }
 
 // Updates one weight p. Every rounding is explicit, to match the CPU kernels bit by bit.
+template <bool HAS_THIRD>
 __device__ __forceinline__ void optimize_one(u64 optimizer, const StepNumbers &s, bool with_velocity, float g, float &p,
-                                             float &m, float &v) {
+                                             float &m, float &v, float &m3) {
     g = __fmul_rn(__fmul_rn(g, s.unscale), s.clip);
     if (optimizer != ADAMW && optimizer != LION && s.decay != 0.0f) g = __fmaf_rn(s.decay, p, g);
     if (optimizer == ADAMW || optimizer == ADAM) {
@@ -418,16 +419,18 @@ __device__ __forceinline__ void store_split_master(Bf16 *low_bits, u64 first, u6
     }
 }
 
-// Gradients and weights may have any element type; the arithmetic is the same for all.
-extern "C" __global__ void optimize(u64 optimizer, u64 group, const Control *control, const void *grads, u64 grad_type,
-                                    void *master, u64 is_split, void *first_moments, void *second_moments, u64 is_bf16,
-                                    u64 stochastic, u64 seed, u64 flat, u64 offset, void *weights, u64 weight_type,
-                                    u64 count) {
-    Moments moments = {first_moments, second_moments, is_bf16, stochastic, seed, flat, offset};
+// Gradients and weights may have any element type; the arithmetic is the same for all. Two moments need fewer registers
+// than three, so they have a kernel of their own.
+template <bool HAS_THIRD>
+__device__ __forceinline__ void optimize_vec(u64 optimizer, u64 group, const Control *control, const void *grads,
+                                             u64 grad_type, void *master, bool is_split, Moments moments, void *weights,
+                                             u64 weight_type, u64 count) {
+    if (!HAS_THIRD) moments.third = nullptr;
     u64 first = global_thread() * VEC;
     if (first >= count) return;
-    bool full = first + VEC <= count && aligned16(grads, master, moments.first, moments.second, weights);
-    float p[VEC], g[VEC], m[VEC], v[VEC];
+    bool full = first + VEC <= count && aligned16(grads, master, moments.first, moments.second, weights) &&
+                aligned16(moments.third);
+    float p[VEC], g[VEC], m[VEC], v[VEC], m3[VEC];
     if (is_split) {
         load_bounded(p, (const Bf16 *)weights, first, count, full);
         load_split_master(p, (const Bf16 *)master, first, count, full);
@@ -444,8 +447,9 @@ extern "C" __global__ void optimize(u64 optimizer, u64 group, const Control *con
     load_bounded_as(g, grads, grad_type, first, count, full);
     load_bounded_as(m, moments.first, moments.is_bf16, first, moments.first ? count : 0, moments.first && full);
     load_bounded_as(v, moments.second, moments.is_bf16, first, moments.second ? count : 0, moments.second && full);
+    load_bounded_as(m3, moments.third, moments.is_bf16, first, moments.third ? count : 0, moments.third && full);
 #pragma unroll
-    for (int i = 0; i < VEC; i++) optimize_one(optimizer, s, moments.first != 0, g[i], p[i], m[i], v[i]);
+    for (int i = 0; i < VEC; i++) optimize_one<HAS_THIRD>(optimizer, s, moments.first != 0, g[i], p[i], m[i], v[i], m3[i]);
     if (moments.is_bf16 && moments.stochastic) {
 #pragma unroll
         for (int i = 0; i < VEC; i++) {
@@ -454,11 +458,13 @@ extern "C" __global__ void optimize(u64 optimizer, u64 group, const Control *con
             PhiloxBlock drawn = philox(counter, (u32)moments.seed, (u32)(moments.seed >> 32));
             m[i] = stochastic_round(m[i], drawn.word[0] >> 16);
             v[i] = stochastic_round(v[i], drawn.word[1] >> 16);
+            m3[i] = stochastic_round(m3[i], drawn.word[2] >> 16);
         }
     }
     // `is_bf16` doubles as the element type: DTYPE_F32 or DTYPE_BF16.
     if (moments.first) store_bounded_as(moments.first, moments.is_bf16, first, count, full, m);
     if (moments.second) store_bounded_as(moments.second, moments.is_bf16, first, count, full, v);
+    if (moments.third) store_bounded_as(moments.third, moments.is_bf16, first, count, full, m3);
     if (weights && weight_type == DTYPE_BF16) {
 #pragma unroll
         for (int i = 0; i < VEC; i++) p[i] = canonical_master(p[i]);
@@ -467,6 +473,19 @@ extern "C" __global__ void optimize(u64 optimizer, u64 group, const Control *con
     else store_bounded((float *)master, first, count, full, p);
     if (weights) store_bounded_as(weights, weight_type, first, count, full, p);
 }
+
+#define OPTIMIZE(NAME, HAS_THIRD)                                                                                       \
+    extern "C" __global__ void NAME(u64 optimizer, u64 group, const Control *control, const void *grads,                \
+                                    u64 grad_type, void *master, u64 is_split, void *first, void *second, void *third,  \
+                                    u64 is_bf16, u64 stochastic, u64 seed, u64 flat, u64 at, void *weights,             \
+                                    u64 weight_type, u64 count) {                                                       \
+        Moments moments = {first, second, third, is_bf16, stochastic, seed, flat, at};                                  \
+        optimize_vec<HAS_THIRD>(optimizer, group, control, grads, grad_type, master, is_split != 0, moments, weights,   \
+                                weight_type, count);                                                                    \
+    }
+
+OPTIMIZE(optimize, false)
+OPTIMIZE(optimize_with_third, true)
 
 #define INSTANTIATE(NAME, T)                                                                    \
     extern "C" __global__ void block_squares_##NAME(const T *values, u64 count, double *sums) { \

@@ -5,14 +5,11 @@ use zeroth_base::DType;
 use zeroth_cpu::{self, CpuDevice, Pool};
 use zeroth_kernel::ExactSum;
 use zeroth_kernel::{
-    Control, Device, DeviceError, Kernel, Launch, MasterForm, Optimizer, Queue, Recipe, Record, Report,
-    Rounding, Span, StepInput, StepNumbers,
+    Control, Device, DeviceError, Kernel, Launch, MasterForm, Moment, Optimizer, Queue, Recipe, Record,
+    Report, Rounding, Span, StepInput, StepNumbers,
 };
 
 use crate::harness::{Expected, Harness, Outcome, Output, POISON, narrow, to_bytes};
-
-const OPTIMIZERS: [Optimizer; 5] =
-    [Optimizer::AdamW, Optimizer::Adam, Optimizer::Sgd, Optimizer::Lion, Optimizer::Adagrad];
 
 /// A buffer and its contents before the kernel.
 type Buffer = (Span, Vec<u8>);
@@ -42,7 +39,7 @@ impl Harness {
             )?;
         }
         self.casts_with_overflow_check()?;
-        for optimizer in OPTIMIZERS {
+        for &optimizer in Optimizer::ALL {
             for moment_type in [DType::F32, DType::Bf16] {
                 for stochastic in [false, true] {
                     self.optimizer(optimizer, moment_type, stochastic)?;
@@ -131,8 +128,8 @@ impl Harness {
         ];
         for (count, apply, t, recipe) in cases {
             let (grads, master) = (self.random(count), self.random_of(DType::F32, count));
-            let first = self.random_of(moment_type, count);
-            let second: Vec<f64> = self.random_of(moment_type, count).iter().map(|v| v.abs()).collect();
+            let [first, mut second, third] = Moment::ALL.map(|_| self.random_of(moment_type, count));
+            second.iter_mut().for_each(|square| *square = square.abs());
             let mut control = Control { apply, applied: t, ..Control::new(8.0) };
             control.numbers[1] = StepNumbers::new(&recipe, 1, t, 1e-2, 0.125, 0.3);
             let grad_type = self.dtype;
@@ -148,6 +145,7 @@ impl Harness {
                 self.buffer(to_bytes(master_type, &master)),
                 self.buffer(to_bytes(moment_type, &first)),
                 self.buffer(to_bytes(moment_type, &second)),
+                self.buffer(to_bytes(moment_type, &third)),
                 self.buffer(weights),
             ];
             // Crosses the element index at which the counter's high word changes.
@@ -160,11 +158,10 @@ impl Harness {
                 grad_type,
                 master: written[0].0,
                 master_form,
-                first: Some(written[1].0),
-                second: Some(written[2].0),
+                moments: [1, 2, 3].map(|index: usize| Some(written[index].0)),
                 moment_type,
                 rounding: stochastic.then_some(rounding),
-                weights: Some(written[3].0),
+                weights: Some(written[4].0),
             };
             let shape = format!(
                 "{optimizer:?} {count}, {master_form:?}, moments {moment_type}, stochastic {stochastic}, apply {apply}"

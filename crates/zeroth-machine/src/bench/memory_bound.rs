@@ -165,7 +165,7 @@ fn adamw<G: Element>(
     [first, second]: [&mut [f32]; 2],
     weights: &mut [bf16],
 ) {
-    let moments = Moments { first: Some(first), second: Some(second), rounding: None };
+    let moments = Moments { buffers: [Some(first), Some(second), None], rounding: None };
     optimize::<G, f32, bf16>(pool, Optimizer::AdamW, &numbers(), gradients, master, moments, Some(weights));
 }
 

@@ -347,12 +347,10 @@ impl At<'_> {
         }
         let state = |id, size| match (tile_parts, id) {
             (None, id) => self.part(id, range.start - updated.start, count, size),
-            (Some((_, parts)), BufferId::FirstMoment(_)) => {
-                in_tile(parts.first.expect("it has first moments"), size)
-            }
-            (Some((_, parts)), BufferId::SecondMoment(_)) => {
-                in_tile(parts.second.expect("it has second moments"), size)
-            }
+            (Some((_, parts)), BufferId::Moment(moment, _)) => in_tile(
+                parts.moments[moment as usize].expect("the layout has every moment of the optimizer"),
+                size,
+            ),
             (Some((_, parts)), _) => in_tile(parts.master, size),
         };
         let weights = match self.written(&[BufferId::Weights(flat), BufferId::UpdatedWeights(self.index)]) {
@@ -364,8 +362,7 @@ impl At<'_> {
                 self.part(id, range.start - first, count, self.run_bytes())
             }
         };
-        let [has_first, has_second] = program.optimizer.moments();
-        let moment = |id| state(id, program.moment_dtype.bytes());
+        let moment = |moment| state(BufferId::Moment(moment, flat), program.moment_dtype.bytes());
         let rounds = program.moment_dtype != DType::F32 && program.stochastic_rounding;
         let (has_master, master_form) = (program.has_master(flat), program.master_form(flat));
         Kernel::Optimize {
@@ -380,8 +377,7 @@ impl At<'_> {
                 weights
             },
             master_form,
-            first: has_first.then(|| moment(BufferId::FirstMoment(flat))),
-            second: has_second.then(|| moment(BufferId::SecondMoment(flat))),
+            moments: program.optimizer.each_moment(moment),
             moment_type: program.moment_dtype,
             rounding: rounds.then_some(Rounding {
                 seed: self.binding.seed,

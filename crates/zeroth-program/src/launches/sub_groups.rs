@@ -1,7 +1,7 @@
 //! Lowering of sub-group loads and stores: optimizer states streamed through the device.
 
 use zeroth_base::DType;
-use zeroth_kernel::Kernel;
+use zeroth_kernel::{Kernel, Moment};
 
 use super::super::sub_group::SubGroupLayout;
 use super::super::{BufferId, Chunk};
@@ -47,8 +47,9 @@ impl At<'_> {
         // Without master weights, the parameters take their place.
         let master = if program.has_master(flat) { BufferId::Master(flat) } else { BufferId::Weights(flat) };
         let mut states = vec![state(parts.master, master, DType::F32)];
-        states.extend(parts.first.map(|at| state(at, BufferId::FirstMoment(flat), program.moment_dtype)));
-        states.extend(parts.second.map(|at| state(at, BufferId::SecondMoment(flat), program.moment_dtype)));
+        for (moment, at) in Moment::ALL.into_iter().zip(parts.moments) {
+            states.extend(at.map(|at| state(at, BufferId::Moment(moment, flat), program.moment_dtype)));
+        }
         (gradient, states)
     }
 

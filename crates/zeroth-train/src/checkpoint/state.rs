@@ -1,16 +1,21 @@
 //! Names of the states in checkpoints.
 
 use zeroth_engine::State;
+use zeroth_kernel::Moment;
 
 /// The saved states, in the order a rank writes them. Gradients are not saved: a checkpoint is taken between steps.
-pub const SAVED_STATES: [State; 3] = [State::Weights, State::First, State::Second];
+pub const SAVED_STATES: [State; 4] = [
+    State::Weights,
+    State::Moment(Moment::First),
+    State::Moment(Moment::Second),
+    State::Moment(Moment::Third),
+];
 
 /// A state's name in files; `None` for one that is not saved.
 pub const fn state_name(state: State) -> Option<&'static str> {
     match state {
         State::Weights => Some("weights"),
-        State::First => Some("first"),
-        State::Second => Some("second"),
+        State::Moment(moment) => Some(moment.name()),
         State::Gradient => None,
     }
 }
@@ -40,8 +45,11 @@ mod tests {
     fn tensor_names_round_trip() {
         let name = tensor_name("first", "odd/name@7.weight", 1_048_576);
         assert_eq!(name, "first/odd/name@7.weight@1048576");
-        assert_eq!(parse_tensor_name(&name), Some((State::First, "odd/name@7.weight", 1_048_576)));
-        for wrong in ["weights", "weights/x", "third/x@0", "weights/x@-1", "weights/x@"] {
+        assert_eq!(
+            parse_tensor_name(&name),
+            Some((State::Moment(Moment::First), "odd/name@7.weight", 1_048_576))
+        );
+        for wrong in ["weights", "weights/x", "fourth/x@0", "weights/x@-1", "weights/x@"] {
             assert_eq!(parse_tensor_name(wrong), None, "{wrong}");
         }
     }

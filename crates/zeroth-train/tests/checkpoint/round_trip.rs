@@ -6,6 +6,7 @@ use std::process::Command;
 use proptest::prelude::*;
 use zeroth_base::DType;
 use zeroth_engine::State;
+use zeroth_kernel::Moment;
 use zeroth_train::checkpoint::{
     Checkpoint, CheckpointError, Piece, ShardWriter, UnfinishedCheckpoint, free_bytes, needed_bytes,
 };
@@ -72,18 +73,18 @@ fn adjacent_pieces_are_merged() {
     let folder = tempfile::tempdir().unwrap();
     let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
     let piece = |first, count| Piece {
-        state: State::First,
+        state: State::Moment(Moment::First),
         name: "a.weight".to_owned(),
         first,
         count,
-        dtype: dtype_of(State::First),
+        dtype: dtype_of(State::Moment(Moment::First)),
     };
     let pieces = vec![piece(10, 5), piece(15, 0), piece(15, 7), piece(30, 2)];
     let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(1, piece)).collect();
     let mut part = ShardWriter::create(unfinished.path(), 3, 11, pieces.clone()).unwrap();
-    assert_eq!(part.next(), Some((State::First, "a.weight", 10)));
+    assert_eq!(part.next(), Some((State::Moment(Moment::First), "a.weight", 10)));
     part.append_f32(&numbers[..6]).unwrap();
-    assert_eq!(part.next(), Some((State::First, "a.weight", 16)));
+    assert_eq!(part.next(), Some((State::Moment(Moment::First), "a.weight", 16)));
     let rest: Vec<u8> =
         numbers[6..].iter().flat_map(|number| half::bf16::from_f32(*number).to_le_bytes()).collect();
     part.append(&rest).unwrap();
@@ -102,7 +103,7 @@ fn adjacent_pieces_are_merged() {
     assert_eq!(header["first/a.weight@10"]["shape"], serde_json::json!([12]));
     assert_eq!(header["first/a.weight@30"]["data_offsets"], serde_json::json!([24, 28]));
     assert_eq!(header.as_object().unwrap().len(), 3);
-    let last = half::bf16::from_f32(number(1, State::First, "a.weight", 31));
+    let last = half::bf16::from_f32(number(1, State::Moment(Moment::First), "a.weight", 31));
     assert_eq!(bytes[bytes.len() - 2..], last.to_le_bytes());
 }
 
@@ -145,12 +146,12 @@ fn missing_ranges_and_states_are_refused() {
         checkpoint.read_f32(state, name, range, &mut vec![0.0; room]).unwrap_err()
     };
     for (range, room) in [(0..9, 9), (0..4, 3), (Range { start: u64::MAX, end: 3 }, 3)] {
-        let error = read(State::First, name, range, room);
+        let error = read(State::Moment(Moment::First), name, range, room);
         assert!(matches!(error, CheckpointError::Range { elements: 8, .. }), "{error}");
     }
     assert!(matches!(read(State::Gradient, name, 0..1, 1), CheckpointError::NoState { .. }));
     assert!(matches!(read(State::Weights, "model.nrom.weight", 0..1, 1), CheckpointError::NoState { .. }));
-    checkpoint.read_f32(State::First, name, 3..3, &mut []).unwrap();
+    checkpoint.read_f32(State::Moment(Moment::First), name, 3..3, &mut []).unwrap();
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn frozen_parameters_have_weights_only() {
     let checkpoint = Checkpoint::open(&path).unwrap();
     let mut one = [0.0];
     checkpoint.read_f32(State::Weights, frozen, 0..1, &mut one).unwrap();
-    assert!(checkpoint.read_f32(State::Second, frozen, 0..1, &mut one).is_err());
+    assert!(checkpoint.read_f32(State::Moment(Moment::Second), frozen, 0..1, &mut one).is_err());
 }
 
 #[test]
@@ -180,7 +181,11 @@ fn needed_bytes_is_an_upper_bound() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let path = model.save_cut(folder.path(), 1, &[100, 200, 300, 400], 50).unwrap();
     let taken: u64 = files_in(&path).iter().map(|path| path.metadata().unwrap().len()).sum();
-    let states = [(State::Weights, DType::F32), (State::First, DType::Bf16), (State::Second, DType::F32)];
+    let states = [
+        (State::Weights, DType::F32),
+        (State::Moment(Moment::First), DType::Bf16),
+        (State::Moment(Moment::Second), DType::F32),
+    ];
     let needed = needed_bytes(&model.table, &states, model.folder.path());
     assert!(needed > taken && needed < taken + (128 << 10), "{needed} for {taken}");
     assert!(free_bytes(&folder.path().join("not/yet")).unwrap() > 0);

@@ -7,6 +7,7 @@ use half::bf16;
 use serde_json::json;
 use zeroth_base::DType;
 use zeroth_engine::State;
+use zeroth_kernel::Moment;
 use zeroth_model::{Family, ModelConfig, ModelSizes, NewFolder, ParameterTable, new_folder, table};
 use zeroth_train::ModelFiles;
 use zeroth_train::checkpoint::{
@@ -162,7 +163,7 @@ impl Model {
 
 /// The dtype of a state; one of them has 16 bits.
 pub(crate) fn dtype_of(state: State) -> DType {
-    if state == State::First { DType::Bf16 } else { DType::F32 }
+    if state == State::Moment(Moment::First) { DType::Bf16 } else { DType::F32 }
 }
 
 /// An element of a state: an arbitrary value representable in its dtype.

@@ -113,11 +113,11 @@ struct DiskNeeds {
 impl DiskNeeds {
     fn new(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Self {
         let job = &resolved_job.job;
-        let [has_first, has_second] = job.settings.optimizer.moments();
-        let moments = job.settings.moment_dtype;
-        let mut states = vec![(State::Weights, DType::F32)];
-        states.extend(has_first.then_some((State::First, moments)));
-        states.extend(has_second.then_some((State::Second, moments)));
+        let states: Vec<_> = State::of_optimizer(job.settings.optimizer)
+            .map(|state| {
+                (state, if state == State::Weights { DType::F32 } else { job.settings.moment_dtype })
+            })
+            .collect();
         let run = if job.settings.types.compute == DType::F32 { DType::F32 } else { DType::Bf16 };
         let model = [(State::Weights, run)];
         Self {
