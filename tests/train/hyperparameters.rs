@@ -55,6 +55,8 @@ fn keys_out_of_bounds_are_refused_with_their_place() {
         ("Adagrad", "eps", json!(0)),
         ("Adagrad", "lr", json!(1e39)),
         ("Adagrad", "initial_accumulator_value", json!(1e300)),
+        ("AdEMAMix", "betas", json!([0.9, 0.999, 1.0])),
+        ("AdEMAMix", "t_beta3", json!(0)),
         ("SGD", "momentum", json!(1.5)),
         ("SGD", "dampening", json!(1e300)),
     ] {
@@ -99,6 +101,8 @@ fn common_hyperparameters_are_accepted() {
     ] {
         tried_file(&json!({"optimizer": {"type": "AdamW", "params": params}})).assert_done();
     }
+    let ademamix = json!({"betas": [0.0, 0.99, 0.9999], "alpha": 0, "t_alpha": null, "t_beta3": 3});
+    tried_file(&json!({"optimizer": {"type": "AdEMAMix", "params": ademamix}})).assert_done();
     let sgd = json!({"momentum": 0.99, "dampening": 0.1, "lr": 10});
     tried_file(&json!({"optimizer": {"type": "SGD", "params": sgd}})).assert_done();
 }

@@ -55,10 +55,21 @@ fn resuming_works_across_ranks_and_stages() {
 #[test]
 fn resuming_is_bit_identical() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, precision) in [("bf16", "--bf16"), ("fp16", "--fp16"), ("fp32", "--fp32")] {
+    // Three moments, stochastically rounded, and schedules that go on.
+    let ademamix = serde_json::json!({
+        "zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "zeroth": {"moments": "bf16"},
+        "optimizer": {"type": "AdEMAMix", "params": {"t_alpha": 10, "t_beta3": 10, "weight_decay": 0.1}},
+    });
+    let ademamix = written(folder.path(), "ds.json", &[ademamix.to_string()]);
+    for (name, precision, config) in [
+        ("bf16", "--bf16", "zero3"),
+        ("fp16", "--fp16", "zero3"),
+        ("fp32", "--fp32", "zero3"),
+        ("ademamix", "--bf16", text(&ademamix)),
+    ] {
         let at = |what: &str| folder.path().join(format!("{name}-{what}"));
         let flags =
-            ["--ranks", "2", "--deepspeed", "zero3", precision, "--shuffle", "true", "--max-steps", "12"];
+            ["--ranks", "2", "--deepspeed", config, precision, "--shuffle", "true", "--max-steps", "12"];
         let run = |output: &Path, more: &[&str]| {
             train("llama-one-kv-head", output, &[&flags[..], &["--save-steps", "4"], more].concat())
                 .assert_done();

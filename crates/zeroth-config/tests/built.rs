@@ -87,6 +87,8 @@ fn what_a_run_reads_is_honoured() {
         r#"{"optimizer": {"type": "Lion", "params": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.1}}}"#,
         r#"{"optimizer": {"type": "Adagrad", "params": {"lr": 0.01, "lr_decay": 1e-3, "initial_accumulator_value": 0.1,
             "eps": 1e-10, "weight_decay": 0}}}"#,
+        r#"{"optimizer": {"type": "AdEMAMix", "params": {"lr": 1e-3, "betas": [0.9, 0.999, 0.9999], "alpha": 8,
+            "t_alpha": 1000, "t_beta3": 1000, "eps": 1e-8, "weight_decay": 0.1}}}"#,
         r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 1e-4,
             "warmup_num_steps": 10, "warmup_type": "linear", "last_batch_iteration": -1}}}"#,
         r#"{"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 10}}}"#,

@@ -282,12 +282,12 @@ pub fn optimize(
     rate: f64,
     grads: &[f64],
     p: &mut [f64],
-    [m, v, _]: [&mut [f64]; MOMENTS],
+    [m, v, slow]: [&mut [f64]; MOMENTS],
 ) {
     let Recipe { beta1, beta2, eps, momentum, dampening, lr_decay, weight_decay: [decay, _], .. } = *recipe;
     let correction = |beta: f64| if recipe.bias_correction == 0 { 1.0 } else { 1.0 - beta.powf(step as f64) };
     for (i, &g) in grads.iter().enumerate() {
-        let decoupled = matches!(optimizer, Optimizer::AdamW | Optimizer::Lion);
+        let decoupled = matches!(optimizer, Optimizer::AdamW | Optimizer::Lion | Optimizer::AdEmaMix);
         let g = if decoupled { g } else { g + decay * p[i] };
         if decoupled {
             p[i] -= rate * decay * p[i];
@@ -311,6 +311,17 @@ pub fn optimize(
             Optimizer::Adagrad => {
                 v[i] += g * g;
                 p[i] -= rate / (1.0 + (step - 1) as f64 * lr_decay) * g / (v[i].sqrt() + eps);
+            }
+            Optimizer::AdEmaMix => {
+                let Recipe { beta3, alpha, t_alpha, t_beta3, .. } = *recipe;
+                let done = |steps| if steps == 0 { 1.0 } else { (step as f64 / steps as f64).min(1.0) };
+                let (done, alpha, ln1, ln3) = (done(t_beta3), alpha * done(t_alpha), beta1.ln(), beta3.ln());
+                let beta3 = (ln1 * ln3 / ((1.0 - done) * ln3 + done * ln1)).exp();
+                m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+                v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
+                slow[i] = beta3 * slow[i] + (1.0 - beta3) * g;
+                let along = m[i] / correction(beta1) + alpha * slow[i];
+                p[i] -= rate * along / ((v[i] / correction(beta2)).sqrt() + eps);
             }
         }
     }

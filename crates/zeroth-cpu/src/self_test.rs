@@ -309,6 +309,7 @@ impl<T: Element> SelfTester<'_, T> {
             (Optimizer::Sgd, Recipe { momentum: 0.9, nesterov: 1, ..Recipe::default() }),
             (Optimizer::Lion, Recipe { beta2: 0.99, weight_decay: [0.1; 2], ..Recipe::default() }),
             (Optimizer::Adagrad, Recipe { lr_decay: 0.1, weight_decay: [0.1; 2], ..Recipe::default() }),
+            (Optimizer::AdEmaMix, Recipe { t_beta3: 5, weight_decay: [0.1; 2], ..Recipe::default() }),
         ] {
             let master: Vec<f32> = self.random(9000).iter().map(|value| value.to_f32()).collect();
             let (mut exact, mut exact_moments) = (wide(&master), Moment::ALL.map(|_| vec![0.0; 9000]));

@@ -5,7 +5,8 @@
 Needs torch (2.15 wrote the file that is here). Weights start at `start(i)` and get the gradients `gradient(t, i)` below,
 rounded to f32; both are written down in tests/optimizers.rs too. Everything is computed in float64; the largest distance of
 PyTorch's own float32 run is written beside it. Lion is not in torch: its update is that of the paper and of DeepSpeed's
-kernels, in float64.
+kernels, in float64. AdEMAMix is not either: its update is that of the paper; pytorch_optimizer 4.1 reaches the same
+weights.
 """
 
 import json
@@ -42,6 +43,30 @@ class Lion:
             p.data.mul_(1 - self.lr * self.decay)
             p.data.sub_(self.lr * torch.sign(beta1 * m + (1 - beta1) * p.grad))
             m.copy_(beta2 * m + (1 - beta2) * p.grad)
+
+
+class AdEMAMix:
+    """Algorithm 1 of the paper (arXiv 2409.03137) with its schedules of alpha and beta3."""
+
+    def __init__(self, params, lr, betas, alpha, eps, weight_decay, t_alpha=None, t_beta3=None):
+        self.params, self.lr, self.betas, self.eps, self.decay = params, lr, betas, eps, weight_decay
+        self.alpha, self.t_alpha, self.t_beta3, self.t = alpha, t_alpha, t_beta3, 0
+        self.moments = [[torch.zeros_like(p) for _ in range(3)] for p in params]
+
+    def step(self):
+        self.t += 1
+        (beta1, beta2, beta3), alpha = self.betas, self.alpha
+        if self.t_alpha:
+            alpha = min(self.t * alpha / self.t_alpha, alpha)
+        if self.t_beta3:
+            done, ln1, ln3 = self.t / self.t_beta3, math.log(beta1), math.log(beta3)
+            beta3 = min(math.exp(ln1 * ln3 / ((1 - done) * ln3 + done * ln1)), beta3)
+        for p, (m1, m2, v) in zip(self.params, self.moments):
+            m1.copy_(beta1 * m1 + (1 - beta1) * p.grad)
+            m2.copy_(beta3 * m2 + (1 - beta3) * p.grad)
+            v.copy_(beta2 * v + (1 - beta2) * p.grad**2)
+            m_hat, v_hat = m1 / (1 - beta1**self.t), v / (1 - beta2**self.t)
+            p.data.sub_(self.lr * ((m_hat + alpha * m2) / (v_hat.sqrt() + self.eps) + self.decay * p.data))
 
 
 class Uncorrected:
@@ -90,6 +115,20 @@ CASES = [
         "Adagrad",
         torch.optim.Adagrad,
         {"lr": 2e-2, "eps": 1e-8, "lr_decay": 1e-3, "initial_accumulator_value": 0.1, "weight_decay": 0.01},
+    ),
+    ("AdEMAMix", AdEMAMix, {"lr": 3e-4, "betas": [0.9, 0.999, 0.9999], "alpha": 5.0, "eps": 1e-8, "weight_decay": 0.1}),
+    (
+        "AdEMAMix",
+        AdEMAMix,
+        {
+            "lr": 1e-4,
+            "betas": [0.9, 0.95, 0.999],
+            "alpha": 8.0,
+            "eps": 1e-8,
+            "weight_decay": 0.01,
+            "t_alpha": 1500,
+            "t_beta3": 1200,
+        },
     ),
 ]
 

@@ -33,6 +33,7 @@ fn recipe(case: &Value) -> (Optimizer, Recipe) {
         "SGD" => Optimizer::Sgd,
         "Lion" => Optimizer::Lion,
         "Adagrad" => Optimizer::Adagrad,
+        "AdEMAMix" => Optimizer::AdEmaMix,
         other => panic!("{other}"),
     };
     let recipe = Recipe {
@@ -45,6 +46,10 @@ fn recipe(case: &Value) -> (Optimizer, Recipe) {
         nesterov: u32::from(settings["nesterov"] == true),
         lr_decay: number("lr_decay", 0.0),
         initial_accumulator: number("initial_accumulator_value", 0.0),
+        beta3: settings["betas"][2].as_f64().unwrap_or(0.0),
+        alpha: number("alpha", 0.0),
+        t_alpha: settings["t_alpha"].as_u64().unwrap_or(0),
+        t_beta3: settings["t_beta3"].as_u64().unwrap_or(0),
         bias_correction: u32::from(name != "Uncorrected"),
         ..Recipe::default()
     };
@@ -54,7 +59,7 @@ fn recipe(case: &Value) -> (Optimizer, Recipe) {
 #[test]
 fn two_thousand_steps_of_every_optimizer_agree_with_pytorch() {
     let cases: Vec<Value> = serde_json::from_str(include_str!("optimizers.json")).unwrap();
-    assert_eq!(cases.len(), 13);
+    assert_eq!(cases.len(), 15);
     let pool = Pool::new(1);
     for case in &cases {
         let (optimizer, recipe) = recipe(case);

@@ -334,6 +334,6 @@ fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
 
 // Checked by static_assert in optimizer_step.cu and elementwise.cu, too.
 const _: () =
-    assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 136 && size_of::<StepInput>() == 528);
-const _: () = assert!(size_of::<Control>() == 192 && size_of::<Record>() == 80 && size_of::<Report>() == 8);
+    assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 168 && size_of::<StepInput>() == 528);
+const _: () = assert!(size_of::<Control>() == 216 && size_of::<Record>() == 80 && size_of::<Report>() == 8);
 const _: () = assert!(size_of::<RowKey>() == 16);

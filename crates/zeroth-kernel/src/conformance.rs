@@ -416,7 +416,7 @@ impl Pair<'_> {
         let (count, dtype) = (9_001, self.dtype);
         let (values, sum) = (self.random(count), self.empty(size_of::<ExactSum>()));
         self.compare(Kernel::Squares { values, value_type: dtype, sum }, &[Output::Exact])?;
-        let recipe = Recipe { max_norm: 1.0, ..Recipe::default() };
+        let recipe = Recipe { max_norm: 1.0, t_alpha: 50, t_beta3: 50, ..Recipe::default() };
         let input = StepInput { loss_weight: 0.1, rates: [1e-3; RATES], ..StepInput::zeroed() };
         let (recipe_at, input) = (self.given(bytes_of(&recipe)), self.given(bytes_of(&input)));
         let mut report = bytes_of(&Report { loss: 12.5 }).to_vec();

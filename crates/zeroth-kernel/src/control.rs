@@ -21,11 +21,11 @@ pub const GROUPS: usize = 2;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Recipe {
-    /// Decay of the first moment (Adam, AdamW, Lion).
+    /// Decay of the first moment (Adam, AdamW, AdEMAMix, Lion).
     pub beta1: f64,
-    /// Decay of the second moment (Adam, AdamW), or of Lion's moment.
+    /// Decay of the second moment (Adam, AdamW, AdEMAMix), or of Lion's moment.
     pub beta2: f64,
-    /// Added to the root of the second moment (Adam, AdamW, Adagrad).
+    /// Added to the root of the second moment (Adam, AdamW, AdEMAMix, Adagrad).
     pub eps: f64,
     /// Weight decay of each parameter group.
     pub weight_decay: [f64; GROUPS],
@@ -39,10 +39,18 @@ pub struct Recipe {
     pub lr_decay: f64,
     /// Initial sum of squares (Adagrad).
     pub initial_accumulator: f64,
+    /// Decay of the slow average (AdEMAMix).
+    pub beta3: f64,
+    /// Weight of the slow average (AdEMAMix).
+    pub alpha: f64,
     /// The loss scale, or the initial one where it is dynamic.
     pub loss_scale: f64,
     /// The least dynamic loss scale; an overflow at it halts training.
     pub min_scale: f64,
+    /// Steps over which `alpha` rises from 0 (AdEMAMix); 0: none.
+    pub t_alpha: u64,
+    /// Steps over which the decay of the slow average rises from `beta1` to `beta3` (AdEMAMix); 0: none.
+    pub t_beta3: u64,
     /// A dynamic loss scale doubles after this many steps without overflow.
     pub scale_window: u64,
     /// Overflows before a dynamic loss scale halves.
@@ -56,12 +64,13 @@ pub struct Recipe {
     pub consecutive_hysteresis: u32,
     /// Not 0: Nesterov momentum (SGD).
     pub nesterov: u32,
-    /// Not 0: bias correction of the moments (Adam, AdamW).
+    /// Not 0: bias correction of the moments (Adam, AdamW, AdEMAMix).
     pub bias_correction: u32,
 }
 
 impl Default for Recipe {
-    /// PyTorch's defaults of Adam, without clipping or loss scaling; the dynamic loss scale has DeepSpeed's defaults and is off.
+    /// PyTorch's defaults of Adam and the paper's of AdEMAMix, without clipping or loss scaling; the dynamic loss scale has
+    /// DeepSpeed's defaults and is off.
     fn default() -> Self {
         Self {
             beta1: 0.9,
@@ -73,8 +82,12 @@ impl Default for Recipe {
             dampening: 0.0,
             lr_decay: 0.0,
             initial_accumulator: 0.0,
+            beta3: 0.9999,
+            alpha: 5.0,
             loss_scale: 1.0,
             min_scale: 1.0,
+            t_alpha: 0,
+            t_beta3: 0,
             scale_window: 1000,
             hysteresis: 2,
             tolerated: 0,

@@ -73,6 +73,9 @@ optimizers! {
     Lion = 3, "Lion", [First];
     /// Adagrad.
     Adagrad = 4, "Adagrad", [Second];
+    /// AdEMAMix: Pagliardini et al., "The AdEMAMix optimizer: better, faster, older" (2024). The third moment is the slow
+    /// average of gradients; it has no bias correction.
+    AdEmaMix = 5, "AdEMAMix", [First, Second, Third];
 }
 
 impl Optimizer {

@@ -251,6 +251,7 @@ impl Settings {
                 OptimizerType::Sgd => Optimizer::Sgd,
                 OptimizerType::Lion => Optimizer::Lion,
                 OptimizerType::Adagrad => Optimizer::Adagrad,
+                OptimizerType::AdEmaMix => Optimizer::AdEmaMix,
                 // DeepSpeed's Adam uses decoupled weight decay unless adam_w_mode is false.
                 OptimizerType::Adam if !config.values.optimizer.adam_w_mode => Optimizer::Adam,
                 OptimizerType::Adam | OptimizerType::AdamW => Optimizer::AdamW,

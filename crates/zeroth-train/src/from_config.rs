@@ -24,6 +24,10 @@ pub fn recipe(config: &Resolved, tolerated: u64) -> Recipe {
         nesterov: optimizer.nesterov.into(),
         lr_decay: optimizer.lr_decay,
         initial_accumulator: optimizer.initial_accumulator_value,
+        beta3: optimizer.betas_of_three[2],
+        alpha: optimizer.alpha,
+        t_alpha: optimizer.t_alpha.unwrap_or(0),
+        t_beta3: optimizer.t_beta3.unwrap_or(0),
         bias_correction: optimizer.bias_correction.into(),
         tolerated,
         ..Recipe::default()

@@ -15,6 +15,8 @@ words! {
         Lion = "Lion",
         /// Adagrad.
         Adagrad = "Adagrad",
+        /// AdEMAMix.
+        AdEmaMix = "AdEMAMix",
     }
 }
 
@@ -55,7 +57,7 @@ section! {
             .read_by(Reader::Update),
         Key::new("optimizer.type", Kind::Text)
             .or_text("AdamW")
-            .does("Adam, AdamW, SGD, Lion or Adagrad.")
+            .does("Adam, AdamW, SGD, Lion, Adagrad or AdEMAMix (which DeepSpeed does not have).")
             .set("AdamW")
             .read_by(Reader::Update)
             => name: OptimizerType,
@@ -70,7 +72,7 @@ section! {
             .set("\"auto\" (--learning-rate)")
             .read_by(Reader::Update)
             .auto(AutoRule::LearningRate)
-            .of(&["Adam", "AdamW", "SGD", "Lion"])
+            .of(&["Adam", "AdamW", "SGD", "Lion", "AdEMAMix"])
             => lr: f64,
         Key::float("optimizer.params.lr", 0.0)
             .in_fp32()
@@ -90,6 +92,35 @@ section! {
             .auto(AutoRule::Betas)
             .of(ADAM_AND_LION)
             => betas: [f64; 2],
+        Key::new("optimizer.params.betas", Kind::Floats(3))
+            .or(DefaultValue::Floats(&[0.9, 0.999, 0.9999]))
+            .at_least(0.0)
+            .below(1.0)
+            .does("How slowly the fast average, the squares and the slow average forget.")
+            .set("[0.9, 0.999, 0.9999]")
+            .read_by(Reader::Update)
+            .of(&["AdEMAMix"])
+            => betas_of_three: [f64; 3],
+        Key::float("optimizer.params.alpha", 0.0)
+            .in_fp32()
+            .or_float(5.0)
+            .does("Weight of the slow average beside the fast one.")
+            .set("5; 2 to 10")
+            .read_by(Reader::Update)
+            .of(&["AdEMAMix"])
+            => alpha: f64,
+        Key::int("optimizer.params.t_alpha", 1)
+            .does("Steps over which alpha rises from 0. Without it: none.")
+            .set("the number of steps of the run")
+            .read_by(Reader::Update)
+            .of(&["AdEMAMix"])
+            => t_alpha: Option<u64>,
+        Key::int("optimizer.params.t_beta3", 1)
+            .does("Steps over which the third beta rises from the first. Without it: none.")
+            .set("the number of steps of the run")
+            .read_by(Reader::Update)
+            .of(&["AdEMAMix"])
+            => t_beta3: Option<u64>,
         Key::float("optimizer.params.eps", 0.0)
             .positive_in_fp32()
             .or_float(1e-8)
@@ -97,7 +128,7 @@ section! {
             .set("\"auto\" (--adam-epsilon)")
             .read_by(Reader::Update)
             .auto(AutoRule::Epsilon)
-            .of(ADAM)
+            .of(&["Adam", "AdamW", "AdEMAMix"])
             => eps: f64,
         Key::float("optimizer.params.eps", 0.0)
             .positive_in_fp32()

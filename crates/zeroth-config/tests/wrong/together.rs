@@ -124,7 +124,7 @@ fn optimizers_and_schedules_that_do_not_fit_are_told_what_does() {
             (
                 r#"{"optimizer": {"type": "SGD", "params": {▸"betas": [0.9, 0.99]}}}"#,
                 "optimizer.params.betas",
-                "a parameter of Adam, AdamW, Lion; SGD has none of that name",
+                "a parameter of Adam, AdamW, Lion, AdEMAMix; SGD has none of that name",
             ),
             (
                 r#"{"optimizer": {"params": {▸"momentum": 0.9}, "type": "AdamW"}}"#,

@@ -232,6 +232,9 @@ each_isa! {
             (Optimizer::Adagrad, [_, Some(v), _]) => {
                 each(s, stochastic, grads, master, [v], [1], |g, p, v| adagrad(s, decayed(s, g, p), p, v));
             }
+            (Optimizer::AdEmaMix, [Some(m), Some(v), Some(slow)]) => {
+                each(s, stochastic, grads, master, [m, v, slow], [0, 1, 2], |g, p, moments| ademamix(s, g, p, moments));
+            }
             (optimizer, moments) => {
                 let given = moments.map(|moment| moment.is_some());
                 panic!("{optimizer:?} needs the moments {:?}; given, of first, second and third: {given:?}", optimizer.moments());
@@ -307,6 +310,15 @@ fn lion(s: &StepNumbers, g: f32, p: f32, [m]: [f32; 1]) -> (f32, [f32; 1]) {
 fn adagrad(s: &StepNumbers, g: f32, p: f32, [v]: [f32; 1]) -> (f32, [f32; 1]) {
     let v = g.mul_add(g, v);
     ((-s.adagrad_rate).mul_add(g / (v.sqrt() + s.eps), p), [v])
+}
+
+#[inline(always)]
+fn ademamix(s: &StepNumbers, g: f32, p: f32, [m, v, slow]: [f32; 3]) -> (f32, [f32; 3]) {
+    let m = s.beta1.mul_add(m, s.beta1_rest * g);
+    let v = s.beta2.mul_add(v, s.beta2_rest * (g * g));
+    let slow = s.beta3.mul_add(slow, s.beta3_rest * g);
+    let along = s.adam_rate.mul_add(m, s.slow_rate * slow) / (v.sqrt() / s.root_correction + s.eps);
+    (p - s.decay_rate.mul_add(p, along), [m, v, slow])
 }
 
 /// The constants of Philox4x32: see `philox4x32` of zeroth-base.

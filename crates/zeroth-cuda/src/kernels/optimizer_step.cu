@@ -15,8 +15,8 @@ struct ExactSum {
 
 struct Recipe {
     double beta1, beta2, eps, weight_decay[GROUPS], max_norm;
-    double momentum, dampening, lr_decay, initial_accumulator, loss_scale, min_scale;
-    u64 scale_window, hysteresis, tolerated;
+    double momentum, dampening, lr_decay, initial_accumulator, beta3, alpha, loss_scale, min_scale;
+    u64 t_alpha, t_beta3, scale_window, hysteresis, tolerated;
     u32 dynamic, consecutive_hysteresis, nesterov, bias_correction;
 };
 
@@ -29,6 +29,7 @@ struct StepInput {
 struct StepNumbers {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, decay_rate, decay, rate, adam_rate, root_correction,
         adagrad_rate;
+    float beta3, one_minus_beta3, slow_rate;
     float momentum, velocity, one_minus_dampening;
     u32 nesterov;
     float unscale, clip;
@@ -50,9 +51,9 @@ struct Record {
     u32 apply, halted, at_min_scale, found_inf;
 };
 
-static_assert(sizeof(ExactSum) == 88 && sizeof(Recipe) == 136 && sizeof(StepInput) == 528,
+static_assert(sizeof(ExactSum) == 88 && sizeof(Recipe) == 168 && sizeof(StepInput) == 528,
               "layout shared with the host");
-static_assert(sizeof(Control) == 192 && sizeof(Record) == 80, "layout shared with the host");
+static_assert(sizeof(Control) == 216 && sizeof(Record) == 80, "layout shared with the host");
 
 __device__ bool is_finite(double value) {
     u64 exponent = 0x7ff0000000000000ull;
@@ -192,6 +193,44 @@ __device__ double powi(double base, u64 exponent) {
     return result;
 }
 
+// ln(x) for 0 <= x < 1, as on the host.
+__device__ double logarithm(double x) {
+    if (x == 0.0) return -__longlong_as_double(0x7ff0000000000000ll);
+    double factor = -2.0;
+    while (x < 0.9) {
+        x = sqrt(x);
+        factor *= 2.0;
+    }
+    double z = (1.0 - x) / (1.0 + x), sum = 0.0;
+    for (int k = 8; k >= 0; k--) sum = sum * (z * z) + 1.0 / (double)(2 * k + 1);
+    return factor * (z * sum);
+}
+
+// e^x for x <= 0, as on the host.
+__device__ double exponential(double x) {
+    if (x < -700.0) return 0.0;
+    int halvings = 0;
+    while (x < -0.0625) {
+        x *= 0.5;
+        halvings += 1;
+    }
+    double power = 1.0;
+    for (int k = 10; k >= 1; k--) power = 1.0 + x * power / (double)k;
+    for (int i = 0; i < halvings; i++) power *= power;
+    return power;
+}
+
+// AdEMAMix's schedules, as on the host.
+__device__ double scheduled_alpha(const Recipe &recipe, u64 step) {
+    return step >= recipe.t_alpha ? recipe.alpha : (double)step * recipe.alpha / (double)recipe.t_alpha;
+}
+
+__device__ double scheduled_beta3(const Recipe &recipe, u64 step) {
+    if (step >= recipe.t_beta3 || recipe.beta3 <= recipe.beta1) return recipe.beta3;
+    double done = (double)step / (double)recipe.t_beta3, ln_beta3 = logarithm(recipe.beta3);
+    return exponential(ln_beta3 / ((1.0 - done) * (ln_beta3 / logarithm(recipe.beta1)) + done));
+}
+
 __device__ StepNumbers step_numbers(const Recipe &recipe, int group, u64 step, double rate, float unscale, float clip) {
     StepNumbers numbers;
     bool corrected = recipe.bias_correction != 0;
@@ -207,6 +246,10 @@ __device__ StepNumbers step_numbers(const Recipe &recipe, int group, u64 step, d
     numbers.adam_rate = (float)(rate / (corrected ? 1.0 - powi(recipe.beta1, step) : 1.0));
     numbers.root_correction = (float)sqrt(corrected ? 1.0 - powi(recipe.beta2, step) : 1.0);
     numbers.adagrad_rate = (float)(rate / (1.0 + (double)(step - 1) * recipe.lr_decay));
+    double beta3 = scheduled_beta3(recipe, step);
+    numbers.beta3 = (float)beta3;
+    numbers.one_minus_beta3 = (float)(1.0 - beta3);
+    numbers.slow_rate = (float)(rate * scheduled_alpha(recipe, step));
     numbers.momentum = (float)recipe.momentum;
     numbers.velocity = step <= 1 ? 0.0f : (float)recipe.momentum;
     numbers.one_minus_dampening = step <= 1 ? 1.0f : (float)(1.0 - recipe.dampening);
@@ -322,7 +365,7 @@ extern "C" __global__ void control(u64 ranks, u64 flats, const Recipe *recipe, c
     record->found_inf = found_inf;
 }
 
-enum { ADAMW = 0, ADAM = 1, SGD = 2, LION = 3, ADAGRAD = 4 };
+enum { ADAMW = 0, ADAM = 1, SGD = 2, LION = 3, ADAGRAD = 4, ADEMAMIX = 5 };
 
 // Optimizer moments of a flat; null where the optimizer has none. bf16 moments round to nearest unless `stochastic`.
 struct Moments {
@@ -340,7 +383,7 @@ template <bool HAS_THIRD>
 __device__ __forceinline__ void optimize_one(u64 optimizer, const StepNumbers &s, bool with_velocity, float g, float &p,
                                              float &m, float &v, float &m3) {
     g = __fmul_rn(__fmul_rn(g, s.unscale), s.clip);
-    if (optimizer != ADAMW && optimizer != LION && s.decay != 0.0f) g = __fmaf_rn(s.decay, p, g);
+    if (optimizer != ADAMW && optimizer != LION && optimizer != ADEMAMIX && s.decay != 0.0f) g = __fmaf_rn(s.decay, p, g);
     if (optimizer == ADAMW || optimizer == ADAM) {
         m = __fmaf_rn(s.beta1, m, __fmul_rn(s.one_minus_beta1, g));
         v = __fmaf_rn(s.beta2, v, __fmul_rn(s.one_minus_beta2, __fmul_rn(g, g)));
@@ -359,6 +402,13 @@ __device__ __forceinline__ void optimize_one(u64 optimizer, const StepNumbers &s
         float update = direction > 0.0f ? s.rate : direction < 0.0f ? -s.rate : 0.0f;
         p = __fsub_rn(p, __fmaf_rn(s.decay_rate, p, update));
         m = __fmaf_rn(s.beta2, m, __fmul_rn(s.one_minus_beta2, g));
+    } else if (HAS_THIRD && optimizer == ADEMAMIX) {
+        m = __fmaf_rn(s.beta1, m, __fmul_rn(s.one_minus_beta1, g));
+        v = __fmaf_rn(s.beta2, v, __fmul_rn(s.one_minus_beta2, __fmul_rn(g, g)));
+        m3 = __fmaf_rn(s.beta3, m3, __fmul_rn(s.one_minus_beta3, g));
+        float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), s.eps);
+        float update = __fdiv_rn(__fmaf_rn(s.adam_rate, m, __fmul_rn(s.slow_rate, m3)), denominator);
+        p = __fsub_rn(p, __fmaf_rn(s.decay_rate, p, update));
     } else {
         v = __fmaf_rn(g, g, v);
         p = __fmaf_rn(-s.adagrad_rate, __fdiv_rn(g, __fadd_rn(__fsqrt_rn(v), s.eps)), p);

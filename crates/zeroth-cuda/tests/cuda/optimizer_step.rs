@@ -124,6 +124,7 @@ impl Harness {
             (1, 1, 1, momentum),
             (9001, 1, 7, Recipe { momentum: 0.9, ..decay }),
             (9001, 1, 7, plain),
+            (9001, 1, 7, Recipe { t_alpha: 9, t_beta3: 8, ..decay }),
             (300, 0, 7, momentum),
         ];
         for (count, apply, t, recipe) in cases {
@@ -183,7 +184,8 @@ impl Harness {
         let fixed = Recipe { loss_scale: 64.0, tolerated: 1, bias_correction: 0, ..recipe };
         let moving = Recipe { dynamic: 1, loss_scale: 64.0, scale_window: 2, min_scale: 16.0, ..recipe };
         let consecutive = Recipe { consecutive_hysteresis: 1, hysteresis: 3, nesterov: 1, ..moving };
-        let no_hysteresis = Recipe { hysteresis: 1, lr_decay: 0.5, dampening: 0.1, ..moving };
+        let no_hysteresis =
+            Recipe { hysteresis: 1, t_alpha: 9, t_beta3: 9, lr_decay: 0.5, dampening: 0.1, ..moving };
         for (name, recipe, steps) in [
             ("fixed", fixed, "..s.l.."),
             ("moving", moving, ".....ff..s...fffffff."),
