@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_what_was_entered_last_with_its_name_cut_at_a_character() {
+    fn the_last_position_is_reported_with_its_name_truncated_at_a_character() {
         let slot = empty();
         assert_eq!(slot.last_op(), None);
         slot.enter(OpName::new(3, "gather", 9));

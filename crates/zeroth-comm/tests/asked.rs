@@ -1,6 +1,6 @@
-//! Ranks that are asked to end, and the launcher's report of it.
+//! Stop requests to ranks, and the launcher's report of them.
 //!
-//! A rank is this test binary again, told by `ZEROTH_COMM_TEST` to run only `rank_process`, which is ignored otherwise.
+//! A rank is this test binary, started with `ZEROTH_COMM_TEST` to run only `rank_process`, which is ignored otherwise.
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 #![allow(clippy::print_stdout, reason = "how a rank tells its test")]
 #![allow(clippy::exit, reason = "ranks end with the exit codes under test")]
@@ -23,7 +23,7 @@ fn rank_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     println!("pid {}", std::process::id());
     if role == "late" {
-        // Asked meanwhile, and without a handler.
+        // The stop is requested meanwhile, before there is a handler.
         std::thread::sleep(Duration::from_millis(1200));
     }
     let asked = Arc::new(AtomicBool::new(false));
@@ -45,13 +45,13 @@ fn rank_process() {
     if role == "fails" && rank == 1 {
         std::process::exit(1);
     }
-    // The one that all others might be waiting for goes first, the rest long after.
+    // The rank that all others might be waiting for exits first, the others long after it.
     std::thread::sleep(Duration::from_millis(200) * rank as u32);
     drop(comm);
     std::process::exit(if rank + 1 == world { 143 } else { 130 });
 }
 
-/// Goes on until one of the ranks was asked; all stop after the same step.
+/// Runs steps until one of the ranks is requested to stop; all stop after the same step.
 fn steps(comm: &dyn Comm, asked: &AtomicBool) {
     for step in 1.. {
         let own = [u8::from(asked.load(Ordering::Relaxed))];
@@ -65,7 +65,7 @@ fn steps(comm: &dyn Comm, asked: &AtomicBool) {
     }
 }
 
-/// Three ranks; `on_line` gets each line they write, and the flag that asks them.
+/// Runs three ranks. `on_line` gets each line of their output, and the flag that requests a stop.
 fn run(role: &str, on_line: fn(&OutputLine, &AtomicBool)) -> Report {
     let ask = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ask);
@@ -92,7 +92,7 @@ fn ask_once_started(line: &OutputLine, ask: &AtomicBool) {
 }
 
 #[test]
-fn ranks_that_are_asked_stop_after_the_same_step_and_none_has_failed() {
+fn ranks_stop_after_the_same_step_on_request_and_none_has_failed() {
     let report = run("steps", ask_once_started);
     assert!(report.stopped_on_request() && report.asked && !report.success(), "{report}");
     assert_eq!((report.first, report.lost.as_ref()), (None, None));
@@ -102,7 +102,7 @@ fn ranks_that_are_asked_stop_after_the_same_step_and_none_has_failed() {
 }
 
 #[test]
-fn being_asked_and_interrupted_before_there_is_a_handler_ends_nobody_and_is_not_lost() {
+fn signals_before_there_is_a_handler_end_no_rank_and_are_not_lost() {
     let report = run("late", |line, ask| {
         if let Some(pid) = pid(line) {
             kill_process(pid, Signal::INT).unwrap();
@@ -114,21 +114,21 @@ fn being_asked_and_interrupted_before_there_is_a_handler_ends_nobody_and_is_not_
 }
 
 #[test]
-fn a_rank_that_fails_after_it_was_asked_has_failed() {
+fn rank_that_fails_after_a_stop_request_has_failed() {
     let report = run("fails", ask_once_started);
     assert!(report.asked && !report.stopped_on_request(), "{report}");
     assert_eq!(report.first, Some(1), "{report}");
 }
 
 #[test]
-fn exit_code_130_of_a_rank_that_nobody_asked_is_a_failure() {
+fn exit_code_130_without_a_stop_request_is_a_failure() {
     let report = Launch::new("/bin/sh", 1, 0).arguments(["-c", "exit 130"]).run().unwrap();
     assert!(!report.asked && !report.stopped_on_request());
     assert_eq!(report.first, Some(0));
 }
 
 #[test]
-fn the_launcher_is_told_once_when_it_asks() {
+fn on_stop_request_is_called_once() {
     let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = Arc::clone(&told);
     let report = ranks("late", 2)
@@ -144,7 +144,7 @@ fn the_launcher_is_told_once_when_it_asks() {
 }
 
 #[test]
-fn a_rank_that_takes_sigterm_for_asking_is_ended_by_the_next_one() {
+fn rank_that_handles_the_first_sigterm_is_ended_by_the_next_one() {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let ready = move |line: OutputLine| {
@@ -163,7 +163,7 @@ fn a_rank_that_takes_sigterm_for_asking_is_ended_by_the_next_one() {
 }
 
 #[test]
-fn ranks_that_are_asked_before_their_first_step_are_killed_at_once() {
+fn stop_request_before_the_first_step_kills_ranks_at_once() {
     let ask = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ask);
     let report = ranks("late", 2)
@@ -178,7 +178,7 @@ fn ranks_that_are_asked_before_their_first_step_are_killed_at_once() {
 }
 
 #[test]
-fn ranks_that_have_begun_their_first_step_are_asked() {
+fn stop_request_after_the_first_step_has_begun_is_graceful() {
     let ask = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ask);
     let begun = move |line: OutputLine| {

@@ -1,5 +1,5 @@
-//! Resolving, row by row: Hugging Face's table of "auto", DeepSpeed's table of batch sizes, the rules of precision,
-//! and the paragraph "How values are resolved" of the command line's contract.
+//! Resolving values, row by row: Hugging Face's rules for `"auto"`, DeepSpeed's rules for batch sizes, precision, and
+//! the general rules in `contract`.
 //!
 //! Values and wording are those of transformers' `HfTrainerDeepSpeedConfig` (`trainer_config_process`,
 //! `trainer_config_finalize`) and DeepSpeed's `_set_batch_related_parameters`.
@@ -23,7 +23,7 @@ fn file_values(text: &str) -> FileValues {
     }
 }
 
-/// A run: what was typed, how many ranks, which model.
+/// A run: its flags, ranks, model and steps.
 #[derive(Clone)]
 struct Run {
     flags: Flags,
@@ -33,7 +33,7 @@ struct Run {
 }
 
 impl Run {
-    /// One rank, a model of hidden size 4096 and 32 blocks, nothing typed.
+    /// One rank, a model of hidden size 4096 and 32 blocks, no flags.
     fn plain() -> Self {
         Self { flags: Flags::default(), ranks: 1, hidden_size: Some(4096), steps: None }
     }
@@ -56,14 +56,14 @@ impl Run {
         self.resolve(text).unwrap_or_else(|error| panic!("{text}\n{error}"))
     }
 
-    /// The value of a key and the word for where it comes from.
+    /// The value of a key and its origin.
     fn value(&self, text: &str, path: &str) -> (Json, &'static str) {
         let resolved = self.resolved(text);
         let setting = resolved.get(path).unwrap_or_else(|| panic!("{text} resolves without {path}"));
         (setting.value.clone(), setting.origin.word())
     }
 
-    /// The lines of a mismatch.
+    /// The lines of the mismatch error, if there is one.
     fn mismatches(&self, text: &str) -> Vec<String> {
         match self.resolve(text) {
             Err(error @ ResolveError::Mismatch(_)) => {
@@ -75,16 +75,16 @@ impl Run {
     }
 }
 
-/// A row of the table: the key, what is typed, what "auto" becomes, and what becomes of another value in the file.
+/// A row of the table: the key, the flags, what `"auto"` resolves to, and what happens to another value in the file.
 struct Row {
     path: &'static str,
-    /// The file around the key's value, which is `@`.
+    /// The file, with `@` for the key's value.
     file: &'static str,
     flags: Flags,
     filled: Json,
     origin: &'static str,
     other: &'static str,
-    /// The line of the mismatch; `None` where the file's value is kept.
+    /// The line of the mismatch; `None` if the file's value is kept.
     mismatch: Option<&'static str>,
 }
 
@@ -258,7 +258,7 @@ fn rows() -> Vec<Row> {
 }
 
 #[test]
-fn auto_is_filled_by_hugging_face_s_rule() {
+fn auto_is_filled_by_hugging_faces_rules() {
     for Row { path, file, flags, filled, origin, .. } in rows() {
         let found = Run::typed(flags).on(4).value(&file.replace('@', "\"auto\""), path);
         assert_eq!(found, (filled, origin), "{path}");
@@ -266,7 +266,7 @@ fn auto_is_filled_by_hugging_face_s_rule() {
 }
 
 #[test]
-fn a_typed_flag_that_differs_from_the_file_is_hugging_face_s_line_or_gives_way() {
+fn flags_that_differ_from_the_file_are_hugging_faces_mismatch_or_ignored() {
     for Row { path, file, flags, other, mismatch, .. } in rows() {
         let (run, text) = (Run::typed(flags).on(4), file.replace('@', other));
         let lines = run.mismatches(&text);
@@ -281,7 +281,7 @@ fn a_typed_flag_that_differs_from_the_file_is_hugging_face_s_line_or_gives_way()
 }
 
 #[test]
-fn a_typed_flag_that_agrees_with_the_file_is_no_mismatch() {
+fn flags_that_agree_with_the_file_are_no_mismatch() {
     for Row { path, file, flags, filled, .. } in rows() {
         let found = Run::typed(flags).on(4).value(&file.replace('@', &filled.to_string()), path);
         assert_eq!((found.0.to_string(), found.1), (filled.to_string(), "file"), "{path}");
@@ -289,7 +289,7 @@ fn a_typed_flag_that_agrees_with_the_file_is_no_mismatch() {
 }
 
 #[test]
-fn saving_on_each_node_overwrites_the_file() {
+fn save_on_each_node_overrides_the_file() {
     const PATH: &str = "checkpoint.use_node_local_storage";
     let each = Run::typed(Flags { save_on_each_node: Some(true), ..Flags::default() });
     for value in ["false", "true", "\"auto\""] {
@@ -299,7 +299,7 @@ fn saving_on_each_node_overwrites_the_file() {
     assert_eq!(each.value("{}", PATH), (json!(true), "command line"));
     let notes = each.resolved(r#"{"checkpoint": {"use_node_local_storage": false}}"#).notes;
     assert!(notes.iter().any(|note| note.contains(PATH) && note.contains("overwritten")), "{notes:?}");
-    // Without the flag the file counts; the flag's false forces nothing.
+    // Without the flag, or with false, the file's value is kept.
     let text = r#"{"checkpoint": {"use_node_local_storage": true}}"#;
     assert_eq!(Run::plain().value(text, PATH), (json!(true), "file"));
     let not = Run::typed(Flags { save_on_each_node: Some(false), ..Flags::default() });
@@ -307,7 +307,7 @@ fn saving_on_each_node_overwrites_the_file() {
 }
 
 #[test]
-fn without_an_optimizer_section_an_untested_optimizer_is_allowed() {
+fn untested_optimizer_is_allowed_without_an_optimizer_section() {
     const PATH: &str = "zero_allow_untested_optimizer";
     assert_eq!(Run::plain().value("{}", PATH), (json!(true), "auto"));
     assert_eq!(
@@ -321,7 +321,7 @@ fn without_an_optimizer_section_an_untested_optimizer_is_allowed() {
 }
 
 #[test]
-fn all_mismatches_come_at_once_in_the_text_people_search_for() {
+fn all_mismatches_are_reported_at_once_in_hugging_faces_words() {
     let flags = Flags {
         per_device_train_batch_size: Some(8),
         gradient_accumulation_steps: Some(4),
@@ -341,12 +341,12 @@ fn all_mismatches_come_at_once_in_the_text_people_search_for() {
     for (line, start) in lines.iter().zip(expected) {
         assert!(line.starts_with(start), "{line}\nis not\n{start}");
     }
-    // And what Hugging Face leaves out: the types, the place, the flag.
+    // Hugging Face omits the types, the location and the flag.
     assert!(lines[2].contains("line 1") && lines[2].contains("--learning-rate"), "{said}");
 }
 
 #[test]
-fn a_numeric_text_in_the_file_does_not_mismatch_the_same_number_typed() {
+fn numeric_string_in_the_file_matches_the_same_number_as_a_flag() {
     let flags = Flags { gradient_accumulation_steps: Some(8), max_grad_norm: Some(1.0), ..Flags::default() };
     let run = Run::typed(flags);
     let text = r#"{"gradient_accumulation_steps": "8", "gradient_clipping": 1}"#;
@@ -356,7 +356,7 @@ fn a_numeric_text_in_the_file_does_not_mismatch_the_same_number_typed() {
 
 /// The value that transformers computes: `int(0.9 * hidden_size * hidden_size)`.
 #[test]
-fn nine_tenths_of_the_hidden_size_squared_is_whole_for_every_size() {
+fn auto_prefetch_bucket_size_is_whole_for_every_hidden_size() {
     for hidden in
         [64, 100, 512, 768, 896, 1024, 1536, 2048, 2560, 3584, 4096, 5120, 8192, 12288, 16384, 18432]
     {
@@ -368,12 +368,12 @@ fn nine_tenths_of_the_hidden_size_squared_is_whole_for_every_size() {
 }
 
 #[test]
-fn the_stage_3_rules_fill_at_stage_3_only() {
+fn stage_3_rules_fill_auto_at_stage_3_only() {
     let text = r#"{"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto",
         "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}}"#;
     let resolved = Run::plain().resolved(text);
     let value = |path: &str| resolved.get(path).map(|setting| (setting.value.clone(), setting.origin.word()));
-    // Hugging Face leaves the word, DeepSpeed drops it and takes its default.
+    // Hugging Face leaves "auto" in place, and DeepSpeed replaces it by the default.
     assert_eq!(value("zero_optimization.stage3_prefetch_bucket_size"), Some((json!(50_000_000), "default")));
     assert_eq!(
         value("zero_optimization.stage3_param_persistence_threshold"),
@@ -383,7 +383,7 @@ fn the_stage_3_rules_fill_at_stage_3_only() {
 }
 
 #[test]
-fn a_missing_hidden_size_names_every_key_that_needs_it() {
+fn missing_hidden_size_is_reported_with_every_key_that_needs_it() {
     let text = r#"{"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
         "prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}}"#;
     let keys = ["reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"];
@@ -398,13 +398,13 @@ fn a_missing_hidden_size_names_every_key_that_needs_it() {
     let file = file_values(text);
     let request = Request { file: &file, flags: &Flags::default(), ranks: 1, model: None, steps: None };
     assert!(resolve(&request).unwrap_err().to_string().contains("--model"));
-    // Where nothing asks for it, nothing is missing.
+    // No error if no key needs the hidden size.
     assert!(without_size.resolve(r#"{"zero_optimization": {"stage": 3}}"#).is_ok());
     let at_stage_2 = r#"{"zero_optimization": {"stage": 2, "stage3_prefetch_bucket_size": "auto"}}"#;
     assert!(without_size.resolve(at_stage_2).is_ok());
 }
 
-/// (train, micro, accumulation) given, ranks, and what they become; `None` is refused.
+/// The given (train, micro, accumulation), the ranks, and the resolved values; `None` if they are refused.
 type BatchRow = ([Option<u64>; 3], u64, Option<[u64; 3]>);
 
 const BATCHES: [BatchRow; 14] = [
@@ -414,10 +414,10 @@ const BATCHES: [BatchRow; 14] = [
     ([None, Some(16), Some(2)], 2, Some([64, 16, 2])),
     ([Some(32), None, None], 2, Some([32, 16, 1])),
     ([None, Some(16), None], 2, Some([32, 16, 1])),
-    // DeepSpeed asks for one of the two; here the default micro-batch is 1, as the flag says.
+    // DeepSpeed requires one of the first two; here the micro-batch is 1, the default of the flag.
     ([None, None, Some(4)], 2, Some([8, 1, 4])),
     ([None, None, None], 2, Some([2, 1, 1])),
-    // DeepSpeed's own refusals, and whole divisions that leave a rest.
+    // Refused by DeepSpeed, or divisions with a remainder.
     ([Some(33), Some(17), Some(2)], 2, None),
     ([Some(32), Some(18), Some(1)], 2, None),
     ([Some(33), Some(17), None], 2, None),
@@ -444,7 +444,7 @@ fn assert_batch(run: &Run, text: &str, expected: Option<[u64; 3]>) {
 }
 
 #[test]
-fn deepspeed_s_table_of_batch_sizes_from_the_file() {
+fn batch_sizes_from_the_file_follow_deepspeeds_rules() {
     for ([train, micro, accumulation], ranks, expected) in BATCHES {
         let shown = |value: Option<u64>| value.map_or("\"auto\"".to_owned(), |value| value.to_string());
         let text = format!(
@@ -454,14 +454,14 @@ fn deepspeed_s_table_of_batch_sizes_from_the_file() {
             shown(accumulation)
         );
         assert_batch(&Run::plain().on(ranks), &text, expected);
-        // "auto" and absent are the same.
+        // Absent counts as "auto".
         let absent = text.replace("\"train_batch_size\": \"auto\", ", "");
         assert_batch(&Run::plain().on(ranks), &absent, expected);
     }
 }
 
 #[test]
-fn deepspeed_s_table_of_batch_sizes_with_flags() {
+fn batch_sizes_from_flags_follow_deepspeeds_rules() {
     for ([train, micro, accumulation], ranks, expected) in BATCHES {
         let flags = Flags {
             per_device_train_batch_size: micro,
@@ -470,7 +470,7 @@ fn deepspeed_s_table_of_batch_sizes_with_flags() {
         };
         let text = train.map_or("{}".to_owned(), |train| format!(r#"{{"train_batch_size": {train}}}"#));
         let run = Run::typed(flags).on(ranks);
-        // With both halves typed, a whole that differs is Hugging Face's mismatch.
+        // If both factors are flags, a different product is Hugging Face's mismatch.
         if expected.is_none() && micro.is_some() && accumulation.is_some() {
             let lines = run.mismatches(&text);
             assert!(
@@ -484,7 +484,7 @@ fn deepspeed_s_table_of_batch_sizes_with_flags() {
 }
 
 #[test]
-fn a_batch_that_does_not_fit_is_deepspeed_s_sentence_and_what_to_write() {
+fn batch_size_error_has_deepspeeds_words_and_a_fix() {
     let text =
         r#"{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 16}"#;
     let said = Run::plain().on(8).resolve(text).unwrap_err().to_string();
@@ -494,7 +494,7 @@ fn a_batch_that_does_not_fit_is_deepspeed_s_sentence_and_what_to_write() {
 }
 
 #[test]
-fn the_precision_is_what_was_typed_else_what_the_file_turns_on_else_bf16() {
+fn precision_comes_from_the_flag_else_the_file_else_bf16() {
     let auto = r#"{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}"#;
     let cases = [
         ("{}", None, (false, true), "bf16"),
@@ -520,7 +520,7 @@ fn the_precision_is_what_was_typed_else_what_the_file_turns_on_else_bf16() {
 }
 
 #[test]
-fn a_typed_precision_contradicts_each_switch_of_the_file_that_differs() {
+fn precision_flag_contradicts_every_switch_of_the_file_that_differs() {
     let bf16 = Run::typed(Flags { precision: Some(Precision::Bf16), ..Flags::default() });
     let lines = bf16.mismatches(r#"{"fp16": {"enabled": true}, "bf16": {"enabled": false}}"#);
     assert_eq!(lines.len(), 2, "{lines:?}");

@@ -1,4 +1,4 @@
-//! Which keys and values a run carries out today, and what of a config `zeroth train` refuses or only notes.
+//! Which keys and values are implemented, and which ones `zeroth train` refuses or only notes.
 
 use zeroth_config::check::{Status, check};
 use zeroth_config::explain;
@@ -17,7 +17,7 @@ fn statuses(text: &str) -> Vec<(String, Status)> {
     report.of_keys().map(|verdict| (verdict.path.clone(), verdict.status)).collect()
 }
 
-/// What a run of this file and these flags lacks: 2 ranks, a model of width 64 with 4 blocks, 100 steps.
+/// The unimplemented features of a run with this file and these flags: 2 ranks, hidden size 64, 4 blocks, 100 steps.
 fn lacking(text: &str, flags: &Flags) -> Unimplemented {
     unimplemented(&resolved(text, flags))
 }
@@ -37,14 +37,14 @@ fn paths(lacks: &[MissingFeature]) -> Vec<&'static str> {
     lacks.iter().map(|lack| lack.path).collect()
 }
 
-/// The status of every key of a file that has no other.
+/// Asserts that every key of a file has this status.
 fn assert_all(status: Status, text: &str) {
     let others: Vec<_> = statuses(text).into_iter().filter(|(_, found)| *found != status).collect();
     assert!(others.is_empty(), "{others:?} in {text}");
 }
 
 #[test]
-fn what_a_run_reads_is_honoured() {
+fn implemented_keys_are_honoured() {
     for text in [
         r#"{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}"#,
         r#"{"steps_per_print": 10, "gradient_clipping": 0.5, "bf16": {"enabled": true}}"#,
@@ -113,7 +113,7 @@ fn what_a_run_reads_is_honoured() {
 }
 
 #[test]
-fn what_always_happens_is_built_in() {
+fn features_that_are_always_on_are_built_in() {
     assert_all(
         Status::BuiltIn,
         r#"{"zero_optimization": {"contiguous_gradients": false, "round_robin_gradients": true},
@@ -127,7 +127,7 @@ fn what_always_happens_is_built_in() {
 }
 
 #[test]
-fn what_the_other_values_leave_nothing_to_has_no_effect() {
+fn keys_made_irrelevant_by_other_values_have_no_effect() {
     for (text, path) in [
         (
             r#"{"zero_optimization": {"stage": 2, "allgather_partitions": false, "allgather_bucket_size": 2e8}}"#,
@@ -164,14 +164,14 @@ fn what_the_other_values_leave_nothing_to_has_no_effect() {
     ] {
         assert!(statuses(text).contains(&(path.to_owned(), Status::NoEffect)), "{:?}", statuses(text));
     }
-    // Updated parameters travel where they live apart from the state, whichever of the two is in host memory.
+    // Updated parameters are copied if they and the optimizer state are on different devices, whichever is on the host.
     let apart = r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
         "offload_optimizer": {"device": "none", "buffer_count": 5}}}"#;
     assert_all(Status::Honoured, apart);
 }
 
 #[test]
-fn types_are_resolved_as_the_table_spells_them() {
+fn optimizer_and_scheduler_types_ignore_case() {
     let text = r#"{"optimizer": {"type": "sgd", "params": {"momentum": 0.9}},
         "scheduler": {"type": "warmuplr", "params": {"warmup_num_steps": 9}}}"#;
     let config = resolved(text, &Flags::default());
@@ -182,7 +182,7 @@ fn types_are_resolved_as_the_table_spells_them() {
 }
 
 #[test]
-fn sums_in_16_bits_are_those_of_shards() {
+fn bf16_gradient_accumulation_has_an_effect_at_stages_2_and_3() {
     for (stage, expected) in
         [(0, Status::NoEffect), (1, Status::NoEffect), (2, Status::Honoured), (3, Status::Honoured)]
     {
@@ -202,7 +202,7 @@ fn sums_in_16_bits_are_those_of_shards() {
 }
 
 #[test]
-fn what_no_run_does_is_not_yet_and_would_change_the_run() {
+fn unimplemented_values_are_not_yet_and_are_refused() {
     for (text, path, value) in [
         (
             r#"{"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}}"#,
@@ -243,7 +243,7 @@ fn what_no_run_does_is_not_yet_and_would_change_the_run() {
 }
 
 #[test]
-fn parameters_share_the_fate_of_their_optimizer_and_what_travels_that_of_its_device() {
+fn parameters_have_the_status_of_their_optimizer_or_offload_device() {
     let text =
         r#"{"optimizer": {"type": "Lamb", "params": {"lr": 0.1, "max_coeff": 10, "weight_decay": 0}}}"#;
     assert_all(Status::NotYet, text);
@@ -267,7 +267,7 @@ fn parameters_share_the_fate_of_their_optimizer_and_what_travels_that_of_its_dev
 }
 
 #[test]
-fn one_cycle_moves_momentum_unless_it_is_told_not_to() {
+fn one_cycle_cycles_momentum_by_default() {
     let cycle = |more: &str| {
         format!(
             r#"{{"scheduler": {{"type": "OneCycle", "params": {{"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3,
@@ -278,7 +278,7 @@ fn one_cycle_moves_momentum_unless_it_is_told_not_to() {
         let all = statuses(text).into_iter().filter(|(path, _)| path.contains("_mom"));
         all.map(|(_, status)| status).collect::<Vec<_>>()
     };
-    // DeepSpeed's default is true, so a file without the key asks for it.
+    // DeepSpeed's default is true, so a file without the key enables it.
     let open = cycle("");
     assert_eq!(momentum(&open), [Status::NotYet; 3]);
     let lack = &refused(&open)[0];
@@ -292,7 +292,7 @@ fn one_cycle_moves_momentum_unless_it_is_told_not_to() {
 }
 
 #[test]
-fn without_overlap_nothing_is_gathered_ahead() {
+fn prefetch_has_no_effect_without_overlap_comm() {
     let text =
         r#"{"zero_optimization": {"stage": 3, "overlap_comm": false, "stage3_prefetch_bucket_size": 1e7}}"#;
     let prefetch = ("zero_optimization.stage3_prefetch_bucket_size".to_owned(), Status::NoEffect);
@@ -300,7 +300,7 @@ fn without_overlap_nothing_is_gathered_ahead() {
 }
 
 #[test]
-fn a_section_does_what_its_switch_does() {
+fn sections_have_the_status_of_their_switch() {
     let section = |text: &str, path: &str| {
         let report = check(&read(text));
         report.verdicts.iter().find(|verdict| verdict.path == path).unwrap().status
@@ -319,7 +319,7 @@ fn a_section_does_what_its_switch_does() {
 }
 
 #[test]
-fn every_preset_is_whole() {
+fn every_preset_is_fully_implemented() {
     for preset in PRESETS {
         assert!(refused(preset.text).is_empty(), "{}: {:?}", preset.name, refused(preset.text));
     }
@@ -327,7 +327,7 @@ fn every_preset_is_whole() {
 }
 
 #[test]
-fn flags_turn_on_what_the_file_leaves_open() {
+fn flags_decide_what_the_file_leaves_open() {
     let auto = r#"{"fp16": {"enabled": "auto", "fp16_master_weights_and_grads": true}, "bf16": {"enabled": "auto"}}"#;
     assert!(refused(auto).is_empty(), "the run is in bf16");
     let fp16 = lacking(auto, &Flags { precision: Some(Precision::Fp16), ..Flags::default() }).refused;
@@ -351,7 +351,7 @@ fn flags_turn_on_what_the_file_leaves_open() {
 }
 
 #[test]
-fn what_only_reports_or_refines_is_noted() {
+fn unimplemented_keys_that_do_not_change_training_are_noted() {
     let text = r#"{"memory_breakdown": true, "log_level": "debug",
         "checkpoint": {"use_node_local_storage": true}}"#;
     let found = lacking(text, &Flags::default());

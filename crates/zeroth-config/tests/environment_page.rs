@@ -1,11 +1,11 @@
-//! `docs/environment.md` is written from the table of variables.
+//! `docs/environment.md` is generated from the table of variables.
 
 use std::path::Path;
 
 use zeroth_config::environment;
 
 #[test]
-fn docs_environment_md_is_written_from_the_table() {
+fn docs_environment_md_is_up_to_date() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/environment.md");
     let page = environment::page();
     if std::env::var_os("ZEROTH_BLESS").is_some() {
@@ -19,7 +19,7 @@ fn docs_environment_md_is_written_from_the_table() {
 }
 
 #[test]
-fn the_page_names_every_variable_once() {
+fn every_variable_is_listed_once() {
     let page = environment::page();
     for variable in environment::variables() {
         let row = format!("\n| `{}` | ", variable.name);

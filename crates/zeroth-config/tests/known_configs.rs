@@ -1,4 +1,5 @@
-//! Configs that people have: the five documents', DeepSpeed's and Hugging Face's pages, ms-swift's six, axolotl's.
+//! Published configs: from the five documents, the pages of DeepSpeed and Hugging Face, ms-swift (six) and axolotl.
+//!
 //! Every key of every file gets one verdict, and docs/verdicts.md counts them.
 
 use std::fs;
@@ -10,7 +11,7 @@ use zeroth_config::docs::wrap;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::schema::{self, Effect, Reader};
 
-/// Keys of these files that are an error here, each with the reason.
+/// Keys of these files that are errors, with the reason.
 const WRONG_ON_PURPOSE: [(&str, &str, Status, &str); 2] = [
     (
         "deepspeed-zero-page.json",
@@ -61,7 +62,7 @@ fn status(text: &str, path: &str) -> Status {
     verdict.status
 }
 
-/// The text without its `//` comments, so that a plain JSON reader can be the judge of which keys it has.
+/// Strips `//` comments, so that a plain JSON parser can list the keys.
 fn without_comments(text: &str) -> String {
     let strip = |line: &str| {
         let mut quoted = false;
@@ -79,7 +80,7 @@ fn without_comments(text: &str) -> String {
     text.lines().map(strip).collect::<Vec<_>>().join("\n")
 }
 
-/// The paths of all keys of all objects, but for comments (`_…`), in the order of the file. A list is a value.
+/// Collects the paths of all keys in file order, except for comments (`_…`). A list is a value.
 fn key_paths(value: &Json, section: &str, paths: &mut Vec<String>) {
     let Json::Object(members) = value else { return };
     for (key, value) in members.iter().filter(|(key, _)| !key.starts_with('_')) {
@@ -90,7 +91,7 @@ fn key_paths(value: &Json, section: &str, paths: &mut Vec<String>) {
 }
 
 #[test]
-fn every_key_of_every_file_has_exactly_one_verdict_in_the_order_of_the_file() {
+fn every_key_has_exactly_one_verdict_in_file_order() {
     let mut left = Vec::new();
     for Known { name, text, report } in known_configs() {
         let json: Json = serde_json::from_str(&without_comments(&text)).unwrap();
@@ -110,7 +111,7 @@ fn every_key_of_every_file_has_exactly_one_verdict_in_the_order_of_the_file() {
 }
 
 #[test]
-fn no_file_is_wrong_but_for_what_is_listed_with_its_reason() {
+fn only_the_listed_keys_are_errors() {
     let files = known_configs();
     for (file, path, expected, reason) in WRONG_ON_PURPOSE {
         let known = files.iter().find(|known| known.name == file).unwrap();
@@ -131,16 +132,16 @@ fn no_file_is_wrong_but_for_what_is_listed_with_its_reason() {
 }
 
 #[test]
-fn there_are_files_of_every_source() {
+fn every_source_has_files() {
     let names: Vec<String> = known_configs().into_iter().map(|known| known.name).collect();
     let of = |source: &str| names.iter().filter(|name| name.starts_with(source)).count();
     assert_eq!((of("guide-") + of("primer-") + of("manual-"), of("swift-")), (5, 6));
     assert!(of("deepspeed-") >= 15 && of("axolotl-") >= 1, "{names:?}");
 }
 
-/// The word is for what some part reads, with a value that part carries out, and for a feature that is off as asked.
+/// A key is honoured if it is read and its value supported, or if it turns off a feature that does not exist.
 #[test]
-fn honoured_is_only_what_is_read_today() {
+fn honoured_keys_are_read_or_turn_a_feature_off() {
     for Known { name, report, .. } in known_configs() {
         for verdict in report.verdicts.iter().filter(|verdict| verdict.status == Status::Honoured) {
             let key = verdict.key.unwrap();
@@ -153,7 +154,7 @@ fn honoured_is_only_what_is_read_today() {
 }
 
 #[test]
-fn every_verdict_that_is_not_plain_says_why() {
+fn every_verdict_except_honoured_has_a_message() {
     for Known { name, report, .. } in known_configs() {
         for verdict in report.verdicts.iter().filter(|verdict| verdict.status != Status::Honoured) {
             assert!(!verdict.message.is_empty(), "{name}: {} is {}", verdict.path, verdict.status.title());
@@ -161,7 +162,7 @@ fn every_verdict_that_is_not_plain_says_why() {
     }
 }
 
-/// The paths of each status, section by section: `section: name name …`.
+/// The keys of each status, as pairs of a section and the names in it, separated by spaces.
 type Expected<'a> = [(Status, &'a [(&'a str, &'a str)])];
 
 fn assert_verdicts(file: &str, expected: &Expected<'_>) {
@@ -183,11 +184,11 @@ fn assert_verdicts(file: &str, expected: &Expected<'_>) {
     assert_eq!(found, wanted, "{file}: expected {differ:?}, found {instead:?}");
 }
 
-/// What of fp16 has an effect while the command line may still turn it on.
+/// Keys of `fp16` that have an effect while the command line may still turn it on.
 const LOSS_SCALE: &str = "loss_scale loss_scale_window initial_scale_power hysteresis min_loss_scale";
 
 #[test]
-fn the_first_document_s_zero3_file() {
+fn verdicts_on_the_zero3_guide() {
     let zero = "stage overlap_comm reduce_bucket_size stage3_prefetch_bucket_size \
                 stage3_param_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance \
                 stage3_gather_16bit_weights_on_model_save";
@@ -218,7 +219,7 @@ fn the_first_document_s_zero3_file() {
 }
 
 #[test]
-fn the_second_document_s_distillation_file() {
+fn verdicts_on_the_distillation_guide() {
     let zero = "stage stage3_prefetch_bucket_size stage3_param_persistence_threshold \
                 stage3_max_live_parameters stage3_max_reuse_distance \
                 stage3_gather_16bit_weights_on_model_save";
@@ -246,8 +247,8 @@ fn the_second_document_s_distillation_file() {
                     ("activation_checkpointing", "contiguous_memory_optimization"),
                 ],
             ),
-            // Data-parallel ranks hold different activations; from locked memory nothing is staged, and nothing of this
-            // file is on disk.
+            // Data-parallel ranks have different activations, pinned memory needs no staging buffers, and this config
+            // does not use a disk.
             (
                 Status::NoEffect,
                 &[
@@ -262,7 +263,7 @@ fn the_second_document_s_distillation_file() {
 }
 
 #[test]
-fn the_third_document_s_zero2_file() {
+fn verdicts_on_the_zero2_guide() {
     assert_verdicts(
         "guide-zero2.json",
         &[
@@ -296,7 +297,7 @@ fn the_third_document_s_zero2_file() {
 }
 
 #[test]
-fn the_fourth_document_s_custom_file() {
+fn verdicts_on_the_custom_config_of_the_primer() {
     assert_verdicts(
         "primer-custom.json",
         &[
@@ -316,7 +317,7 @@ fn the_fourth_document_s_custom_file() {
 }
 
 #[test]
-fn the_fifth_document_s_generated_file() {
+fn verdicts_on_the_generated_config_of_the_manual() {
     assert_verdicts(
         "manual-generated.json",
         &[
@@ -364,7 +365,7 @@ fn offload_param_has_no_effect_below_stage_3() {
 }
 
 #[test]
-fn the_gather_bucket_has_an_effect_where_state_is_cut() {
+fn allgather_bucket_size_has_an_effect_where_state_is_sharded() {
     for (stage, expected) in
         [(0, Status::NoEffect), (1, Status::Honoured), (2, Status::Honoured), (3, Status::Honoured)]
     {
@@ -374,7 +375,7 @@ fn the_gather_bucket_has_an_effect_where_state_is_cut() {
 }
 
 #[test]
-fn aio_has_no_effect_without_a_disk() {
+fn aio_has_no_effect_without_nvme_offload() {
     let keys = schema::keys().filter(|key| key.parent() == "aio");
     for key in keys.filter(|key| !matches!(key.effect, Effect::Deprecated(_))) {
         let value = key.default.to_json().unwrap();
@@ -392,7 +393,7 @@ fn aio_has_no_effect_without_a_disk() {
 }
 
 #[test]
-fn fp16_s_details_have_no_effect_while_it_is_off() {
+fn fp16_keys_have_no_effect_while_fp16_is_off() {
     let keys = schema::keys().filter(|key| key.parent() == "fp16" && key.name() != "enabled");
     for key in keys {
         let value = key.default.to_json().unwrap();
@@ -402,12 +403,12 @@ fn fp16_s_details_have_no_effect_while_it_is_off() {
 }
 
 #[test]
-fn a_fixed_loss_scale_leaves_nothing_to_the_window() {
+fn dynamic_loss_scale_keys_have_no_effect_with_a_fixed_scale() {
     for name in ["loss_scale_window", "initial_scale_power", "hysteresis", "min_loss_scale"] {
         let text = format!(r#"{{"fp16": {{"enabled": true, "loss_scale": 128, "{name}": 1}}}}"#);
         assert_eq!(status(&text, &format!("fp16.{name}")), Status::NoEffect, "{text}");
     }
-    // DeepSpeed asks for a window and a floor above 0 only where the scale moves.
+    // DeepSpeed requires a window and a minimum above 0 only for a dynamic loss scale.
     for name in ["loss_scale_window", "min_loss_scale"] {
         let text = format!(r#"{{"fp16": {{"enabled": true, "loss_scale": 128, "{name}": 0}}}}"#);
         assert_eq!(status(&text, &format!("fp16.{name}")), Status::NoEffect, "{text}");
@@ -415,13 +416,13 @@ fn a_fixed_loss_scale_leaves_nothing_to_the_window() {
 }
 
 #[test]
-fn a_schedule_of_deepspeed_s_leaves_nothing_to_hugging_face_s() {
+fn zeroth_schedule_keys_have_no_effect_beside_a_scheduler_section() {
     let text = r#"{"scheduler": {"type": "WarmupLR"}, "zeroth": {"lr_scheduler_type": "cosine", "warmup_steps": 9}}"#;
     assert_eq!(status(text, "zeroth.lr_scheduler_type"), Status::NoEffect);
     assert_eq!(status(text, "zeroth.warmup_steps"), Status::NoEffect);
 }
 
-/// The page docs/verdicts.md.
+/// Renders docs/verdicts.md.
 fn verdicts_page() -> String {
     let mut page = String::from(
         "# Verdicts on known configs\n\n\
@@ -452,7 +453,7 @@ fn verdicts_page() -> String {
 }
 
 #[test]
-fn docs_verdicts_md_counts_these_verdicts() {
+fn docs_verdicts_md_is_up_to_date() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/verdicts.md");
     let page = verdicts_page();
     if std::env::var_os("ZEROTH_BLESS").is_some() {

@@ -1,4 +1,4 @@
-//! What `config check` adds to keys that are honoured.
+//! Notes that `config check` adds to honoured keys.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -7,7 +7,7 @@ use zeroth_config::preset::Preset;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::schema;
 
-/// The verdict on a key: its status and message.
+/// The status and message of the verdict on a key.
 fn verdict(text: &str, path: &str) -> (Status, String) {
     let report = check(&parse(Source::from_text("ds.json", text)).unwrap());
     let verdict = report.verdicts.iter().find(|verdict| verdict.path == path).unwrap();
@@ -23,7 +23,7 @@ const BOUNDS: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn bounds_of_gathers_say_where_there_is_something_to_bound() {
+fn limits_of_gathers_have_a_note_on_where_they_apply() {
     for (name, value) in BOUNDS {
         let path = format!("zero_optimization.{name}");
         let text =
@@ -43,7 +43,7 @@ fn bounds_of_gathers_say_where_there_is_something_to_bound() {
 }
 
 #[test]
-fn the_preset_says_it_too() {
+fn limits_of_gathers_in_the_zero3_preset_have_the_note() {
     let zero3 = Preset::find("zero3").unwrap().text;
     for name in ["stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size"] {
         let (status, message) = verdict(zero3, &format!("zero_optimization.{name}"));
@@ -52,7 +52,7 @@ fn the_preset_says_it_too() {
 }
 
 #[test]
-fn gather_is_a_key_of_stage_3() {
+fn gather_has_an_effect_at_stage_3_only() {
     let text = |stage: u8, gather: &str| {
         format!(r#"{{"zero_optimization": {{"stage": {stage}}}, "zeroth": {{"gather": "{gather}"}}}}"#)
     };
@@ -66,7 +66,7 @@ fn gather_is_a_key_of_stage_3() {
 }
 
 #[test]
-fn a_decay_without_its_last_step_says_where_the_last_step_comes_from() {
+fn decay_without_total_num_steps_has_a_note_on_its_default() {
     for name in ["WarmupDecayLR", "WarmupCosineLR", "warmupdecaylr"] {
         let text = |params: &str| {
             format!(r#"{{"scheduler": {{"type": "{name}", "params": {{"warmup_num_steps": 10{params}}}}}}}"#)

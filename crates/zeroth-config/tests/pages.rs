@@ -1,4 +1,4 @@
-//! What is written from the table is not stale, and the JSON Schema means what `check` means.
+//! The page generated from the table is up to date, and the JSON Schema agrees with `check`.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use zeroth_config::read::{Source, parse};
 use zeroth_config::{docs, json_schema};
 
 #[test]
-fn docs_config_md_is_written_from_the_table() {
+fn docs_config_md_is_up_to_date() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
     let page = docs::config_page();
     if std::env::var_os("ZEROTH_BLESS").is_some() {
@@ -23,7 +23,7 @@ fn docs_config_md_is_written_from_the_table() {
 }
 
 #[test]
-fn the_schema_accepts_every_preset() {
+fn json_schema_accepts_every_preset() {
     let validator = jsonschema::validator_for(&json_schema::json_schema()).unwrap();
     for preset in PRESETS {
         let config = serde_json::from_str(preset.text).unwrap();
@@ -33,7 +33,7 @@ fn the_schema_accepts_every_preset() {
 }
 
 #[test]
-fn the_schema_and_the_check_agree() {
+fn json_schema_and_check_agree() {
     let validator = jsonschema::validator_for(&json_schema::json_schema()).unwrap();
     for (config, fine) in [
         (json!({"zero_optimization": {"stage": 3, "prefetch_bucket_size": 5e7}}), true),

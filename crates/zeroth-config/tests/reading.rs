@@ -1,4 +1,4 @@
-//! Reading configs: the same values as DeepSpeed's reader, errors that point at the place, and no text that panics.
+//! Parsing configs: values equal those of DeepSpeed's parser, errors have a location, and no text panics.
 
 use std::fs;
 use std::path::Path;
@@ -24,11 +24,11 @@ fn read_json(text: &str) -> Json {
     }
 }
 
-/// Equal as JSON values, where `1`, `1.0` and `1e0` are the same number.
+/// Whether two JSON values are equal, with `1`, `1.0` and `1e0` as the same number.
 fn same(a: &Json, b: &Json) -> bool {
     match (a, b) {
         (Json::Number(a), Json::Number(b)) => {
-            // `-0.0 + 0.0` is `0.0`: a zero has no sign here.
+            // `-0.0 + 0.0` is `0.0`, so the sign of a zero is ignored.
             let bits = |number: &serde_json::Number| number.as_f64().map(|value| (value + 0.0).to_bits());
             a.as_i64().zip(b.as_i64()).map_or_else(|| bits(a) == bits(b), |(a, b)| a == b)
         }
@@ -40,7 +40,7 @@ fn same(a: &Json, b: &Json) -> bool {
     }
 }
 
-/// The cases of a group of golden.json, which the Python package `hjson` made: name, text, value.
+/// The cases of a group in golden.json, which is generated with the Python package `hjson`: name, text, value.
 fn golden(group: &str) -> Vec<(String, String, Json)> {
     let golden: Json =
         serde_json::from_str(include_str!("read/golden.json")).expect("make_golden.py writes JSON");
@@ -50,7 +50,7 @@ fn golden(group: &str) -> Vec<(String, String, Json)> {
 }
 
 #[test]
-fn texts_read_as_the_python_package_reads_them() {
+fn values_equal_those_of_python_hjson() {
     let cases = golden("same");
     assert!(cases.len() >= 40);
     for (about, text, value) in cases {
@@ -60,7 +60,7 @@ fn texts_read_as_the_python_package_reads_them() {
 }
 
 #[test]
-fn what_the_python_package_refuses_is_refused() {
+fn texts_that_python_hjson_refuses_are_refused() {
     for (about, text, _) in golden("both_refuse") {
         let error = read(&text).expect_err(&about);
         assert!(error.location.is_some() && error.help.is_some(), "{about}: {error}");
@@ -68,7 +68,7 @@ fn what_the_python_package_refuses_is_refused() {
 }
 
 #[test]
-fn slips_that_the_python_package_swallows_are_refused() {
+fn mistakes_that_python_hjson_accepts_are_refused() {
     for (about, text, _) in golden("stricter") {
         let error = read(&text).expect_err(&about);
         assert!(error.location.is_some() && error.help.is_some(), "{about}: {error}");
@@ -76,9 +76,9 @@ fn slips_that_the_python_package_swallows_are_refused() {
 }
 
 #[test]
-fn wrong_texts_get_a_place_a_reason_and_advice() {
+fn syntax_errors_have_a_location_a_message_and_help() {
     for (text, line, column, message, help) in [
-        // Never closed: the place of the opening.
+        // Never closed: the location of the opening.
         ("{\"a\": 1", 1, 1, "this `{` is never closed", "add `}`"),
         ("{\n \"a\": {\n  \"b\": 1\n }", 1, 1, "this `{` is never closed", "add `}`"),
         ("{\n \"a\": [1, 2", 2, 7, "this `[` is never closed", "add `]`"),
@@ -168,7 +168,7 @@ fn wrong_texts_get_a_place_a_reason_and_advice() {
 }
 
 #[test]
-fn an_error_reads_as_one_sentence_with_name_and_place() {
+fn errors_start_with_the_file_and_the_location() {
     let error = read("{\n  \"stage\": treu\n}").unwrap_err();
     assert_eq!(error.to_string(), "ds.json: line 2, column 12: `treu` is no JSON value");
     let span = error.span.unwrap();
@@ -176,7 +176,7 @@ fn an_error_reads_as_one_sentence_with_name_and_place() {
 }
 
 #[test]
-fn a_message_cannot_steer_the_terminal() {
+fn messages_contain_no_control_characters() {
     for text in
         ["{\"a\": 1 x\u{1b}[31m}", "{\"a\": \"\\\u{1b}[31m\"}", "{\"\\u001b[31m\": }", "a: \u{1b}[31m"]
     {
@@ -187,7 +187,7 @@ fn a_message_cannot_steer_the_terminal() {
 }
 
 #[test]
-fn a_root_that_is_no_object_is_named() {
+fn root_that_is_not_an_object_is_refused_with_its_type() {
     for (text, line, column, found) in [
         ("[1, 2]", 1, 1, "a list"),
         ("// x\n 3 # y", 2, 2, "a number"),
@@ -211,7 +211,7 @@ fn a_root_that_is_no_object_is_named() {
 }
 
 #[test]
-fn nesting_ends_at_the_limit_with_a_place() {
+fn nesting_beyond_the_limit_is_refused_with_a_location() {
     let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
     assert!(read(&nested(MAX_DEPTH)).is_ok());
     let error = read(&nested(MAX_DEPTH + 1)).unwrap_err();
@@ -222,7 +222,7 @@ fn nesting_ends_at_the_limit_with_a_place() {
 }
 
 #[test]
-fn duplicate_keys_stay_in_the_order_of_the_file() {
+fn duplicate_keys_are_kept_in_file_order() {
     let document = read("{\"a\": 1, \"b\": 2, \"a\": 3}").unwrap();
     let Value::Object(entries) = &document.root.value else { panic!("an object") };
     let keys: Vec<_> = entries.iter().map(|entry| (entry.key.as_str(), entry.key_span.start)).collect();
@@ -231,7 +231,7 @@ fn duplicate_keys_stay_in_the_order_of_the_file() {
 }
 
 #[test]
-fn spans_cover_values_with_their_brackets_and_quotes() {
+fn spans_include_brackets_and_quotes() {
     let text = "{ \"é\" : [ 1 , 'x' ] , key: some text # x\n m: '''q''' }\n";
     let document = read(text).unwrap();
     let Value::Object(entries) = &document.root.value else { panic!("an object") };
@@ -246,7 +246,7 @@ fn spans_cover_values_with_their_brackets_and_quotes() {
 }
 
 #[test]
-fn a_byte_order_mark_is_no_part_of_the_text() {
+fn one_byte_order_mark_is_skipped() {
     let source = Source::from_bytes("x", b"\xef\xbb\xbf{\"a\": tru}".to_vec()).unwrap();
     assert_eq!(source.text(), "{\"a\": tru}");
     assert_eq!(
@@ -258,7 +258,7 @@ fn a_byte_order_mark_is_no_part_of_the_text() {
 }
 
 #[test]
-fn other_encodings_are_named() {
+fn text_that_is_not_utf8_is_refused_with_the_reason() {
     let error = Source::from_bytes("x", b"{\n \"caf\xe9\": 1}".to_vec()).unwrap_err();
     assert_eq!(error.to_string(), "x: line 2, column 6: the byte 0xE9 is not UTF-8");
     assert_eq!(error.line_text.as_deref(), Some(" \"caf\u{fffd}\": 1}"));
@@ -297,13 +297,13 @@ fn files_are_read_or_refused_with_the_reason() {
 
 #[cfg(unix)]
 #[test]
-fn a_stream_without_end_is_refused() {
+fn endless_stream_is_refused() {
     let error = Source::from_path(Path::new("/dev/zero")).unwrap_err();
     assert_eq!(error.kind, ReadErrorKind::TooLarge);
 }
 
 #[test]
-fn an_argument_is_a_path_a_text_or_base64() {
+fn argument_is_a_path_a_text_or_base64() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ds.json");
     fs::write(&path, "{\"a\": 1}").unwrap();
@@ -312,7 +312,7 @@ fn an_argument_is_a_path_a_text_or_base64() {
     let source = Source::from_argument(" {\"a\": 1}").unwrap();
     assert_eq!((source.name(), source.text()), ("<argument>", " {\"a\": 1}"));
 
-    // `>>>???` uses the two characters that the alphabets disagree about.
+    // `>>>???` needs the two characters in which the base64 alphabets differ.
     let text = "{\"a\": \">>>???\", \"b\": \"~~~\"} ";
     let broken: Vec<String> =
         STANDARD.encode(text).as_bytes().chunks(8).map(|c| format!("{}\n", c.escape_ascii())).collect();
@@ -325,7 +325,7 @@ fn an_argument_is_a_path_a_text_or_base64() {
     let wrong = parse(Source::from_argument(&STANDARD.encode("{\"a\": tru}")).unwrap()).unwrap_err();
     assert_eq!(wrong.to_string(), "<base64>: line 1, column 7: `tru` is no JSON value");
 
-    // Base64 by its letters, but no config.
+    // The characters are valid base64, but the content is not a config.
     for argument in ["config", "aGVsbG8gd29ybGQ=", ""] {
         let error = Source::from_argument(argument).unwrap_err();
         assert_eq!(error.kind, ReadErrorKind::NotFound, "{argument}");

@@ -1,6 +1,6 @@
-//! Wrong configs: each is told what is wrong, at which place, and what to write. And what is merely unusual passes.
+//! Invalid configs are reported with the problem, the location and a fix; merely unusual ones pass.
 //!
-//! In the tables `▸` stands before the key that is at fault; it is no part of the text.
+//! In the tables, `▸` marks the key at fault; it is not part of the text.
 
 use zeroth_config::check::{Report, Severity, Status, Verdict, check};
 use zeroth_config::read::{Document, Location, Source, parse};
@@ -18,7 +18,7 @@ mod together;
 #[path = "wrong/values.rs"]
 mod values;
 
-/// A config with a mark at the fault, the path of the key as spelled, and a phrase of the message.
+/// A config with a mark at the fault, the path of the key as written, and a part of the message.
 type Row = (&'static str, &'static str, &'static str);
 
 fn read(text: &str) -> Document {
@@ -35,7 +35,7 @@ fn verdict<'a>(report: &'a Report, path: &str) -> &'a Verdict {
     found[0]
 }
 
-/// What is wrong with the answer to one row, if anything.
+/// Checks one row, and returns what is wrong with the verdict, if anything.
 fn fault(status: Status, (marked, path, phrase): &Row) -> Option<String> {
     let (before, after) = marked.split_once('▸').expect("a row has a mark");
     let line = before.matches('\n').count() + 1;
@@ -65,7 +65,7 @@ fn assert_rows(status: Status, rows: &[Row]) {
 }
 
 #[test]
-fn a_slip_in_a_name_is_told_the_name_at_every_level() {
+fn misspelled_keys_get_a_suggestion_at_every_level() {
     assert_rows(
         Unknown,
         &[
@@ -140,9 +140,9 @@ fn a_slip_in_a_name_is_told_the_name_at_every_level() {
     );
 }
 
-/// A word left out is more than a few letters, and as common a slip.
+/// A missing word is more than a few letters, but as common a mistake.
 #[test]
-fn a_word_left_out_of_a_name_is_told_the_name() {
+fn keys_with_a_missing_word_get_a_suggestion() {
     assert_rows(
         Unknown,
         &[
@@ -163,7 +163,7 @@ fn a_word_left_out_of_a_name_is_told_the_name() {
 }
 
 #[test]
-fn a_key_in_the_wrong_place_is_told_its_place() {
+fn keys_in_the_wrong_section_get_the_right_path_suggested() {
     let zero = |name| format!("`zero_optimization.{name}`");
     for key in schema::keys().filter(|key| key.parent() == "zero_optimization" && key.other_paths.is_empty())
     {
@@ -186,7 +186,7 @@ fn a_key_in_the_wrong_place_is_told_its_place() {
             (r#"{"zero_optimization": {▸"aio": {}}}"#, "zero_optimization.aio", "at the top level"),
             (r#"{"optimizer": {▸"lr": 0.1}}"#, "optimizer.lr", "did you mean `optimizer.params.lr`?"),
             (r#"{"bf16": {▸"loss_scale": 0}}"#, "bf16.loss_scale", "did you mean `fp16.loss_scale`?"),
-            // Two sections have it, and both are named.
+            // Two sections have the key, and both are suggested.
             (
                 r#"{"zero_optimization": {▸"pin_memory": true}}"#,
                 "zero_optimization.pin_memory",
@@ -197,7 +197,7 @@ fn a_key_in_the_wrong_place_is_told_its_place() {
                 "zero_optimization.pin_memory",
                 "offload_optimizer.pin_memory`",
             ),
-            // A path is no key: DeepSpeed would not see it.
+            // A dotted path is not a key: DeepSpeed would not read it.
             (
                 r#"{▸"zero_optimization.stage": 3}"#,
                 "zero_optimization.stage",
@@ -212,11 +212,11 @@ fn a_key_in_the_wrong_place_is_told_its_place() {
 }
 
 #[test]
-fn a_suggestion_is_never_itself_refused() {
+fn suggestions_are_never_refused_themselves() {
     let report = checked(r#"{"zero_optimization": {"offload_optimizer": {"buffer_sizes": 1}}}"#);
     let message = &verdict(&report, "zero_optimization.offload_optimizer.buffer_sizes").message;
     assert!(!message.contains("mean `buffer_size`"), "offload_optimizer refuses it: {message}");
-    // The near name of another type says which.
+    // A similar parameter of another type is suggested with the type.
     for (text, path, owner) in [
         (
             r#"{"optimizer": {"type": "AdamW", "params": {"momentun": 0.9}}}"#,
@@ -238,7 +238,7 @@ fn a_suggestion_is_never_itself_refused() {
 }
 
 #[test]
-fn places_count_lines_and_characters_of_the_file_as_it_is() {
+fn locations_count_lines_and_characters_of_the_original_file() {
     let text = "{\n  // 学习率\n\t\"zero_optimization\": {\"stage\": 2, /* 第二 */ \"stge\": 3},\n  # é\n  optimzer: {}\n}\n";
     let report = checked(text);
     assert_eq!(verdict(&report, "zero_optimization.stge").location, Location { line: 3, column: 45 });

@@ -221,7 +221,9 @@ fn small_updates_survive_in_bf16_only_with_stochastic_rounding() {
 }
 
 #[test]
-#[should_panic(expected = "Lion needs first and second moments [true, false] and has [false, false]")]
+#[should_panic(
+    expected = "Lion needs the moments [First]; given, of first, second and third: [false, false, false]"
+)]
 fn a_missing_moment_panics_with_its_optimizer() {
     let numbers = StepNumbers::new(&Recipe::default(), 0, 1, 1e-3, 1.0, 1.0);
     let moments = Moments::<f32> { buffers: [None, None, None], rounding: None };

@@ -121,7 +121,7 @@ fn trains_like_pytorch(stage: u8) {
 }
 
 #[test]
-fn with_states_in_host_memory_and_blocks_computed_again_it_trains_like_pytorch_too() {
+fn offload_and_recomputation_train_like_pytorch() {
     let both = Offload {
         optimizer: Some(1.0),
         parameters: Some(u64::MAX),

@@ -57,7 +57,7 @@ const MAX_REUSE: Key = Key {
 };
 
 #[test]
-fn what_is_used_again_within_max_reuse_stays_gathered() {
+fn parameters_reused_within_max_reuse_distance_stay_gathered() {
     let compiled = MAX_REUSE.compiled();
     let gathers: Vec<u64> = compiled.iter().map(|compiled| compiled.get(GATHERS)).collect();
     // Between forward and backward of the last block lies the head; of the one before also the last block, twice.
@@ -139,7 +139,7 @@ const RATIO: Key = Key {
 };
 
 #[test]
-fn the_ratio_of_the_state_leaves_the_device() {
+fn ratio_of_the_optimizer_state_is_offloaded() {
     let compiled = RATIO.compiled();
     // Half of each unit, in whole blocks of 2,048, of which a norm of 1,024 elements takes one.
     let share = |elements: u64| elements.div_ceil(2 * 2048) * 2048;
@@ -330,7 +330,7 @@ const REDUCE_SCATTER: Key = Key {
 };
 
 #[test]
-fn without_reduce_scatter_a_rank_receives_as_many_times_more_as_there_are_ranks() {
+fn without_reduce_scatter_a_rank_receives_ranks_times_as_much() {
     let [parts, all] = both(&REDUCE_SCATTER);
     assert_eq!(parts.get(RECEIVED), parts.get(SENT), "a part of each rank's");
     assert_eq!((all.get(SENT), all.get(RECEIVED)), (parts.get(SENT), 4 * parts.get(RECEIVED)));
@@ -454,7 +454,7 @@ const RECOMPUTE: Key = Key {
 };
 
 #[test]
-fn what_is_computed_again_is_not_kept() {
+fn recomputed_activations_are_not_stored() {
     let compiled = RECOMPUTE.compiled();
     let kept: Vec<u64> = compiled.iter().map(|compiled| compiled.get(ACTIVATIONS)).collect();
     assert!(kept.is_sorted_by(|more, less| more > less), "{kept:?}");
@@ -475,7 +475,7 @@ const RECOMPUTE_BLOCKS: Key = Key {
 };
 
 #[test]
-fn fewer_blocks_computed_again_keep_more() {
+fn fewer_recomputed_blocks_store_more() {
     let compiled = RECOMPUTE_BLOCKS.compiled();
     let kept: Vec<u64> = compiled.iter().map(|compiled| compiled.get(ACTIVATIONS)).collect();
     assert!(kept.is_sorted_by(|more, less| more > less), "{kept:?}");
@@ -552,13 +552,14 @@ const TABLE: &str = "
 ## Memory of every stage and offload
 
 Bytes per rank, by category and tier. Offload is `none`, the `optimizer` in host memory, or `both` optimizer and
-parameters. Stage 0 shards nothing, so nothing is offloaded, and only stage 3 offloads parameters: rows without an effect
-are equal. Buffers exclude memory shared with activations. sub_group_size is 1e6, persistence and overlap are off.
+parameters. Stage 0 shards nothing, so nothing is offloaded, and only stage 3 offloads parameters: rows without an
+effect are equal. Buffers exclude memory shared with activations. sub_group_size is 1e6, persistence and overlap are
+off.
 
 ";
 
 #[test]
-fn what_leaves_the_device_is_in_host_memory() {
+fn offloaded_state_is_in_host_memory() {
     for stage in 0..4 {
         for ranks in [1, 2, 4] {
             let states = |offload: &str| {

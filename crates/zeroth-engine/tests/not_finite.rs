@@ -32,7 +32,7 @@ fn bits(weights: &[Vec<f32>]) -> Vec<u32> {
 }
 
 #[test]
-fn a_broken_gradient_on_one_rank_leaves_all_weights_alone_at_every_stage() {
+fn an_overflow_on_one_rank_skips_the_step_on_all_at_every_stage() {
     let golden = poisoned(&[0, 1, 2]);
     let offload = Offload { optimizer: Some(1.0), parameters: Some(u64::MAX), ..Offload::NOTHING };
     for types in [F32, BF16, F16] {

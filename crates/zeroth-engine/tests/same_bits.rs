@@ -73,7 +73,7 @@ fn no_key_that_moves_work_changes_a_bit_without_accumulation() {
 }
 
 #[test]
-fn alone_every_stage_is_the_same_program_in_bits() {
+fn every_stage_gives_the_same_bits_on_one_rank() {
     for (name, types) in [("mistral-window", BF16), ("qwen3-biases-yarn", F32)] {
         assert_all_same(&Golden::named(name), &programs(1, 1, 4, &[0, 3], types));
     }
@@ -142,7 +142,7 @@ const RECOMPUTE: [Recompute; 8] = [
 ];
 
 #[test]
-fn what_is_computed_again_has_the_same_bits() {
+fn recomputation_gives_the_same_bits() {
     // qwen2-yarn-tied has three blocks: two checkpoints make runs of two and one.
     for (name, types, ranks, micro_batch) in
         [("qwen2-yarn-tied", BF16, 2, 2), ("qwen3-biases-yarn", F32, 1, 4), ("llama-biases-tied", BF16, 1, 4)]

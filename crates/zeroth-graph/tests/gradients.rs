@@ -237,7 +237,7 @@ fn dropout_meets_the_same_mask_in_backward() {
 }
 
 #[test]
-fn frozen_parameters_cost_nothing_they_alone_would_need() {
+fn frozen_parameters_add_no_backward_ops() {
     // Only the second block's down projection trains: nothing before it needs a gradient.
     let graph = decoder(SMALL, 7, |name| name != "1.down");
     assert_gradients(&graph);

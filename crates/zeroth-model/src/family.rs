@@ -74,7 +74,7 @@ impl Family {
         matches!(self.architecture().stack, Stack::Decoder(Decoder { experts: false, .. }))
     }
 
-    /// The trainable families, for messages: `llama, mistral, qwen2 and qwen3`.
+    /// The trainable families, for messages: `llama, mistral and qwen2`.
     pub(crate) fn trainable() -> String {
         let names: Vec<&str> = Self::ALL
             .iter()

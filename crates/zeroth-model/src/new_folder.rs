@@ -22,7 +22,7 @@ const MOST_THREADS: usize = 16;
 /// The sizes of a new model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSizes {
-    /// llama, mistral, qwen2 or qwen3.
+    /// A trainable family: llama, mistral, ministral, qwen2 or qwen3.
     pub family: Family,
     /// Width of the residual stream.
     pub hidden: u64,

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_holds_14_bytes_a_parameter_alone_and_16_in_company() {
+    fn states_take_14_bytes_a_parameter_on_one_rank_and_16_on_many() {
         for (ranks, accumulation, bytes) in [(1, 1, 14), (2, 1, 16), (1, 2, 16)] {
             assert_eq!(States::Run.bytes_per_parameter(ranks, accumulation).total(), bytes);
         }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn loras_frozen_base_is_cut_at_stage_3_only() {
+    fn loras_frozen_base_is_sharded_at_stage_3_only() {
         let adapters = Some(crate::Adapters { params: 20_000_000, largest_unit: 800_000 });
         let request = PlanRequest { train_type: TrainType::Lora, adapters, ..PlanRequest::new(7 * GB, 2) };
         let parameters = |stage| device_states(&request, stage, Offload::None).parameters;

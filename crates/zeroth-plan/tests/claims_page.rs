@@ -8,7 +8,7 @@ use zeroth_plan::{Claim, ClaimRange, CountedIn, claims};
 const HEAD: &str = "\
 # What people say about ZeRO, and where it holds
 
-Sentences of five documents that zeroth was asked for with, each held against the closed form: states only, once with
+Sentences from five widely read descriptions of ZeRO, each held against the closed form: states only, once with
 an fp32 master copy (2 + 2 + 12 bytes a parameter) and once without (2 + 2 + 8). \"From 21 GPUs\" is the smallest number
 from which the sentence is true; \"never\" comes with the limit that is approached as GPUs are added.
 

@@ -68,7 +68,7 @@ fn elements(graph: &Graph) -> u64 {
 const MIDDLE: [u64; 7] = [1024, 2816, 16, 4, 64, 8, 32_000];
 
 #[test]
-fn states_take_14_bytes_a_parameter_alone_and_16_in_company() {
+fn states_take_14_bytes_a_parameter_on_one_rank_and_16_on_many() {
     let (graph, backward) = model(MIDDLE, 512);
     // Norms of 1,024 elements take a block each, and shards are whole blocks: padding is below a percent.
     let parameters = elements(&graph);
@@ -132,7 +132,7 @@ fn gradients_of_one_micro_batch_lie_where_activations_were() {
 }
 
 #[test]
-fn parameters_that_are_read_in_place_take_no_memory_beside_the_shards() {
+fn zero_copy_gathers_need_no_memory_beyond_the_shards() {
     let (graph, backward) = model(MIDDLE, 2048);
     let settings = Settings { max_reuse: u64::MAX / 4, ..SETTINGS };
     let of = |gather| memory(&graph, &backward, 2, Settings { gather: Some(gather), ..settings });
@@ -278,7 +278,7 @@ fn docs_memory_md_has_these_figures() {
 }
 
 #[test]
-fn recomputing_keeps_less_and_parking_moves_it_to_the_host() {
+fn recomputation_stores_less_and_offload_moves_it_to_the_host() {
     let (graph, backward) = model(MIDDLE, 512);
     let peaks = |recompute| {
         let memory = memory(&graph, &backward, 2, Settings { recompute, ..SETTINGS });

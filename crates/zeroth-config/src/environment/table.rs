@@ -303,7 +303,7 @@ const DEEPSPEED: &[Variable] = &[
         "DEEPSPEED_ELASTICITY_CONFIG",
         "The elasticity settings of the scheduler, to be equal to the file's.",
         NoEffect,
-        "there are no elasticity settings; resuming a run is not built yet",
+        "any number of ranks resumes a checkpoint, so there is nothing to agree on",
     ),
     of(
         "DS_ALLOW_DEPRECATED_FP16",
@@ -386,9 +386,9 @@ const HUGGING_FACE: &[Variable] = &[
     of("HF_ENDPOINT", "Another address of the Hub, such as a mirror.", NoEffect, OFFLINE),
     of(
         "TOKENIZERS_PARALLELISM",
-        "Whether tokenizing uses several threads.",
-        NotYet,
-        "tokenizing is not built yet",
+        "Whether tokenisation uses several threads.",
+        NoEffect,
+        "rows are tokenised on all cores, before ranks are started",
     ),
     of("WANDB_*", "Settings of Weights & Biases.", NoEffect, NO_WANDB),
 ];

@@ -1,4 +1,4 @@
-//! accelerate's own flags for DeepSpeed, beside a config file.
+//! Compares the DeepSpeed flags of `accelerate launch` with the config file.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::resolve::Precision;
 use crate::view::Switch;
 
 impl Comparison<'_> {
-    /// accelerate's own flags give way to a config file, all but one.
+    /// Reports flags that the config file overrides. Only a conflicting `--mixed_precision` is an error.
     pub(super) fn accelerate(&mut self) {
         let Some(Accelerate { mixed_precision, settings, .. }) = &self.command.accelerate else { return };
         if self.command.typed.configs.is_empty() {

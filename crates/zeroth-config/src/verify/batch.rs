@@ -1,4 +1,4 @@
-//! Batch sizes: the file's three keys and the command's numbers, multiplied once.
+//! Compares the file's three batch-size keys with the command's flags.
 
 use super::command::Command;
 use super::finding::Finding;
@@ -7,14 +7,14 @@ use crate::file_values::FileValues;
 use crate::resolve::{Batch, BatchError, triangulate};
 use crate::view::ConfigView;
 
-/// More ranks than any machine has: divisors beyond are not looked for.
+/// The largest number of ranks that `divisors` lists, more than any machine has.
 const MOST_RANKS: u64 = 100_000;
 
 const TRAIN: &str = "train_batch_size";
 const MICRO: &str = "train_micro_batch_size_per_gpu";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
 
-/// The batch sizes on both sides.
+/// The batch sizes of the file and of the command.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes<'a> {
     file: &'a FileValues,
@@ -26,14 +26,14 @@ pub(super) struct Sizes<'a> {
     typed_accumulation: Option<u64>,
 }
 
-/// What became of the batch sizes.
+/// The result of comparing batch sizes.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// What was found.
+    /// The disagreement, if any.
     pub(super) finding: Option<Finding>,
-    /// The batch, where it is known and fits.
+    /// The batch, if it is known and consistent.
     pub(super) batch: Option<Batch>,
-    /// Whether the finding says all that a difference of the micro-batch alone would say.
+    /// Whether the finding already covers a mismatch of the micro-batch size.
     pub(super) covers_micro: bool,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// Compares. `or` are the numbers that count where neither side says any.
+    /// Compares both sides. `or` holds the micro-batch size and accumulation to assume where neither side gives them.
     pub(super) fn compare(&self, or: (Option<u64>, Option<u64>)) -> Outcome {
         let Some(ranks) = self.command.world.size else {
             return Outcome { finding: self.unknown_world(), ..Outcome::default() };
@@ -60,7 +60,7 @@ impl<'a> Sizes<'a> {
         if self.command.trainer.compares() {
             return self.together(ranks, or, None);
         }
-        // DeepSpeed sees the file alone; what the script does with its flags is the script's.
+        // DeepSpeed sees only the file; the script decides what its flags mean.
         match triangulate(self.train, self.micro, self.accumulation, ranks) {
             Ok(alone) => self.together(ranks, or, Some(alone)),
             // accelerate takes the micro-batch from the script's data loader.
@@ -77,8 +77,9 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// The file's numbers and the command's in DeepSpeed's table. `alone` is what DeepSpeed makes of the file where it
-    /// does not see the command's.
+    /// Checks the file's values, overridden by the command's, against DeepSpeed's batch-size rules.
+    ///
+    /// `alone` is the batch that DeepSpeed computes from the file if it does not see the command's flags.
     fn together(&self, ranks: u64, or: (Option<u64>, Option<u64>), alone: Option<Batch>) -> Outcome {
         let mut micro = self.typed_micro.or(self.micro);
         let mut accumulation = self.typed_accumulation.or(self.accumulation);
@@ -98,7 +99,7 @@ impl<'a> Sizes<'a> {
             differ(self.micro, self.typed_micro) || differ(self.accumulation, self.typed_accumulation);
         let file_fits = triangulate(self.train, self.micro, self.accumulation, ranks).is_ok();
         let is_global = self.typed_micro.is_some() && self.typed_micro == self.train;
-        // A number that differs between the two says more than the product that follows from it.
+        // A mismatch of a single value is clearer than the mismatch of the product.
         if differs && file_fits && !is_global {
             return Outcome::default();
         }
@@ -113,7 +114,7 @@ impl<'a> Sizes<'a> {
         Finding { severity, key: path, location, message, fix }
     }
 
-    /// Which slip of the hand this is: message and fix.
+    /// The message and the fix, for the mistake that most likely caused the error.
     fn explain(
         &self,
         error: &BatchError,
@@ -137,7 +138,7 @@ impl<'a> Sizes<'a> {
             return (then, fix.clone());
         };
         let steps = accumulation.unwrap_or(1).max(1);
-        // Without a micro-batch, the one that the file's maker had in mind.
+        // If no micro-batch size is given, infer the one that the author of the file probably meant.
         let one = micro.or_else(|| train.is_multiple_of(steps).then_some(train / steps));
         let share = one.and_then(|one| one.checked_mul(steps));
         let whole = share.and_then(|share| share.checked_mul(ranks));
@@ -179,7 +180,7 @@ impl<'a> Sizes<'a> {
         self.finding(Severity::Error, (message.to_owned(), "write train_micro_batch_size_per_gpu".to_owned()))
     }
 
-    /// A global batch without a number of ranks: which numbers would do.
+    /// Lists the numbers of ranks that fit `train_batch_size`, for commands that do not give one.
     fn unknown_world(&self) -> Option<Finding> {
         let train = self.train?;
         let micro = self.typed_micro.or(self.micro);
@@ -209,7 +210,7 @@ impl<'a> Sizes<'a> {
         Some(self.finding(Severity::Warning, (message, fix)))
     }
 
-    /// What a script means by --batch_size is its own affair.
+    /// Warns about `--batch_size`, which is per device in some scripts and global in others.
     pub(super) fn own_word(&self) -> Option<Finding> {
         let (flag, size) = self.command.typed.own_batch.as_ref()?;
         let ranks = self.command.world.size;
@@ -302,7 +303,7 @@ mod tests {
         assert_eq!(divisors(1), "1");
         assert_eq!(divisors(64), "1, 2, 4, 8, 16, 32, 64");
         assert_eq!(divisors(360), "1, 2, 3, 4, 5, 6, 8, … 360 (24 in all)");
-        // 2^64 - 1 = 3 · 5 · 17 · 257 · 641 · 65537 · 6700417: found without counting to it.
+        // 2^64 - 1 = 3 · 5 · 17 · 257 · 641 · 65537 · 6700417: the search stops at MOST_RANKS.
         assert!(divisors(u64::MAX).ends_with("… 65537 (24 up to 100000)"), "{}", divisors(u64::MAX));
     }
 }

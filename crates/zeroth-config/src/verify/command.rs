@@ -1,4 +1,4 @@
-//! A training command, from the outermost launcher to the script.
+//! Parses a training command, from the outermost launcher to the script.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::words::{Arguments, assignment, is_flag, is_python_file, words};
 use crate::read::Number;
 use crate::resolve::Precision;
 
-/// What starts the ranks.
+/// The program that starts the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launcher {
     /// DeepSpeed's runner.
@@ -17,22 +17,22 @@ pub enum Launcher {
     Torchrun,
     /// `accelerate launch`.
     Accelerate,
-    /// ms-swift, which starts torchrun by itself.
+    /// ms-swift, which starts torchrun itself.
     Swift,
     /// zeroth.
     Zeroth,
-    /// Python alone: one process.
+    /// Plain Python: one process.
     Python,
     /// mpirun or mpiexec.
     Mpirun,
     /// SLURM's srun.
     Srun,
-    /// A program that is not known here, or none.
+    /// An unknown program, or none.
     Other,
 }
 
 impl Launcher {
-    /// Its name; `None` where it is not known.
+    /// The launcher's name; `None` for [`Launcher::Other`].
     pub const fn name(self) -> Option<&'static str> {
         match self {
             Self::DeepSpeed => Some("deepspeed"),
@@ -48,12 +48,12 @@ impl Launcher {
     }
 }
 
-/// How many ranks there are.
+/// The number of ranks, and where it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
-    /// The number, where the command says it.
+    /// The number of ranks, if the command gives it.
     pub size: Option<u64>,
-    /// What says it, or what it would be taken from.
+    /// Where the number comes from, or would come from.
     pub from: String,
 }
 
@@ -67,16 +67,16 @@ impl World {
     }
 }
 
-/// accelerate's own flags for DeepSpeed.
+/// The DeepSpeed flags of `accelerate launch`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Accelerate {
     pub(super) mixed_precision: Option<Precision>,
     pub(super) config_file: Option<String>,
-    /// Flags that meet keys of the file: the flag, the key's path, the text.
+    /// Flags that correspond to keys of the file: flag, key path, value.
     pub(super) settings: Vec<(&'static str, &'static str, String)>,
 }
 
-/// accelerate's flags and the keys they would set in a config of its own.
+/// accelerate's flags, and the keys they set in the config that accelerate generates.
 const ACCELERATE_KEYS: [(&str, &str); 5] = [
     ("gradient_accumulation_steps", "gradient_accumulation_steps"),
     ("gradient_clipping", "gradient_clipping"),
@@ -85,7 +85,7 @@ const ACCELERATE_KEYS: [(&str, &str); 5] = [
     ("offload_param_device", "zero_optimization.offload_param.device"),
 ];
 
-/// What a training command says.
+/// A parsed training command.
 #[derive(Debug, Clone)]
 pub(super) struct Command {
     pub(super) launcher: Launcher,
@@ -93,11 +93,11 @@ pub(super) struct Command {
     pub(super) trainer: Trainer,
     pub(super) typed: Typed,
     pub(super) accelerate: Option<Accelerate>,
-    /// Whether nothing is started, or nothing but launchers.
+    /// Whether the command starts nothing, or only launchers.
     pub(super) is_empty: bool,
 }
 
-/// What the first word of a command is, with the words after it (and after its subcommand).
+/// The program named by the first word of a command, with the words after it and its subcommand.
 enum Program<'a> {
     DeepSpeed(&'a [String]),
     Torchrun(&'a [String]),
@@ -106,11 +106,11 @@ enum Program<'a> {
     Srun(&'a [String]),
     Swift(&'a [String]),
     Zeroth(&'a [String]),
-    /// Python; the words begin with its file or module.
+    /// Python; the words start at its script or module.
     Python(&'a [String]),
-    /// A Python file or module.
+    /// A Python script or module.
     Script(&'a [String]),
-    /// Something else.
+    /// Any other program.
     Other(&'a [String]),
 }
 
@@ -158,14 +158,14 @@ impl Command {
                 }
                 program => return reading.finish(&program, word),
             };
-            // A launcher inside of which there is a launcher, or the script.
+            // The launched program may be another launcher or the script.
             rest = script;
         }
         Self { is_empty: true, ..reading.finish(&Program::Other(&[]), "nothing") }
     }
 }
 
-/// What has been read on the way to the script.
+/// What was parsed before the script.
 #[derive(Debug, Default)]
 struct Reading {
     environment: Environment,
@@ -176,7 +176,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Takes assignments and words that only wrap a command off its front.
+    /// Strips leading assignments and wrappers such as `env` and `nohup`.
     fn strip<'a>(&mut self, mut words: &'a [String]) -> &'a [String] {
         while let Some((word, after)) = words.split_first() {
             if let Some((name, value)) = assignment(word) {
@@ -189,7 +189,7 @@ impl Reading {
         words
     }
 
-    /// A launcher inside of another decides: its ranks are the ones that talk to each other.
+    /// Records a launcher. The innermost one wins, because its ranks are the ones that communicate.
     fn start(&mut self, launcher: Launcher, size: Size) {
         self.started = Some((launcher, World::new(size)));
     }
@@ -222,7 +222,7 @@ impl Reading {
         Command { launcher, world, trainer, typed, accelerate: self.accelerate, is_empty: false }
     }
 
-    /// The launcher found on the way, or what the program does without one.
+    /// The launcher that was found, or how the program runs without one.
     fn world(&self, program: &Program<'_>, named: &str, arguments: &mut Arguments) -> (Launcher, World) {
         let by_swift = match program {
             Program::Swift(_) => launcher::swift(&self.environment),
@@ -248,7 +248,7 @@ impl Reading {
     }
 }
 
-/// What a word starts.
+/// Classifies the first word of a command.
 fn program<'a>(word: &str, after: &'a [String]) -> Program<'a> {
     let name = word.rsplit('/').next().unwrap_or(word);
     let subcommand = after.first().map(String::as_str);
@@ -273,18 +273,18 @@ fn is_python(name: &str) -> bool {
     name.strip_prefix("python").is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 
-/// `package.module`, as `-m` names it.
+/// Whether a word is a module name, as in `python -m package.module`.
 fn is_module(word: &str) -> bool {
     word.contains('.') && word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_'))
 }
 
-/// `swift/cli/sft.py` or `swift.cli.sft`: what ms-swift's own launcher starts.
+/// Whether a word is an entry point of ms-swift, such as `swift/cli/sft.py` or `swift.cli.sft`.
 fn is_swift_file(word: &str) -> bool {
     let module = word.strip_suffix(".py").unwrap_or(word).replace('/', ".");
     ["sft", "pt", "rlhf"].iter().any(|name| module.ends_with(&format!("swift.cli.{name}")))
 }
 
-/// The words from Python's file or module on; its own flags are passed over.
+/// Skips the flags of the Python interpreter, up to the script or module.
 fn after_python_flags(mut words: &[String]) -> &[String] {
     while let Some((word, after)) = words.split_first().filter(|(word, _)| is_flag(word)) {
         words = if PYTHON_VALUES.contains(&word.as_str()) { after.get(1..).unwrap_or(after) } else { after };
@@ -295,7 +295,7 @@ fn after_python_flags(mut words: &[String]) -> &[String] {
     words
 }
 
-/// One process, or what the variables of a launcher say.
+/// `WORLD_SIZE` if a launcher sets it, else one process.
 fn python(environment: &BTreeMap<String, String>) -> Size {
     match environment.get("WORLD_SIZE") {
         Some(size) => match Number::from_text(size).and_then(|size| u64::try_from(size.as_whole()?).ok()) {

@@ -1,4 +1,4 @@
-//! What the file says against what the command says.
+//! Compares the file with the command.
 
 use serde_json::Value;
 
@@ -31,7 +31,7 @@ impl<'a> Comparison<'a> {
         Self { file, view, file_name, command, findings: Vec::new(), compared: Vec::new() }
     }
 
-    /// What agrees, and what there is to say, errors first.
+    /// Returns the values that agree, and the findings, errors first.
     pub(super) fn run(mut self) -> (Vec<String>, Vec<Finding>) {
         if self.command.is_empty {
             let message =
@@ -88,12 +88,12 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Flags against keys: what was typed, and what counts where nothing was.
+    /// Compares the command's flags, and the trainer's defaults for flags that are not given, with the file's keys.
     fn flags(&mut self) {
         let typed = self.typed_flags();
         let ranks = self.command.world.size;
         let with_defaults = match self.command.typed.settings_file {
-            // What is not typed stands in a file that is not read here.
+            // Other flags may be set in the settings file, which is not read here.
             Some(_) => None,
             None => self.command.trainer.with_defaults(&typed, ranks.unwrap_or(1)),
         };
@@ -132,27 +132,27 @@ impl<'a> Comparison<'a> {
         self.agreeing(&typed, batch);
     }
 
-    /// What `resolve` says of these flags, without the product of the batch sizes, which has a finding of its own.
+    /// The mismatches that `resolve` reports for these flags. The product of the batch sizes has a separate finding.
     fn mismatches(&self, flags: &Flags) -> Vec<Mismatch> {
         let ranks = self.command.world.size.unwrap_or(1);
         let request = Request { file: self.file, flags, ranks, model: None, steps: None };
         let found = match resolve(&request) {
             Err(ResolveError::Mismatch(found)) => found,
-            // The batch is compared apart, and a model's size contradicts nothing.
+            // The batch is compared separately, and a missing hidden size contradicts nothing.
             Ok(_) | Err(ResolveError::Batch(_) | ResolveError::HiddenSize { .. }) => return Vec::new(),
         };
         let is_ours = |path: &str| path.starts_with("zeroth.") && self.command.trainer != Trainer::Zeroth;
         found.into_iter().filter(|found| found.path != "train_batch_size" && !is_ours(&found.path)).collect()
     }
 
-    /// The script's flags with the precision they mean, and both betas where one was typed.
+    /// The script's flags, with the precision they imply, and with both betas if one is given.
     fn typed_flags(&mut self) -> Flags {
         let mut flags = self.command.typed.flags.clone();
         flags.precision = self.typed_precision();
         let defaults = self.command.trainer.with_defaults(&flags, 1);
         let betas =
             self.view.given("optimizer.params.betas").and_then(Value::as_array).cloned().unwrap_or_default();
-        // What is not typed is the trainer's default, or must not contradict by itself.
+        // The other beta is the trainer's default or else the file's, which contradicts nothing.
         let other = |index: usize, default: Option<f64>| default.or_else(|| betas.get(index)?.as_f64());
         match (flags.adam_beta1, flags.adam_beta2) {
             (None, Some(_)) => flags.adam_beta1 = other(0, defaults.and_then(|flags| flags.adam_beta1)),
@@ -184,11 +184,11 @@ impl<'a> Comparison<'a> {
         if both_off || off(typed.bf16, "bf16.enabled") || off(typed.fp16, "fp16.enabled") {
             return Some(Precision::Fp32);
         }
-        // ms-swift trains in the type it loads.
+        // ms-swift trains in the dtype of the loaded weights.
         if self.command.trainer == Trainer::Swift { typed.dtype } else { None }
     }
 
-    /// A typed flag that differs from the file.
+    /// Reports a flag that contradicts the file.
     fn contradiction(&mut self, found: &Mismatch) {
         let line = found.to_string();
         let line = line.trim_start_matches("- ");
@@ -213,7 +213,7 @@ impl<'a> Comparison<'a> {
         self.push_at(severity, Some(&found.path), found.location, format!("{line}: {then}"), fix);
     }
 
-    /// A flag that was not typed, whose default the trainer holds against the file.
+    /// Reports a flag that is not given, but whose default the trainer compares with the file.
     fn untyped(&mut self, found: &Mismatch) {
         let trainer = self.command.trainer.name();
         let line = Mismatch { flag: "the default, as it is not typed", ..found.clone() }.to_string();
@@ -228,7 +228,7 @@ impl<'a> Comparison<'a> {
         self.push_at(Severity::Warning, Some(&found.path), found.location, message, fix);
     }
 
-    /// What both sides say, or one side and nobody against it.
+    /// Collects values that both sides agree on, or that only one side gives.
     fn agreeing(&mut self, typed: &Flags, batch: Option<Batch>) {
         let contradicted = |path: &str| self.findings.iter().any(|finding| finding.key == Some(path));
         let mut compared = Vec::new();
@@ -262,14 +262,14 @@ impl<'a> Comparison<'a> {
         self.compared.extend(compared);
     }
 
-    /// Weights loaded in one half precision and trained in the other.
+    /// Warns about weights that are loaded in one half precision and trained in the other.
     fn precision_of_weights(&mut self) {
         let (Some(dtype), false) = (self.command.typed.dtype, self.command.trainer == Trainer::Swift) else {
             return;
         };
         let trained = [("bf16.enabled", Precision::Bf16), ("fp16.enabled", Precision::Fp16)];
         let other = trained.into_iter().find(|(path, trained)| {
-            // fp32 weights are what training begins with; only the other half precision loses something.
+            // Loading in fp32 loses nothing; only loading in the other half precision does.
             dtype != Precision::Fp32 && *trained != dtype && self.view.switch(path) == Switch::On
         });
         if let Some((path, trained)) = other {
@@ -282,7 +282,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// "auto" that nothing fills: DeepSpeed itself does not know the word.
+    /// Warns about `"auto"` values that nothing fills; DeepSpeed itself does not fill them.
     fn unfilled_autos(&mut self) {
         let fills = self.command.trainer.compares()
             || self.command.accelerate.is_some()
@@ -292,7 +292,7 @@ impl<'a> Comparison<'a> {
         }
         let is_open = |path: &str| {
             let key = schema::find(path).next();
-            // These have a meaning of their own for the word.
+            // These keys have "auto" as a regular value.
             let knows_auto = key.is_some_and(|key| {
                 matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto"))
                     || key.default == DefaultValue::Text("auto")
@@ -323,7 +323,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// DeepSpeed's section for checkpointing waits for a call that Hugging Face's Trainer does not make.
+    /// Warns about `activation_checkpointing`, which needs a call that Hugging Face's Trainer does not make.
     fn checkpointing(&mut self) {
         let section = "activation_checkpointing";
         let trainer = self.command.trainer;
@@ -333,7 +333,7 @@ impl<'a> Comparison<'a> {
         let inside = self.file.iter().find(|(path, _)| path.starts_with("activation_checkpointing."));
         let location = inside.map(|(_, file)| file.location);
         let typed = self.command.typed.flags.gradient_checkpointing;
-        // ms-swift recomputes unless it is told not to.
+        // ms-swift recomputes by default.
         let recomputes = typed.unwrap_or(trainer == Trainer::Swift);
         let (message, fix) = if recomputes {
             (
@@ -357,7 +357,7 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// A value as the file would have it, without quotes.
+/// Formats a value as in the file, but without quotes.
 pub(super) fn shown(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! Which config a command names.
+//! Checks which config a command names.
 
 use std::path::{Component, Path};
 
@@ -8,7 +8,7 @@ use crate::check::Severity;
 use crate::preset::Preset;
 
 impl Comparison<'_> {
-    /// The config that the command names is this file.
+    /// Checks that the config named by the command is this file.
     pub(super) fn named_config(&mut self) {
         let file = self.file_name;
         let mut agrees = false;
@@ -43,7 +43,7 @@ impl Comparison<'_> {
             (Some(_), _) => ("accelerate makes a config of its own", "--deepspeed_config_file"),
             (None, Trainer::Zeroth) => ("zeroth takes the preset `zero2`", "--deepspeed"),
             (None, Trainer::HuggingFace | Trainer::Swift) => ("it trains without DeepSpeed", "--deepspeed"),
-            // A script of its own may open the file by itself.
+            // A custom script may open the file itself.
             (None, Trainer::Own) => return,
         };
         let message = format!("the command names no config: {what}, and {file} is not read");
@@ -51,7 +51,7 @@ impl Comparison<'_> {
     }
 }
 
-/// Whether two names are one file: the same path, the same file on disk, or one the end of the other.
+/// Whether two names refer to the same file: equal, the same file on disk, or one path is a suffix of the other.
 fn is_same_config(file: &str, named: &str) -> bool {
     fn parts(path: &str) -> Vec<Component<'_>> {
         Path::new(path).components().filter(|part| !matches!(part, Component::CurDir)).collect()

@@ -1,22 +1,22 @@
-//! One disagreement between a command and a file.
+//! A disagreement between a command and a file.
 
 use serde_json::{Value, json};
 
 use crate::check::Severity;
 use crate::read::Location;
 
-/// One disagreement.
+/// A disagreement between a command and a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
-    /// An error: the run stops or trains something else. A warning: it may.
+    /// An error if the run stops or trains something else, a warning if it may.
     pub severity: Severity,
-    /// The key of the file, by its canonical path.
+    /// The canonical path of the key in the file.
     pub key: Option<&'static str>,
-    /// Its location in the file.
+    /// The location of the key in the file.
     pub location: Option<Location>,
     /// What the file says and what the command says.
     pub message: String,
-    /// The remedy.
+    /// What to change.
     pub fix: String,
 }
 

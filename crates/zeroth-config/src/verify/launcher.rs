@@ -1,4 +1,4 @@
-//! What each launcher's own flags say about the number of ranks.
+//! Reads the number of ranks from the flags of each launcher.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use super::words::{is_flag, is_python_file, name_and_value};
 use crate::environment;
 use crate::read::Number;
 
-/// Variables set in front of a command.
+/// Environment variables assigned before the command.
 pub(super) type Environment = BTreeMap<String, String>;
 
-/// Ranks and what says so, or what they would be taken from.
+/// The number of ranks and where it comes from, or else where it would come from.
 pub(super) type Size = Result<(u64, String), String>;
 
-/// How a launcher's flags are written. What is neither a switch nor a pair takes one value.
+/// The syntax of a launcher's flags. A flag that is neither a switch nor a pair takes one value.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grammar {
     switches: &'static [&'static str],
     /// Flags with two values.
     pairs: &'static [&'static str],
-    /// Whether `-xVALUE` is `-x VALUE`; else that holds for digits only.
+    /// Whether `-xVALUE` means `-x VALUE` for any value; otherwise only for digits.
     attached: bool,
 }
 
@@ -140,14 +140,14 @@ pub(super) const SRUN: Grammar = Grammar {
     attached: true,
 };
 
-/// Python's own flags; only these two take a value that is a word of its own.
+/// The flags of the Python interpreter that take the next word as their value.
 pub(super) const PYTHON_VALUES: &[&str] = &["-W", "-X"];
 
 /// A launcher's flags, in order.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Options(Vec<(String, Option<String>)>);
 
-/// A launcher's flags, and the words from the program it starts on.
+/// Splits a launcher's flags from the program that it starts.
 pub(super) fn split(mut words: &[String], grammar: Grammar) -> (Options, &[String]) {
     let mut options = Vec::new();
     while let Some((word, after)) = words.split_first() {
@@ -171,7 +171,7 @@ pub(super) fn split(mut words: &[String], grammar: Grammar) -> (Options, &[Strin
             1
         };
         for _ in 0..takes {
-            // A flag that this table does not know may stand alone.
+            // A flag that is not in the grammar may be a switch.
             let Some((next, after)) =
                 words.split_first().filter(|(next, _)| !is_flag(next) && !is_program(next))
             else {
@@ -185,7 +185,7 @@ pub(super) fn split(mut words: &[String], grammar: Grammar) -> (Options, &[Strin
     (Options(options), words)
 }
 
-/// `-n4` as `-n` and `4`.
+/// Splits `-n4` into `n` and `4`.
 fn attached(word: &str, grammar: Grammar) -> Option<(String, String)> {
     let rest = word.strip_prefix('-').filter(|rest| !rest.starts_with('-'))?;
     let letter = rest.chars().next()?;
@@ -194,7 +194,7 @@ fn attached(word: &str, grammar: Grammar) -> Option<(String, String)> {
     splits.then(|| (letter.to_string(), value.trim_start_matches('=').to_owned()))
 }
 
-/// Programs that no flag takes as its value.
+/// Whether a word is a program, and so not the value of a flag.
 fn is_program(word: &str) -> bool {
     let name = word.rsplit('/').next().unwrap_or(word);
     matches!(name, "python" | "python3" | "torchrun" | "deepspeed" | "accelerate" | "swift" | "zeroth")
@@ -202,7 +202,7 @@ fn is_program(word: &str) -> bool {
 }
 
 impl Options {
-    /// The last of these flags that has a value.
+    /// The value of the last of these flags that has one.
     pub(super) fn text(&self, names: &[&str]) -> Option<&str> {
         let found =
             self.0.iter().rev().find(|(name, value)| names.contains(&name.as_str()) && value.is_some())?;
@@ -213,7 +213,7 @@ impl Options {
         self.0.iter().any(|(name, _)| names.contains(&name.as_str()))
     }
 
-    /// A whole number, or why it is none.
+    /// The value of a flag as a whole number, or why it is not one.
     pub(super) fn whole(&self, names: &[&str]) -> Result<Option<u64>, String> {
         self.text(names).map(|text| whole(text, names[0])).transpose()
     }
@@ -229,13 +229,13 @@ fn times(a: u64, b: u64) -> Result<u64, String> {
     a.checked_mul(b).ok_or_else(|| format!("{a} × {b}, which is more than 2^64"))
 }
 
-/// How many GPUs `CUDA_VISIBLE_DEVICES` shows, where it shows any.
+/// The number of GPUs in `CUDA_VISIBLE_DEVICES`, if it lists any.
 fn visible_devices(environment: &Environment) -> Option<u64> {
     let list = environment.get("CUDA_VISIBLE_DEVICES")?;
     Some(environment::visible_devices(list)).filter(|count| *count > 0)
 }
 
-/// DeepSpeed's runner: --include, or --num_gpus on --num_nodes, or the visible GPUs of this machine.
+/// DeepSpeed's runner: `--include`, or `--num_gpus` × `--num_nodes`, or the visible GPUs of this machine.
 pub(super) fn deepspeed(options: &Options, environment: &Environment) -> Size {
     if options.has(&["elastic_training"]) {
         return Err("the nodes that join, because of --elastic_training".to_owned());
@@ -248,7 +248,7 @@ pub(super) fn deepspeed(options: &Options, environment: &Environment) -> Size {
     if let Some(exclude) = options.text(&["e", "exclude"]).filter(|exclude| !exclude.is_empty()) {
         return Err(format!("the GPUs found, less --exclude {exclude}"));
     }
-    // 0 and -1 are DeepSpeed's words for "not given".
+    // DeepSpeed treats 0 and -1 as not given.
     let given = |names: &[&str]| match options.text(names) {
         Some(text) if text.starts_with('-') => Ok(None),
         _ => options.whole(names).map(|number| number.filter(|number| *number > 0)),
@@ -268,7 +268,7 @@ pub(super) fn deepspeed(options: &Options, environment: &Environment) -> Size {
     }
 }
 
-/// The slots of `host:0,1@host2:2`; `None` where a host stands alone and gives all it has.
+/// Counts the slots in `host:0,1@host2:2`; `None` if a host has no list, which means all of its slots.
 fn slots(include: &str) -> Option<u64> {
     let mut hosts: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for node in include.split('@') {
@@ -286,9 +286,9 @@ fn slots(include: &str) -> Option<u64> {
     Some(hosts.into_values().map(distinct).sum())
 }
 
-/// torchrun: --nproc_per_node × --nnodes, 1 × 1 where nothing is given.
+/// torchrun: `--nproc_per_node` × `--nnodes`, both 1 by default.
 pub(super) fn torchrun(options: &Options, environment: &Environment) -> Size {
-    // torchrun takes the value of a flag that is not typed from PET_ and its name.
+    // torchrun reads a flag that is not given from the environment variable PET_NAME.
     let given = |names: &[&str], variable: &str| {
         options
             .text(names)
@@ -300,7 +300,7 @@ pub(super) fn torchrun(options: &Options, environment: &Environment) -> Size {
     per_node(&processes, &given(&["nnodes"], "PET_NNODES"), environment)
 }
 
-/// ms-swift starts torchrun where one of its variables is set; `None` where none is.
+/// ms-swift, which starts torchrun if `NPROC_PER_NODE` or `NNODES` is set; `None` if neither is.
 pub(super) fn swift(environment: &Environment) -> Option<Size> {
     let (processes, nodes) = (environment.get("NPROC_PER_NODE"), environment.get("NNODES"));
     if processes.is_none() && nodes.is_none() {
@@ -334,7 +334,7 @@ fn per_node(processes: &str, nodes: &str, environment: &Environment) -> Size {
     Ok((times(processes, nodes)?, from))
 }
 
-/// accelerate: --num_processes counts all machines.
+/// accelerate: `--num_processes`, which counts all machines.
 pub(super) fn accelerate(options: &Options) -> Size {
     match (options.whole(&["num_processes"])?, options.text(&["config_file"])) {
         (Some(processes), _) => Ok((processes, format!("--num_processes {processes}"))),
@@ -343,7 +343,7 @@ pub(super) fn accelerate(options: &Options) -> Size {
     }
 }
 
-/// mpirun: -np.
+/// mpirun: `-np`.
 pub(super) fn mpirun(options: &Options) -> Size {
     match options.whole(&["np", "n"])? {
         Some(processes) => Ok((processes, format!("-np {processes}"))),
@@ -351,7 +351,7 @@ pub(super) fn mpirun(options: &Options) -> Size {
     }
 }
 
-/// srun: --ntasks, or --nodes × --ntasks-per-node, or what the allocation says.
+/// srun: `--ntasks`, or `--nodes` × `--ntasks-per-node`, or `SLURM_NTASKS` of the allocation.
 pub(super) fn srun(options: &Options, environment: &Environment) -> Size {
     if let Some(tasks) = options.whole(&["ntasks", "n"])? {
         return Ok((tasks, format!("--ntasks {tasks}")));

@@ -1,8 +1,8 @@
 //! `config verify`: compares a training command with a config file.
 //!
-//! `words` and `launcher` take a command line apart, `command` and `script` say what it asks for, `compare`,
-//! `batch`, `config_name` and `accelerate` hold that against the file. Contradictions of flags come from [`resolve`](crate::resolve), so that `verify` and
-//! `train` cannot disagree about them.
+//! `words` and `launcher` parse the command line, `command` and `script` interpret it, and `compare`, `batch`,
+//! `config_name` and `accelerate` compare it with the file. Contradictions of flags come from
+//! [`resolve`](crate::resolve), so `verify` and `train` cannot disagree about them.
 
 mod accelerate;
 mod batch;
@@ -31,9 +31,9 @@ pub struct Verification {
     pub file: String,
     /// The program that starts the ranks.
     pub launcher: Launcher,
-    /// How many ranks there are, and what says so.
+    /// The number of ranks, and where it comes from.
     pub world: World,
-    /// Values that were compared and agree: `batch 64 = 2 × 8 × 4 ranks`.
+    /// Values that were compared and agree, such as `batch 64 = 2 × 8 × 4 ranks`.
     pub compared: Vec<String>,
     /// Disagreements, errors first.
     pub findings: Vec<Finding>,
@@ -41,8 +41,9 @@ pub struct Verification {
     pub agrees: bool,
 }
 
-/// Compares a training command with a checked file. The command may begin with environment assignments, and may be
-/// one text as a shell would read it.
+/// Compares a training command with a checked file.
+///
+/// The command may begin with environment assignments, and may be a single string in shell syntax.
 pub fn verify(file: &FileValues, file_name: &str, command: &[String]) -> Verification {
     let command = command::Command::read(command);
     let (compared, findings) = compare::Comparison::new(file, file_name, &command).run();

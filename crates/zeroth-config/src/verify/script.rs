@@ -1,28 +1,28 @@
-//! What the flags of a training script say, and whose script it is.
+//! Reads the flags of a training script, and identifies its trainer.
 
 use super::words::Arguments;
 use crate::resolve::{Flags, Precision};
 
-/// Who reads the script's flags and fills `"auto"`.
+/// The trainer that reads the script's flags and fills `"auto"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trainer {
-    /// Hugging Face's Trainer, by its flags.
+    /// Hugging Face's Trainer, recognised by its flags.
     HuggingFace,
     /// ms-swift.
     Swift,
     /// zeroth.
     Zeroth,
-    /// A script of its own, which hands the file to DeepSpeed as it is.
+    /// A custom script, which passes the file to DeepSpeed unchanged.
     Own,
 }
 
 impl Trainer {
-    /// Whether it compares flags with the file and stops where they differ.
+    /// Whether the trainer compares flags with the file and stops at a mismatch.
     pub(super) fn compares(self) -> bool {
         self != Self::Own
     }
 
-    /// Its name in a message.
+    /// The trainer's name in messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::HuggingFace => "Hugging Face's Trainer",
@@ -32,8 +32,9 @@ impl Trainer {
         }
     }
 
-    /// What counts for flags that were not typed, where the trainer holds that against the file as well. zeroth does
-    /// not: there, an untyped flag gives way.
+    /// Adds the defaults of flags that are not given, if the trainer compares them with the file.
+    ///
+    /// zeroth does not: the file overrides flags that are not given.
     pub(super) fn with_defaults(self, typed: &Flags, ranks: u64) -> Option<Flags> {
         let mut flags = typed.clone();
         let (micro, rate, decay, second_beta) = match self {
@@ -61,27 +62,27 @@ impl Trainer {
     }
 }
 
-/// The flags of a script.
+/// The parsed flags of a script.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Typed {
-    /// What meets keys of the file. The precision is decided with the file at hand, from the next four.
+    /// Flags that correspond to keys of the file. The precision follows later, from the next four fields and the file.
     pub(super) flags: Flags,
     pub(super) bf16: Option<bool>,
     pub(super) fp16: Option<bool>,
     pub(super) fp32: Option<bool>,
-    /// --torch_dtype: the type that weights are loaded in.
+    /// `--torch_dtype`, the dtype in which weights are loaded.
     pub(super) dtype: Option<Precision>,
-    /// --batch_size or --train_batch_size: a script's own word, with the number.
+    /// `--batch_size` or `--train_batch_size`, whose meaning depends on the script: flag, value.
     pub(super) own_batch: Option<(String, u64)>,
-    /// Configs that are named, with the flag.
+    /// Configs that the command names: flag, value.
     pub(super) configs: Vec<(String, String)>,
-    /// A file of settings that the script reads.
+    /// A settings file that the script reads.
     pub(super) settings_file: Option<String>,
-    /// Flags whose value cannot be read: the flag, its text, what it wants.
+    /// Flags whose value cannot be parsed: flag, value, what was expected.
     pub(super) unreadable: Vec<(String, String, &'static str)>,
 }
 
-/// Flags of Hugging Face's TrainingArguments that hardly any other script has.
+/// Flags of Hugging Face's `TrainingArguments` that hardly any other script has.
 const HUGGING_FACE: &[&str] = &[
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
@@ -102,7 +103,7 @@ const HUGGING_FACE: &[&str] = &[
     "do_train",
 ];
 
-/// Whose flags these are, where the program does not say it.
+/// Guesses the trainer from the flags, for programs that do not reveal it.
 pub(super) fn trainer_by_flags(arguments: &Arguments) -> Trainer {
     if arguments.has(HUGGING_FACE) { Trainer::HuggingFace } else { Trainer::Own }
 }
@@ -142,7 +143,7 @@ impl Typed {
             own_batch: arguments.whole(&own).and_then(|size| Some((arguments.text(&own)?.0, size))),
             configs: ["deepspeed", "deepspeed_config", "ds_config"]
                 .iter()
-                // `--deepspeed` alone, or as `--deepspeed true`, is DeepSpeed's own switch.
+                // `--deepspeed` without a value, or with `true`, is DeepSpeed's own switch.
                 .filter_map(|name| arguments.text(&[name]))
                 .filter(|(_, value)| !matches!(value.to_ascii_lowercase().as_str(), "true" | "false"))
                 .collect(),
@@ -152,20 +153,20 @@ impl Typed {
     }
 }
 
-/// -1 is Hugging Face's word for "by epochs".
+/// `--max_steps`, unless it is negative: Hugging Face's Trainer then counts epochs.
 fn max_steps(arguments: &mut Arguments) -> Option<u64> {
     let by_epochs = arguments.text(&["max_steps"]).is_some_and(|(_, steps)| steps.starts_with('-'));
     if by_epochs { None } else { arguments.whole(&["max_steps"]) }
 }
 
-/// Steps, or below 1 their share: --warmup_steps wins over --warmup_ratio where it is not 0.
+/// Warmup steps, or below 1 the fraction of steps. `--warmup_steps` overrides `--warmup_ratio` unless it is 0.
 fn warmup(arguments: &mut Arguments) -> Option<f64> {
     let steps = arguments.number(&["warmup_steps", "num_warmup_steps"]);
     let ratio = arguments.number(&["warmup_ratio"]).filter(|ratio| (0.0..1.0).contains(ratio));
     steps.filter(|steps| *steps > 0.0).or(ratio).or(steps)
 }
 
-/// ms-swift trains LoRA unless it is told otherwise.
+/// Whether the script trains LoRA, which is the default of ms-swift.
 fn is_lora(arguments: &Arguments, trainer: Trainer) -> bool {
     match arguments.text(&["train_type", "tuner_type", "sft_type"]) {
         Some((_, name)) => name == "lora",
@@ -177,7 +178,7 @@ fn is_settings(word: &str) -> bool {
     [".yaml", ".yml", ".json"].iter().any(|ending| word.ends_with(ending))
 }
 
-/// A type by the names that PyTorch, Hugging Face and accelerate give it.
+/// Parses a dtype by its name in PyTorch, Hugging Face or accelerate.
 pub(super) fn precision(name: &str) -> Option<Precision> {
     match name.trim_start_matches("torch.") {
         "bf16" | "bfloat16" => Some(Precision::Bf16),

@@ -1,4 +1,4 @@
-//! Commands as users type them, against files as users write them.
+//! Realistic commands compared with realistic config files.
 
 use proptest::prelude::*;
 
@@ -7,8 +7,8 @@ use crate::check::check;
 use crate::preset::PRESETS;
 use crate::read::{Location, Source, parse};
 
-/// The file of the course's generator: ZeroConfig(micro_batch_size=1, gradient_accumulation=16). Its
-/// train_batch_size leaves out the ranks.
+/// The config that the course's generator writes for `ZeroConfig(micro_batch_size=1, gradient_accumulation=16)`. Its
+/// `train_batch_size` omits the ranks.
 const GENERATED: &str = r#"{
   "train_batch_size": 16,
   "zero_optimization": {
@@ -23,7 +23,7 @@ const GENERATED: &str = r#"{
   "gradient_clipping": 1.0
 }"#;
 
-/// The same for 4 ranks, made by `config new --micro-batch-size 2 --gradient-accumulation 8 --world-size 4`.
+/// A config for 4 ranks, from `config new --micro-batch-size 2 --gradient-accumulation 8 --world-size 4`.
 const FOUR_RANKS: &str = r#"{
   "train_batch_size": 64,
   "train_micro_batch_size_per_gpu": 2,
@@ -41,7 +41,7 @@ fn preset(name: &str) -> String {
     PRESETS.iter().find(|preset| preset.name == name).unwrap().text.to_owned()
 }
 
-/// Verifies `ds.json` with this text against a command as a shell would split it.
+/// Verifies `ds.json` with this text against a command in shell syntax.
 fn run(text: &str, command: &str) -> Verification {
     verify(&file_values(text), "ds.json", &[command.to_owned()])
 }
@@ -52,7 +52,7 @@ fn messages(found: &Verification) -> String {
     texts.concat()
 }
 
-/// The only finding.
+/// Returns the finding, which must be the only one.
 fn only(found: &Verification) -> &Finding {
     assert_eq!(found.findings.len(), 1, "{}", messages(found));
     &found.findings[0]
@@ -63,7 +63,7 @@ fn keys(found: &Verification) -> Vec<&'static str> {
 }
 
 #[test]
-fn every_launcher_says_how_many_ranks_there_are() {
+fn world_size_is_read_from_every_launcher() {
     use Launcher::{Accelerate, DeepSpeed, Mpirun, Other, Python, Srun, Swift, Torchrun, Zeroth};
     for (command, launcher, size) in [
         ("deepspeed --num_gpus=1 translation/run_translation.py --deepspeed ds.json", DeepSpeed, Some(1)),
@@ -119,7 +119,7 @@ fn every_launcher_says_how_many_ranks_there_are() {
 }
 
 #[test]
-fn a_command_that_agrees_says_what_was_compared() {
+fn agreement_lists_the_compared_values() {
     let found = run(
         FOUR_RANKS,
         "torchrun --nproc_per_node 4 train.py --deepspeed ./ds.json --per_device_train_batch_size 2 \
@@ -134,7 +134,7 @@ fn a_command_that_agrees_says_what_was_compared() {
 }
 
 #[test]
-fn the_t5_example_agrees_with_its_file_of_autos() {
+fn t5_example_agrees_with_a_config_of_autos() {
     let command = "deepspeed --num_gpus=1 translation/run_translation.py \\\n--deepspeed config/ds.json \\\n\
                    --model_name_or_path t5-3b \\\n--per_device_train_batch_size 1 \\\n--output_dir output_dir \
                    --overwrite_output_dir --fp16 \\\n--do_train --max_train_samples 500 --num_train_epochs 1";
@@ -144,12 +144,12 @@ fn the_t5_example_agrees_with_its_file_of_autos() {
 }
 
 #[test]
-fn a_batch_without_the_ranks_is_named_with_the_right_number() {
+fn train_batch_size_that_omits_the_ranks_is_an_error_with_a_fix() {
     let found = run(GENERATED, "deepspeed --num_gpus=4 train.py --deepspeed ds.json");
     let finding = only(&found);
     assert_eq!((finding.severity, finding.key), (Severity::Error, Some("train_batch_size")));
     assert_eq!(finding.location, Some(Location { line: 2, column: 3 }));
-    // DeepSpeed's own words for it; it divides 16 by 4 ranks and 16 steps down to a micro-batch of 0.
+    // DeepSpeed's own message: 16 samples divided by 4 ranks and 16 steps give a micro-batch of 0.
     assert!(
         finding.message.contains("train_batch_size is not equal to micro_batch_per_gpu"),
         "{}",
@@ -165,7 +165,7 @@ fn a_batch_without_the_ranks_is_named_with_the_right_number() {
 }
 
 #[test]
-fn the_same_with_hugging_faces_flags() {
+fn train_batch_size_that_omits_the_ranks_is_an_error_with_trainer_flags() {
     let found = run(
         GENERATED,
         "deepspeed --num_gpus=8 train_hf.py --deepspeed ds.json --per_device_train_batch_size 1 \
@@ -178,7 +178,7 @@ fn the_same_with_hugging_faces_flags() {
 }
 
 #[test]
-fn a_batch_multiplied_by_the_ranks_twice_is_named() {
+fn train_batch_size_multiplied_by_the_ranks_twice_is_recognised() {
     let file = FOUR_RANKS.replace("64", "256");
     let found = run(&file, "deepspeed --num_gpus 4 train.py --deepspeed ds.json");
     let finding = only(&found);
@@ -187,7 +187,7 @@ fn a_batch_multiplied_by_the_ranks_twice_is_named() {
 }
 
 #[test]
-fn a_global_batch_given_per_device_is_named() {
+fn global_batch_size_given_per_device_is_recognised() {
     let found = run(
         FOUR_RANKS,
         "torchrun --nproc_per_node 4 t.py --deepspeed ds.json --per_device_train_batch_size 64 \
@@ -204,7 +204,7 @@ fn a_global_batch_given_per_device_is_named() {
 }
 
 #[test]
-fn other_batches_that_do_not_fit_have_deepspeeds_own_sentence() {
+fn other_batch_size_errors_quote_deepspeed() {
     let file =
         r#"{"train_batch_size": 33, "train_micro_batch_size_per_gpu": 17, "gradient_accumulation_steps": 2}"#;
     let found = run(file, "deepspeed --num_gpus 2 train.py");
@@ -215,8 +215,8 @@ fn other_batches_that_do_not_fit_have_deepspeeds_own_sentence() {
 }
 
 #[test]
-fn a_script_of_its_own_keeps_its_numbers_from_deepspeed() {
-    // 32 // 4 ranks // 8 steps = 1: DeepSpeed is content, and the script computes 4 samples at a time.
+fn batch_size_flag_that_deepspeed_does_not_see_is_a_warning() {
+    // 32 / 4 ranks / 8 steps = 1: DeepSpeed accepts the file, but the script computes 4 samples at a time.
     let file = r#"{"train_batch_size": 32, "gradient_accumulation_steps": 8}"#;
     let found = run(file, "deepspeed --num_gpus 4 train.py --micro_batch_size 4");
     assert_eq!(only(&found).severity, Severity::Warning);
@@ -225,7 +225,7 @@ fn a_script_of_its_own_keeps_its_numbers_from_deepspeed() {
 }
 
 #[test]
-fn accumulation_in_both_places_must_be_the_same() {
+fn different_gradient_accumulation_is_an_error() {
     let found = run(
         FOUR_RANKS,
         "torchrun --nproc_per_node 4 t.py --deepspeed ds.json --per_device_train_batch_size 2 \
@@ -239,7 +239,7 @@ fn accumulation_in_both_places_must_be_the_same() {
 }
 
 #[test]
-fn optimizer_and_schedule_flags_are_hugging_faces_mismatches() {
+fn optimizer_and_scheduler_mismatches_are_worded_like_hugging_faces() {
     let file = r#"{
   "train_micro_batch_size_per_gpu": "auto",
   "gradient_clipping": 0.5,
@@ -274,8 +274,8 @@ fn optimizer_and_schedule_flags_are_hugging_faces_mismatches() {
 }
 
 #[test]
-fn defaults_of_hugging_faces_trainer_count_where_nothing_is_typed() {
-    // HF's defaults: batch 8, accumulation 1, max_grad_norm 1.0, neither bf16 nor fp16.
+fn trainer_defaults_apply_to_flags_that_are_not_given() {
+    // The Trainer's defaults: batch 8, accumulation 1, max_grad_norm 1.0, neither bf16 nor fp16.
     let found = run(FOUR_RANKS, "torchrun --nproc_per_node 4 t.py --deepspeed ds.json --num_train_epochs 1");
     let text = messages(&found);
     assert!(found.findings.iter().all(|finding| finding.severity == Severity::Warning), "{text}");
@@ -286,13 +286,13 @@ fn defaults_of_hugging_faces_trainer_count_where_nothing_is_typed() {
     assert!(text.contains("ds gradient_accumulation_steps=8 vs hf gradient_accumulation_steps=1"), "{text}");
     assert!(text.contains("ds bf16.enabled=True vs hf bf16|bf16_full_eval=False"), "{text}");
     assert_eq!(found.findings.len(), 3, "{text}");
-    // zeroth's flags give way where they are not typed.
+    // In zeroth, the file overrides flags that are not given.
     let found = run(FOUR_RANKS, "zeroth train --ranks 4 --deepspeed ds.json");
     assert!(found.agrees, "{}", messages(&found));
 }
 
 #[test]
-fn swift_accumulates_to_sixteen_samples_by_itself() {
+fn swift_accumulates_to_sixteen_samples_by_default() {
     // max(1, ceil(16 / 2 / 4)) = 2.
     let found =
         run(FOUR_RANKS, "NPROC_PER_NODE=4 swift sft --deepspeed ds.json --per_device_train_batch_size 2");
@@ -310,7 +310,7 @@ fn swift_accumulates_to_sixteen_samples_by_itself() {
 }
 
 #[test]
-fn the_swift_examples_name_presets_and_not_the_file() {
+fn swift_examples_name_presets_instead_of_the_file() {
     for (command, name) in [
         (
             "torchrun --nproc_per_node=5 swift sft --model Qwen/Qwen3-8B --train_type full --deepspeed zero3 \
@@ -333,7 +333,7 @@ fn the_swift_examples_name_presets_and_not_the_file() {
 }
 
 #[test]
-fn another_file_is_an_error_and_the_same_one_by_another_path_is_not() {
+fn another_file_is_an_error_but_another_path_to_the_same_file_is_not() {
     for (named, same) in [
         ("ds.json", true),
         ("./ds.json", true),
@@ -351,7 +351,7 @@ fn another_file_is_an_error_and_the_same_one_by_another_path_is_not() {
 }
 
 #[test]
-fn a_command_that_names_no_config_does_not_read_the_file() {
+fn command_without_a_config_does_not_read_the_file() {
     let found = run(&preset("zero2"), "NPROC_PER_NODE=2 swift sft --per_device_train_batch_size 1");
     assert!(only(&found).message.contains("names no config"), "{}", messages(&found));
     let found = run(&preset("zero2"), "zeroth train --ranks 2");
@@ -359,7 +359,7 @@ fn a_command_that_names_no_config_does_not_read_the_file() {
 }
 
 #[test]
-fn precisions_that_differ_are_found_on_both_sides() {
+fn precision_mismatches_are_reported() {
     let fp16 = r#"{"train_micro_batch_size_per_gpu": "auto", "fp16": {"enabled": true}}"#;
     let found = run(fp16, "torchrun t.py --deepspeed ds.json --per_device_train_batch_size 1 --bf16");
     assert_eq!(only(&found).key, Some("fp16.enabled"));
@@ -375,7 +375,7 @@ fn precisions_that_differ_are_found_on_both_sides() {
 }
 
 #[test]
-fn auto_without_anyone_to_fill_it_is_a_warning() {
+fn auto_that_nothing_fills_is_a_warning() {
     let found = run(&preset("zero3"), "deepspeed --num_gpus 4 train.py --deepspeed ds.json");
     let text = messages(&found);
     assert_eq!(found.findings.len(), 2, "{text}");
@@ -394,7 +394,7 @@ fn auto_without_anyone_to_fill_it_is_a_warning() {
 }
 
 #[test]
-fn activation_checkpointing_waits_for_a_call_that_hugging_face_does_not_make() {
+fn activation_checkpointing_is_not_read_by_hugging_faces_trainer() {
     let file = r#"{"activation_checkpointing": {"cpu_checkpointing": true, "number_checkpoints": 8}}"#;
     let flags = "t.py --deepspeed ds.json --per_device_train_batch_size 1";
     let found = run(file, &format!("torchrun {flags} --gradient_checkpointing"));
@@ -410,7 +410,7 @@ fn activation_checkpointing_waits_for_a_call_that_hugging_face_does_not_make() {
 }
 
 #[test]
-fn accelerates_own_flags_give_way_to_the_file() {
+fn file_overrides_accelerate_flags() {
     let file = r#"{
   "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "gradient_clipping": 1.0,
   "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "fp16": {"enabled": true}
@@ -449,7 +449,7 @@ fn accelerates_own_flags_give_way_to_the_file() {
 }
 
 #[test]
-fn without_a_number_of_ranks_the_ones_that_work_are_listed() {
+fn unknown_world_size_lists_the_sizes_that_fit() {
     let file = r#"{"train_batch_size": 64}"#;
     let found = run(file, "torchrun --nproc_per_node gpu train.py");
     assert_eq!(only(&found).severity, Severity::Warning);
@@ -466,7 +466,7 @@ fn without_a_number_of_ranks_the_ones_that_work_are_listed() {
 }
 
 #[test]
-fn a_scripts_own_batch_size_is_asked_about() {
+fn ambiguous_batch_size_flag_is_a_warning() {
     for (command, said) in [
         ("--batch_size 64", "multiplies it by the 4 ranks again"),
         ("--train_batch_size=2", "agrees if the script takes it per device"),
@@ -479,7 +479,7 @@ fn a_scripts_own_batch_size_is_asked_about() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_said() {
+fn what_cannot_be_compared_is_reported() {
     for command in ["", "torchrun --nproc_per_node 4", "NPROC_PER_NODE=4", "python -u"] {
         let found = run(GENERATED, command);
         assert!(found.has_errors() && only(&found).message.contains("starts no training"), "{command}");
@@ -492,7 +492,7 @@ fn what_cannot_be_compared_is_said() {
     assert!(only(&found).message.contains("settings from run.yaml"), "{}", messages(&found));
 }
 
-/// Words that commands are made of.
+/// A word as it occurs in commands.
 fn word() -> impl Strategy<Value = String> {
     let words = [
         "deepspeed",
@@ -561,7 +561,7 @@ fn word() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn any_command_is_compared_without_panic(
+    fn no_command_panics(
         words in prop::collection::vec(word(), 0..12),
         file in prop::sample::select(vec![
             "{}".to_owned(), GENERATED.to_owned(), FOUR_RANKS.to_owned(), preset("zero3"),

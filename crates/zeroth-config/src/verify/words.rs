@@ -1,17 +1,17 @@
-//! A command line as words, and words as flags with their values.
+//! Splits a command line into words, and words into flags and values.
 
 use std::path::Path;
 
 use crate::read::Number;
 
-/// The words of a command. One text alone is split as a shell would split it; a pipe or a redirection ends it.
+/// The words of a command, up to a pipe or redirection. A single string is split as a shell would split it.
 pub(super) fn words(command: &[String]) -> Vec<String> {
     let words = match command {
         [text] if text.contains(char::is_whitespace) => split(text),
         _ => command.to_vec(),
     };
     let end = words.iter().position(|word| ends_command(word)).unwrap_or(words.len());
-    // A word that is a lone backslash or a line break is what is left of a line continued in a quoted text.
+    // A lone backslash or line break comes from a line continuation inside quotes.
     words.into_iter().take(end).filter(|word| !word.trim().is_empty() && word != "\\").collect()
 }
 
@@ -21,7 +21,7 @@ fn ends_command(word: &str) -> bool {
         || word.starts_with("2>")
 }
 
-/// Quotes hold words together; a backslash takes the next character as it is, and with a line break is nothing.
+/// Splits at whitespace outside quotes. A backslash escapes the next character; before a line break both are dropped.
 fn split(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -49,14 +49,14 @@ fn split(text: &str) -> Vec<String> {
     words
 }
 
-/// Whether a word is a flag: `--name`, `-n`, and neither `-5` nor `-`.
+/// Whether a word is a flag such as `--name` or `-n`, but not `-5` or `-`.
 pub(super) fn is_flag(word: &str) -> bool {
     word.strip_prefix("--")
         .or_else(|| word.strip_prefix('-'))
         .is_some_and(|name| name.starts_with(|c: char| c.is_ascii_alphabetic()))
 }
 
-/// A flag's name without dashes, with `_` for `-`, and the value that follows its `=`.
+/// A flag's name without leading dashes and with `_` for `-`, and the value after `=`.
 pub(super) fn name_and_value(word: &str) -> (String, Option<&str>) {
     let bare = word.trim_start_matches('-');
     let (name, value) = bare.split_once('=').map_or((bare, None), |(name, value)| (name, Some(value)));
@@ -67,7 +67,7 @@ pub(super) fn is_python_file(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "py")
 }
 
-/// `NAME=value` in front of a command.
+/// Splits an environment assignment `NAME=value`.
 pub(super) fn assignment(word: &str) -> Option<(&str, &str)> {
     let (name, value) = word.split_once('=')?;
     let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
@@ -75,13 +75,13 @@ pub(super) fn assignment(word: &str) -> Option<(&str, &str)> {
     is_name.then_some((name, value))
 }
 
-/// The flags of a script in their order, each with the words up to the next.
+/// The flags of a script in order, each with the words up to the next flag.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Arguments {
     /// Words before the first flag.
     pub(super) leading: Vec<String>,
     flags: Vec<(String, Vec<String>)>,
-    /// Flags whose value cannot be read: the flag, its text, what it wants.
+    /// Flags whose value cannot be parsed: flag, value, what was expected.
     pub(super) unreadable: Vec<(String, String, &'static str)>,
 }
 
@@ -101,36 +101,36 @@ impl Arguments {
         arguments
     }
 
-    /// Whether one of these flags is there.
+    /// Whether one of these flags is given.
     pub(super) fn has(&self, names: &[&str]) -> bool {
         self.find(names).is_some()
     }
 
-    /// The last of these flags, with its words. A flag given twice: the last counts.
+    /// The last of these flags, with its words.
     fn find(&self, names: &[&str]) -> Option<(&str, &[String])> {
         let found = self.flags.iter().rev().find(|(name, _)| names.contains(&name.as_str()))?;
         Some((&found.0, &found.1))
     }
 
-    /// The flag as it is named here and its first word.
+    /// The flag as `--name`, and its value.
     pub(super) fn text(&self, names: &[&str]) -> Option<(String, String)> {
         let (name, values) = self.find(names)?;
         Some((format!("--{name}"), values.first()?.clone()))
     }
 
-    /// A truth value: alone it is true, and a word that is none belongs to somebody else.
+    /// A boolean flag. Without a value, or followed by a word that is not a boolean, it is true.
     pub(super) fn switch(&self, names: &[&str]) -> Option<bool> {
         let (_, values) = self.find(names)?;
         let word = values.first().map(|value| value.to_ascii_lowercase());
         Some(!matches!(word.as_deref(), Some("false" | "f" | "no" | "n" | "0")))
     }
 
-    /// A finite number.
+    /// The value of a flag as a finite number.
     pub(super) fn number(&mut self, names: &[&str]) -> Option<f64> {
         self.value(names, "a number", |number| Some(number.as_f64()))
     }
 
-    /// A whole number of at least 0.
+    /// The value of a flag as a whole number of at least 0.
     pub(super) fn whole(&mut self, names: &[&str]) -> Option<u64> {
         self.value(names, "a whole number", |number| u64::try_from(number.as_whole()?).ok())
     }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn one_text_is_split_as_a_shell_splits_it() {
+    fn single_string_is_split_like_a_shell_command() {
         let text = "A=1 torchrun --x 'a b' \\\n  --y=\"c \\\" d\" --z e\\ f 2>&1 | tee log";
         assert_eq!(
             words(&strings(&[text])),
@@ -170,13 +170,13 @@ mod tests {
     }
 
     #[test]
-    fn words_stay_as_they_are() {
+    fn separate_words_are_kept_unchanged() {
         let given = strings(&["deepspeed", "a b.py", "--x", "-5"]);
         assert_eq!(words(&given), given);
     }
 
     #[test]
-    fn the_last_flag_counts_and_both_spellings_are_one() {
+    fn last_flag_wins_and_dashes_equal_underscores() {
         let given =
             strings(&["--learning-rate", "1e-4", "--learning_rate=2e-5", "--bf16", "--fp16", "False"]);
         let mut arguments = Arguments::read(&given);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_number_is_kept_for_the_report() {
+    fn values_that_are_not_numbers_are_kept_for_the_report() {
         let mut arguments = Arguments::read(&strings(&["--max_grad_norm", "$CLIP", "--max_steps", "1.5"]));
         assert_eq!(arguments.number(&["max_grad_norm"]), None);
         assert_eq!(arguments.whole(&["max_steps"]), None);

@@ -1,4 +1,4 @@
-//! The paragraph "How values are resolved", sentence by sentence, and the defaults of flags that were not typed.
+//! The rules by which values are resolved, one by one, and the defaults of flags that are not given.
 
 use serde_json::{Value as Json, json};
 use zeroth_config::resolve::Flags;
@@ -7,9 +7,9 @@ use super::Run;
 
 const STAGE_3: &str = r#"{"zero_optimization": {"stage": 3}}"#;
 
-/// "A key absent from the file counts as "auto": the flag that was typed, else the file, else the default."
+/// A key absent from the file counts as `"auto"`: the flag if it is given, else the file, else the default.
 #[test]
-fn absent_counts_as_auto_the_typed_flag_else_the_file_else_the_default() {
+fn values_come_from_the_flag_else_the_file_else_the_default() {
     let typed = Run::typed(Flags { max_grad_norm: Some(0.5), learning_rate: Some(3e-4), ..Flags::default() });
     assert_eq!(typed.value("{}", "gradient_clipping"), (json!(0.5), "command line"));
     assert_eq!(typed.value("{}", "optimizer.params.lr"), (json!(3e-4), "command line"));
@@ -21,7 +21,7 @@ fn absent_counts_as_auto_the_typed_flag_else_the_file_else_the_default() {
 }
 
 #[test]
-fn flags_that_were_not_typed_have_the_defaults_of_the_contract() {
+fn flags_that_are_not_given_have_their_documented_defaults() {
     let resolved = Run::plain().resolved("{}");
     let value = |path: &str| resolved.get(path).map(|setting| setting.value.clone());
     for (path, expected) in [
@@ -43,7 +43,7 @@ fn flags_that_were_not_typed_have_the_defaults_of_the_contract() {
     assert_eq!(lora.value("{}", "optimizer.params.lr").0, json!(1e-4));
 }
 
-/// "So `{"zero_optimization": {"stage": 3}}` plus flags is a full config."
+/// `{"zero_optimization": {"stage": 3}}` plus flags is a full config.
 #[test]
 fn a_stage_plus_flags_is_a_full_config() {
     let flags = Flags {
@@ -71,9 +71,9 @@ fn a_stage_plus_flags_is_a_full_config() {
     }
 }
 
-/// "Only a flag that was typed can contradict the file (exit 2, all contradictions at once); others give way."
+/// Only a flag that is given can contradict the file (exit 2, all contradictions at once); the file overrides others.
 #[test]
-fn only_a_typed_flag_can_contradict_the_file_and_all_do_at_once() {
+fn only_explicit_flags_contradict_the_file_and_all_are_reported() {
     let text = r#"{"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.3, "fp16": {"enabled": true},
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.8, 0.9], "eps": 1e-7, "weight_decay": 0}},
         "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5, "total_num_steps": 50}}}"#;
@@ -87,7 +87,7 @@ fn only_a_typed_flag_can_contradict_the_file_and_all_do_at_once() {
         ("optimizer.params.eps", json!(1e-7)),
         ("optimizer.params.weight_decay", json!(0.0)),
         ("scheduler.params.warmup_num_steps", json!(5)),
-        // The data says 77 steps; only a typed --max-steps would contradict.
+        // The data gives 77 steps; only an explicit --max-steps would contradict the file.
         ("scheduler.params.total_num_steps", json!(50)),
     ] {
         let setting = resolved.get(path).unwrap();
@@ -122,13 +122,13 @@ fn only_a_typed_flag_can_contradict_the_file_and_all_do_at_once() {
     }
 }
 
-/// "An optimizer or scheduler section in the file wins over untyped flags."
+/// An optimizer or scheduler section in the file overrides flags that are not given.
 #[test]
-fn a_section_of_the_file_wins_over_flags_that_were_not_typed() {
+fn sections_of_the_file_override_flags_that_are_not_given() {
     let text =
         r#"{"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "scheduler": {"type": "WarmupLR"}}"#;
     let plain = Run::plain();
-    // torch's and DeepSpeed's own defaults, not ours.
+    // The defaults of PyTorch and DeepSpeed, not ours.
     assert_eq!(plain.value(text, "optimizer.params.betas"), (json!([0.9, 0.999]), "default"));
     assert_eq!(plain.value(text, "optimizer.params.weight_decay"), (json!(0.0), "default"));
     assert_eq!(plain.value(text, "scheduler.params.warmup_num_steps"), (json!(1000), "default"));
@@ -139,7 +139,7 @@ fn a_section_of_the_file_wins_over_flags_that_were_not_typed() {
         "the optimizer's learning rate"
     );
     assert!(plain.resolved(text).get("zeroth.lr_scheduler_type").is_none(), "the file has a schedule");
-    // WarmupDecayLR's maximum does not follow the optimizer in DeepSpeed.
+    // In DeepSpeed, WarmupDecayLR's maximum does not follow the optimizer.
     let decay = r#"{"optimizer": {"params": {"lr": 1e-4}}, "scheduler": {"type": "WarmupDecayLR"}}"#;
     assert_eq!(plain.value(decay, "scheduler.params.warmup_max_lr"), (json!(1e-3), "default"));
     let typed = Run::typed(Flags { adam_beta2: Some(0.95), warmup_steps: Some(20.0), ..Flags::default() });
@@ -147,7 +147,7 @@ fn a_section_of_the_file_wins_over_flags_that_were_not_typed() {
     assert_eq!(typed.value(text, "scheduler.params.warmup_num_steps"), (json!(20), "command line"));
 }
 
-/// ""auto" on a key without a rule: its default, with a note."
+/// `"auto"` on a key without a rule is the key's default, with a note.
 #[test]
 fn auto_without_a_rule_is_the_default_with_a_note() {
     for (name, default) in [
@@ -168,9 +168,9 @@ fn auto_without_a_rule_is_the_default_with_a_note() {
     }
 }
 
-/// "`warmup_num_steps` 0 from auto means no warm-up."
+/// `warmup_num_steps` 0 from `"auto"` means no warmup.
 #[test]
-fn warm_up_is_a_number_of_steps_or_a_share_of_them_rounded_up() {
+fn warmup_is_a_number_of_steps_or_a_fraction_of_them_rounded_up() {
     let text = r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}}"#;
     for (typed, steps, expected) in [
         (None, Some(1000), json!(0)),
@@ -190,7 +190,7 @@ fn warm_up_is_a_number_of_steps_or_a_share_of_them_rounded_up() {
 }
 
 #[test]
-fn total_steps_are_open_until_the_data_or_a_flag_says_them() {
+fn total_num_steps_stays_auto_until_the_data_or_a_flag_gives_it() {
     const PATH: &str = "scheduler.params.total_num_steps";
     for text in [
         r#"{"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto"}}}"#,
@@ -211,7 +211,7 @@ fn total_steps_are_open_until_the_data_or_a_flag_says_them() {
 }
 
 #[test]
-fn defaults_that_follow_other_values_follow_them() {
+fn dependent_defaults_follow_other_values() {
     let plain = Run::plain();
     for stage in 0..=3 {
         let text = format!(r#"{{"zero_optimization": {{"stage": {stage}}}}}"#);
@@ -221,7 +221,7 @@ fn defaults_that_follow_other_values_follow_them() {
             "stage {stage}"
         );
     }
-    // DeepSpeed 0.19.3 made 1.0 of 0.0; an explicit 0 still turns clipping off.
+    // DeepSpeed 0.19.3 changed the default from 0.0 to 1.0; an explicit 0 still turns clipping off.
     assert_eq!(plain.value(r#"{"gradient_clipping": 0}"#, "gradient_clipping"), (json!(0.0), "file"));
     let cycle = r#"{"scheduler": {"type": "OneCycle", "params":
         {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3, "cycle_first_step_size": 300}}}"#;
@@ -234,7 +234,7 @@ fn defaults_that_follow_other_values_follow_them() {
     assert_eq!(plain.value("{}", "zeroth.recompute").0, json!("none"));
 }
 
-/// Whether a key of the value holds a dot.
+/// Whether a key in the value contains a dot.
 fn dotted(value: &Json) -> bool {
     value
         .as_object()
@@ -242,7 +242,7 @@ fn dotted(value: &Json) -> bool {
 }
 
 #[test]
-fn the_resolved_config_nests_as_deepspeed_writes_it_under_canonical_names() {
+fn resolved_config_is_nested_like_deepspeeds_with_canonical_names() {
     let text = r#"{"bfloat16": {"enabled": true}, "memory_efficient_linear": false,
         "zero_optimization": {"stage": 3, "prefetch_bucket_size": 7, "cpu_offload": true},
         "optimizer": {"type": "SGD", "params": {"momentum": 0.9}}}"#;
@@ -268,7 +268,7 @@ fn the_resolved_config_nests_as_deepspeed_writes_it_under_canonical_names() {
     assert!(!dotted(&json), "{json}");
 }
 
-/// The run folder keeps the resolved config: given back, it must mean the same.
+/// The run folder keeps the resolved config, which must resolve to the same values.
 #[test]
 fn a_resolved_config_resolves_to_itself() {
     for text in [
@@ -283,7 +283,7 @@ fn a_resolved_config_resolves_to_itself() {
     }
 }
 
-/// DeepSpeed's zero_optimization and optimizers refuse keys that they do not have.
+/// DeepSpeed refuses unknown keys in `zero_optimization` and in the parameters of optimizers.
 #[test]
 fn a_resolved_config_adds_no_key_that_deepspeed_refuses() {
     let json = Run::plain().resolved("{}").to_json();

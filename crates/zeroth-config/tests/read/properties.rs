@@ -1,11 +1,11 @@
-//! What holds for every text: no panic, places inside of the text, and values that read back.
+//! Properties of the parser: no text panics, locations are inside the text, and values round-trip.
 
 use proptest::prelude::*;
 use serde_json::Value as Json;
 
 use super::{Node, Number, Source, Value, parse, read, same};
 
-/// Pieces that configs are made of, so that random texts get past their first character.
+/// A fragment of a config, so that random texts get past their first character.
 fn piece() -> impl Strategy<Value = String> {
     let pieces = [
         "{", "}", "[", "]", ",", ":", "\"", "'", "'''", "\n", "\r\n", " ", "\t", "// c\n", "# c\n",
@@ -39,13 +39,13 @@ fn object() -> impl Strategy<Value = Json> {
         .prop_map(|members| Json::Object(members.into_iter().collect()))
 }
 
-/// White space and comments.
+/// Whitespace and comments.
 fn blank() -> impl Strategy<Value = String> {
     let pieces = ["", " ", "\t", "\n", "\r\n", "// 1, {\n", "# \"é\n", "/* 2 */", "/*\n}*/"];
     prop::collection::vec(prop::sample::select(pieces.to_vec()), 0..4).prop_map(|pieces| pieces.concat())
 }
 
-/// A value with white space and comments between its tokens, and a trailing comma where the count is odd.
+/// Prints a value with whitespace and comments between its tokens, and a trailing comma if the count is odd.
 fn print(value: &Json, blank: &mut dyn FnMut() -> String) -> String {
     let (open, parts, close) = match value {
         Json::Array(elements) => {
@@ -76,7 +76,7 @@ fn walk(node: &Node, visit: &mut impl FnMut(&Node)) {
     }
 }
 
-/// Reads bytes and holds the reader to its word.
+/// Parses bytes and checks the spans of the result or the location of the error.
 fn check_reading(bytes: &[u8]) -> Result<(), TestCaseError> {
     let outcome = Source::from_bytes("x", bytes.to_owned()).and_then(|source| {
         let text = source.text().to_owned();
@@ -113,17 +113,17 @@ fn check_reading(bytes: &[u8]) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_or_refused_at_a_place(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn bytes_are_parsed_or_refused_with_a_location(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         check_reading(&bytes)?;
     }
 
     #[test]
-    fn any_pieces_of_configs_are_read_or_refused_at_a_place(pieces in prop::collection::vec(piece(), 0..40)) {
+    fn config_fragments_are_parsed_or_refused_with_a_location(pieces in prop::collection::vec(piece(), 0..40)) {
         check_reading(pieces.concat().as_bytes())?;
     }
 
     #[test]
-    fn a_json_object_reads_back(object in object()) {
+    fn json_objects_round_trip(object in object()) {
         for text in [object.to_string(), format!("{object:#}")] {
             let ours = read(&text).map_err(|error| TestCaseError::fail(format!("{text}\n{error}")))?;
             prop_assert!(same(&ours.root.value.to_json(), &object), "{text}");
@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn spans_and_places_stand_among_any_comments(object in object(), blanks in prop::collection::vec(blank(), 1..60)) {
+    fn spans_and_locations_are_right_among_comments(object in object(), blanks in prop::collection::vec(blank(), 1..60)) {
         let mut cycle = blanks.iter().cycle().cloned();
         let mut blank = || cycle.next().expect("a cycle does not end");
         let text = [blank(), print(&object, &mut blank), blank()].concat();

@@ -1,4 +1,4 @@
-//! What is unusual and not wrong: values that pass with a note, names that are comments, old forms.
+//! Unusual but valid configs: values that pass with a note, keys that are comments, deprecated forms.
 
 use serde_json::{Value as Json, json};
 use zeroth_config::check::{Severity, Status};
@@ -7,9 +7,9 @@ use super::{checked, verdict};
 
 const BUCKET: &str = "zero_optimization.reduce_bucket_size";
 
-/// The file's value after reading, and what the message says of how it was written (nothing: `""`).
+/// Each row has the value after parsing, and what the message says about how it was written (`""` for nothing).
 #[test]
-fn values_that_pydantic_reads_are_read_and_noted() {
+fn values_that_pydantic_converts_are_converted_with_a_note() {
     let rows: [(&str, &str, Json, &str); 13] = [
         (
             r#"{"train_batch_size": "8"}"#,
@@ -24,7 +24,7 @@ fn values_that_pydantic_reads_are_read_and_noted() {
             json!(1024.0),
             "is read as the number 1024",
         ),
-        // Every preset writes numbers so: nothing to note.
+        // Every preset writes numbers this way, so there is no note.
         (r#"{"zero_optimization": {"reduce_bucket_size": 5e8}}"#, BUCKET, json!(500_000_000), ""),
         (r#"{"train_batch_size": 1.0}"#, "train_batch_size", json!(1), ""),
         (r#"{"zero_optimization": {"reduce_bucket_size": 0.5e1}}"#, BUCKET, json!(5), ""),
@@ -57,14 +57,14 @@ fn values_that_pydantic_reads_are_read_and_noted() {
 }
 
 #[test]
-fn a_number_for_a_truth_value_is_not_told_of_quotes() {
+fn note_on_a_number_for_a_boolean_does_not_mention_quotes() {
     let report = checked(r#"{"wall_clock_breakdown": 1}"#);
     let message = &verdict(&report, "wall_clock_breakdown").message;
     assert!(!message.contains("quotes"), "there are none: {message}");
 }
 
 #[test]
-fn null_counts_as_absent_and_says_so() {
+fn null_counts_as_absent_with_a_note() {
     for (text, path) in [
         (r#"{"train_batch_size": null}"#, "train_batch_size"),
         (r#"{"fp16": {"enabled": null}}"#, "fp16.enabled"),
@@ -86,7 +86,7 @@ fn null_counts_as_absent_and_says_so() {
 }
 
 #[test]
-fn a_name_far_from_all_others_is_a_warning() {
+fn unknown_keys_without_a_similar_name_are_warnings() {
     for (text, path) in [
         (r#"{"my_notes": "for the team"}"#, "my_notes"),
         (r#"{"zero_optimization": {"stage": 2, "colour": 7}}"#, "zero_optimization.colour"),
@@ -100,7 +100,7 @@ fn a_name_far_from_all_others_is_a_warning() {
 }
 
 #[test]
-fn names_that_begin_with_an_underscore_are_comments_at_every_level() {
+fn keys_that_begin_with_an_underscore_are_comments_at_every_level() {
     let report = checked(
         r#"{"_comment": "mine", "_": {"stage": 9}, "fp16": {"_why": [1], "enabled": false},
             "optimizer": {"type": "AdamW", "params": {"_lr": -1}}, "autotuning": {"_tuned": {"by": "me"}}}"#,
@@ -111,7 +111,7 @@ fn names_that_begin_with_an_underscore_are_comments_at_every_level() {
 }
 
 #[test]
-fn the_first_form_of_zero_optimization_still_works() {
+fn boolean_zero_optimization_is_deprecated_but_works() {
     for (text, stage) in [(r#"{"zero_optimization": true}"#, 1), (r#"{"zero_optimization": false}"#, 0)] {
         let report = checked(text);
         let verdict = verdict(&report, "zero_optimization");
@@ -123,7 +123,7 @@ fn the_first_form_of_zero_optimization_still_works() {
 }
 
 #[test]
-fn old_names_carry_their_values_over_to_the_new_ones() {
+fn deprecated_keys_set_their_replacements() {
     for (text, old, new, value) in [
         (
             r#"{"zero_optimization": {"stage": 2, "cpu_offload": true}}"#,
@@ -164,7 +164,7 @@ fn old_names_carry_their_values_over_to_the_new_ones() {
 }
 
 #[test]
-fn a_parameter_of_an_optimizer_that_only_deepspeed_has_is_not_yet() {
+fn parameters_of_unimplemented_optimizers_and_schedulers_are_not_yet() {
     let report = checked(
         r#"{"optimizer": {"type": "onebitadam", "params": {"lr": 1e-3, "freeze_step": 400, "pipe": {"a": 1}}}}"#,
     );

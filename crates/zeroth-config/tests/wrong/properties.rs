@@ -1,5 +1,5 @@
-//! Any config at all: a check never panics, judges every key once, in order and at its place; and every slip of two
-//! letters in the name of a key of the table is told a real name.
+//! Properties of `check`: it never panics, and gives every key one verdict, in order and with its location. A key of
+//! the table with two letters swapped gets an existing name suggested.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -11,7 +11,7 @@ use zeroth_config::snippet;
 
 use super::{checked, verdict};
 
-/// A config as people may write it. Keys may stand twice.
+/// A config as users may write it, possibly with duplicate keys.
 #[derive(Debug, Clone)]
 enum Tree {
     Leaf(String),
@@ -19,7 +19,7 @@ enum Tree {
     Object(Vec<(String, Tree)>),
 }
 
-/// A text being written, and where each key that needs a verdict stands.
+/// The text written so far, and the offset of each key that needs a verdict.
 #[derive(Default)]
 struct Written {
     text: String,
@@ -44,7 +44,7 @@ impl Written {
                     self.text.push_str(if index > 0 { "," } else { "" });
                     self.text.push('\n');
                     self.text.push_str(&"  ".repeat(depth + 1));
-                    // Inside a comment and inside a list nothing needs a verdict.
+                    // Keys inside comments and lists need no verdict.
                     let path = section.filter(|_| !key.starts_with('_')).map(|section| match section {
                         "" => key.clone(),
                         section => format!("{section}.{key}"),
@@ -62,7 +62,7 @@ impl Written {
     }
 }
 
-/// Values that keys of all kinds meet, right and wrong.
+/// Values for keys of all kinds, valid and invalid.
 const COMMON: &[&str] = &[
     "null",
     "true",
@@ -112,7 +112,7 @@ fn leaf() -> impl Strategy<Value = Tree> {
     ]
 }
 
-/// A key's name: mostly one of the section, sometimes one of another section or none of ours.
+/// A key's name: mostly one of the section, sometimes one of another section or an unknown one.
 fn name(section: &str) -> impl Strategy<Value = String> + use<> {
     let mut own: Vec<&'static str> = schema::names_in(section).collect();
     if own.is_empty() {
@@ -128,7 +128,7 @@ fn name(section: &str) -> impl Strategy<Value = String> + use<> {
     ]
 }
 
-/// An object for a section (`""` is the top level), sections within it filled as well.
+/// An object for a section (`""` is the top level), including nested sections.
 fn object(section: String, depth: u32) -> BoxedStrategy<Tree> {
     let member = name(&section).prop_flat_map(move |name| {
         let path = if section.is_empty() { name.clone() } else { format!("{section}.{name}") };
@@ -152,7 +152,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_config_is_judged_key_by_key_without_panic(tree in object(String::new(), 3), ranks in 1u64..9) {
+    fn every_key_has_one_verdict_and_no_config_panics(tree in object(String::new(), 3), ranks in 1u64..9) {
         let mut written = Written::default();
         written.tree(&tree, Some(""), 0);
         let source = Source::from_text("any.json", written.text.clone());
@@ -170,13 +170,13 @@ proptest! {
             let location = format!("any.json: {}", source.location(verdict.span.start));
             prop_assert!(shown.contains(&location), "{shown}");
         }
-        // Resolving what was well formed must not panic either, right or wrong.
+        // Resolving the values must not panic either, whether they are valid or not.
         let model = Some(ModelFacts { hidden_size: Some(4096), blocks: Some(32) });
         let _ = resolve(&Request { file: &report.values, flags: &Flags::default(), ranks, model, steps: None });
     }
 }
 
-/// A config with one key, in its section; the optimizer's or scheduler's type beside it where it needs one.
+/// A config with one key in its section, and the type of the optimizer or scheduler if the key belongs to one.
 fn config_with(key: &Key, name: &str) -> String {
     let mut text = format!("{{\"{name}\": 1}}");
     let mut sections: Vec<&str> = key.parent().split('.').filter(|part| !part.is_empty()).collect();
@@ -196,13 +196,13 @@ fn suggested(message: &str) -> Option<&str> {
 }
 
 #[test]
-fn two_letters_swapped_in_any_key_are_told_a_real_name() {
+fn keys_with_two_letters_swapped_get_an_existing_name_suggested() {
     let mut tried = 0;
     let mut faults = Vec::new();
     let keys = schema::keys().filter(|key| !matches!(key.kind, Kind::Section | Kind::Opaque));
     for key in keys.filter(|key| !matches!(key.effect, Effect::Refused(_)) && key.name().len() >= 6) {
         let letters: Vec<char> = key.name().chars().collect();
-        // Every place but the first and the last letter.
+        // Every position except the first and the last letter.
         for at in (1..letters.len() - 2).filter(|&at| letters[at] != letters[at + 1]) {
             let mut swapped = letters.clone();
             swapped.swap(at, at + 1);

@@ -1,4 +1,4 @@
-//! Values that are wrong together: contradictions, keys given twice, parameters of another optimizer or schedule.
+//! Values that are invalid together: contradictions, duplicate keys, parameters of another optimizer or scheduler.
 
 use zeroth_config::check::Severity;
 use zeroth_config::check::Status::Invalid;
@@ -6,7 +6,7 @@ use zeroth_config::check::Status::Invalid;
 use super::{assert_rows, checked};
 
 #[test]
-fn values_that_contradict_each_other_are_told_so() {
+fn contradictory_values_are_reported() {
     assert_rows(
         Invalid,
         &[
@@ -47,7 +47,7 @@ fn values_that_contradict_each_other_are_told_so() {
 }
 
 #[test]
-fn a_key_given_twice_is_told_the_other_place() {
+fn duplicate_keys_are_reported_with_the_other_location() {
     const GATHER: &str = "zero_optimization.stage3_gather_fp16_weights_on_model_save";
     assert_rows(
         Invalid,
@@ -68,7 +68,7 @@ fn a_key_given_twice_is_told_the_other_place() {
                 "optimizer.type",
                 "first at line 1, column 16",
             ),
-            // DeepSpeed refuses a second one wherever it stands, in parts that have no counterpart here as well.
+            // DeepSpeed refuses duplicate keys everywhere, including sections that have no counterpart here.
             (
                 r#"{"autotuning": {"fast": true, ▸"fast": false}}"#,
                 "autotuning.fast",
@@ -111,7 +111,7 @@ fn a_key_given_twice_is_told_the_other_place() {
 }
 
 #[test]
-fn optimizers_and_schedules_that_do_not_fit_are_told_what_does() {
+fn invalid_optimizers_and_schedulers_are_reported_with_a_fix() {
     assert_rows(
         Invalid,
         &[
@@ -181,7 +181,7 @@ fn optimizers_and_schedules_that_do_not_fit_are_told_what_does() {
 }
 
 #[test]
-fn one_fault_is_told_once() {
+fn one_fault_is_reported_once() {
     for text in [
         r#"{"scheduler": {"type": 5}}"#,
         r#"{"scheduler": {"type": "cosine", "params": {}}}"#,

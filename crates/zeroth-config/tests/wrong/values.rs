@@ -1,11 +1,11 @@
-//! Values that are wrong by themselves: another type, a fraction, out of bounds.
+//! Values that are invalid by themselves: of another type, fractional, or out of bounds.
 
 use zeroth_config::check::Status::Invalid;
 
 use super::assert_rows;
 
 #[test]
-fn a_value_of_another_type_is_told_the_type() {
+fn values_of_another_type_are_reported_with_the_expected_type() {
     assert_rows(
         Invalid,
         &[
@@ -99,12 +99,12 @@ fn a_value_of_another_type_is_told_the_type() {
 }
 
 #[test]
-fn a_fraction_where_a_whole_number_belongs_is_told_so() {
+fn fractions_are_refused_for_whole_numbers() {
     const PREFETCH: &str = "zero_optimization.stage3_prefetch_bucket_size";
     assert_rows(
         Invalid,
         &[
-            // 0.9 · 4096², the value that broke many a config.
+            // 0.9 · 4096², a value that has broken many configs.
             (
                 r#"{"zero_optimization": {▸"stage3_prefetch_bucket_size": 15099494.4}}"#,
                 PREFETCH,
@@ -127,7 +127,7 @@ fn a_fraction_where_a_whole_number_belongs_is_told_so() {
 }
 
 #[test]
-fn a_number_out_of_bounds_is_told_the_bounds() {
+fn numbers_out_of_bounds_are_reported_with_the_bounds() {
     assert_rows(
         Invalid,
         &[

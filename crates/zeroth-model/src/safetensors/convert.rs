@@ -1,10 +1,10 @@
-//! Numbers from one stored type to another: exact where the target is wider, rounded to the nearest (ties to even) where
-//! it is narrower, as PyTorch does. Files are little-endian.
+//! Converts between dtypes: exactly if the target is wider, rounded to nearest (ties to even) if it is narrower, as in
+//! PyTorch. Files are little-endian.
 
 use half::{bf16, f16};
 use zeroth_base::DType;
 
-/// Reads stored bytes as f32. `bytes` holds exactly the elements of `out`.
+/// Converts stored bytes to f32. `bytes` must hold exactly the elements of `out`.
 pub(super) fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         DType::F32 => each(bytes, out, f32::from_le_bytes),
@@ -13,7 +13,7 @@ pub(super) fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Reads stored bytes as bf16.
+/// Converts stored bytes to bf16. `bytes` must hold exactly the elements of `out`.
 pub(super) fn to_bf16(dtype: DType, bytes: &[u8], out: &mut [bf16]) {
     match dtype {
         DType::F32 => each(bytes, out, |bytes| bf16::from_f32(f32::from_le_bytes(bytes))),
@@ -28,7 +28,7 @@ fn each<const N: usize, T>(bytes: &[u8], out: &mut [T], convert: impl Fn([u8; N]
     }
 }
 
-/// Appends values as they are stored in a type.
+/// Appends f32 values in the stored dtype.
 pub(super) fn from_f32(dtype: DType, values: &[f32], bytes: &mut Vec<u8>) {
     match dtype {
         DType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
@@ -37,7 +37,7 @@ pub(super) fn from_f32(dtype: DType, values: &[f32], bytes: &mut Vec<u8>) {
     }
 }
 
-/// Appends values of bf16 as they are stored in a type.
+/// Appends bf16 values in the stored dtype.
 pub(super) fn from_bf16(dtype: DType, values: &[bf16], bytes: &mut Vec<u8>) {
     match dtype {
         DType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_f32().to_le_bytes())),

@@ -1,4 +1,4 @@
-//! Errors of weights on disk.
+//! Errors of reading and writing weights.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use zeroth_base::grouped;
 
 use crate::error::did_you_mean;
 
-/// Weights that cannot be read or written.
+/// An error while reading or writing weights.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// Neither one file nor an index.
+    /// There is neither a weight file nor an index file.
     #[error(
         "{} has no weights: there is neither model.safetensors nor model.safetensors.index.json{}",
         folder.display(), other_weights(found)
@@ -18,10 +18,10 @@ pub enum WeightsError {
     NoWeights {
         /// The folder.
         folder: PathBuf,
-        /// Weights under other names, or in other formats, that are there.
+        /// Weight files under other names or in other formats.
         found: Vec<String>,
     },
-    /// Weights in a format that is not read.
+    /// The weights are in an unsupported format.
     #[error(
         "{} has weights in a format that is not read ({}), and no safetensors: {}; to train new weights, copy config.json \
          and the tokenizer to a folder of their own",
@@ -33,7 +33,7 @@ pub enum WeightsError {
         /// Its weight files.
         found: Vec<String>,
     },
-    /// A weight file that links to nothing.
+    /// A weight file is a dangling symlink.
     #[error(
         "{}: {link} is a link to {}, which is not there: the download was not finished, or the folder was copied without \
          what it links to; download the model again, or copy it with `cp -rL`",
@@ -42,12 +42,12 @@ pub enum WeightsError {
     DanglingLink {
         /// The folder.
         folder: PathBuf,
-        /// The link in it.
+        /// The symlink's name.
         link: String,
-        /// Where it leads.
+        /// The symlink's target.
         target: PathBuf,
     },
-    /// A snapshot in the Hub's cache without its weights.
+    /// A snapshot in the Hub's cache has no weights.
     #[error(
         "{} is a snapshot in the Hub's cache without weights{}: download the model again; to train new weights, copy \
          config.json and the tokenizer to a folder of their own",
@@ -57,18 +57,18 @@ pub enum WeightsError {
     NotDownloaded {
         /// The folder.
         folder: PathBuf,
-        /// Files whose download was broken off.
+        /// The number of incomplete downloads.
         unfinished: usize,
     },
-    /// The system refused to list the folder.
+    /// The folder cannot be listed.
     #[error("cannot look for weights in {}: {source}", folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// The error of the system.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The index is not what an index is.
+    /// The index file is invalid.
     #[error("{}: {problem}", path.display())]
     Index {
         /// The index file.
@@ -76,23 +76,23 @@ pub enum WeightsError {
         /// The problem.
         problem: String,
     },
-    /// The files do not hold the model; all that is wrong, at once.
+    /// The files do not match the model. All problems are listed.
     #[error("the weights in {} do not fit the model:{}", folder.display(), listed(problems))]
     DoNotFit {
         /// The model folder.
         folder: PathBuf,
-        /// Everything found.
+        /// All problems found.
         problems: Vec<WeightProblem>,
     },
-    /// A name that the table does not have.
+    /// The model has no parameter of this name.
     #[error("the model has no parameter `{name}`{}", did_you_mean(near.as_deref()))]
     NoSuchParameter {
         /// The name.
         name: String,
-        /// A parameter of nearly that name.
+        /// A parameter with a similar name.
         near: Option<String>,
     },
-    /// A range beyond the end of a tensor, or a buffer of another length.
+    /// A range extends beyond the tensor, or differs in length from the buffer.
     #[error(
         "elements {start} to {end} of `{name}` were asked for a buffer of {buffer}: the tensor has {} elements",
         grouped(*elements)
@@ -102,85 +102,85 @@ pub enum WeightsError {
         name: String,
         /// The first element of the range.
         start: u64,
-        /// The element after the last of the range.
+        /// The end of the range, exclusive.
         end: u64,
-        /// Elements the buffer holds.
+        /// The number of elements of the buffer.
         buffer: u64,
-        /// Elements the tensor has.
+        /// The number of elements of the tensor.
         elements: u64,
     },
-    /// The system refused to read, or the file became shorter since it was opened.
+    /// A tensor cannot be read, or the file was truncated after it was opened.
     #[error("cannot read `{tensor}` from {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The error of the system.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The system refused to write.
+    /// A file cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The I/O error.
         source: io::Error,
     },
-    /// Tensors that no file can hold.
+    /// A tensor cannot be stored in a safetensors file.
     #[error("the tensor `{name}` cannot be written: {problem}")]
     NotWritable {
         /// The tensor.
         name: String,
-        /// Why not.
+        /// The reason.
         problem: &'static str,
     },
-    /// Values that are not the next ones.
+    /// Values were appended out of order.
     #[error("{given} elements of `{name}` were given where {expected}")]
     OutOfOrder {
-        /// The tensor given.
+        /// The tensor that was given.
         name: String,
-        /// The number of elements.
+        /// The number of elements that were given.
         given: u64,
-        /// The number expected.
+        /// What was expected instead.
         expected: String,
     },
 }
 
-/// One thing that is wrong with the files of a model.
+/// A problem with the weight files of a model.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightProblem {
-    /// A parameter that no file has.
+    /// A parameter is in no file.
     #[error("`{name}` is missing{}", did_you_mean(near.as_deref()))]
     Missing {
         /// The parameter.
         name: String,
-        /// A tensor of nearly that name that nobody asks for.
+        /// A tensor with a similar name that the model does not use.
         near: Option<String>,
     },
-    /// Another shape than the model's.
+    /// The shape differs from the model's.
     #[error("`{name}` has the shape {found:?} in {file}: config.json asks for {expected:?}")]
     Shape {
         /// The parameter.
         name: String,
         /// The file.
         file: String,
-        /// Its shape there.
+        /// The shape in the file.
         found: Vec<u64>,
-        /// The shape of the model.
+        /// The shape in the model.
         expected: Vec<u64>,
     },
-    /// A type that weights are not read from.
+    /// The dtype is not supported for weights.
     #[error("`{name}` is stored as {found} in {file}: F32, BF16 and F16 are read")]
     Type {
         /// The parameter.
         name: String,
         /// The file.
         file: String,
-        /// The type there.
+        /// The dtype in the file.
         found: &'static str,
     },
-    /// Two tensors that the config makes one have different values.
+    /// Two tensors that the config ties have different values.
     #[error(
         "`{alias}` is stored beside `{name}` and differs from it, but config.json ties them: set \
          `tie_word_embeddings` to false, or remove one"
@@ -188,20 +188,20 @@ pub enum WeightProblem {
     TiedButDifferent {
         /// The parameter.
         name: String,
-        /// The other name.
+        /// The tensor tied to it.
         alias: String,
     },
-    /// One name in two files.
+    /// A tensor is in two files.
     #[error("`{name}` is in two files, {first} and {second}")]
     InTwoFiles {
         /// The tensor.
         name: String,
-        /// One file.
+        /// The first file.
         first: String,
-        /// The other.
+        /// The second file.
         second: String,
     },
-    /// A tensor that is not where the index says.
+    /// A tensor is not in the file that the index names.
     #[error("the index says that `{name}` is in {file}, and it is not there")]
     NotWhereIndexed {
         /// The tensor.
@@ -209,7 +209,7 @@ pub enum WeightProblem {
         /// The file the index names.
         file: String,
     },
-    /// A file that the index names cannot be opened.
+    /// A weight file cannot be read.
     #[error(
         "cannot read {}: {source}{}",
         path.display(),
@@ -218,119 +218,119 @@ pub enum WeightProblem {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The I/O error.
         source: io::Error,
     },
-    /// A file that is not a whole safetensors file.
+    /// A file is not a complete safetensors file.
     #[error("{}: {source}", path.display())]
     Broken {
         /// The file.
         path: PathBuf,
-        /// The problem of its header.
+        /// The error in its header.
         source: HeaderError,
     },
 }
 
-/// A problem of the header of one file.
+/// An error in the header of a safetensors file.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
-    /// Not even a length.
+    /// The file is too short to contain the length of a header.
     #[error(
         "it has {length} bytes, and a safetensors file begins with 8 bytes that give its header's length"
     )]
     NoLength {
-        /// Bytes of the file.
+        /// The length of the file in bytes.
         length: u64,
     },
-    /// A header that no writer makes.
+    /// The header is longer than the format allows.
     #[error("its header would have {} bytes, and the format allows {}: this is no safetensors file", grouped(*length), grouped(*limit))]
     TooLong {
-        /// Bytes by the file's own count.
+        /// The length of the header in bytes, according to the file.
         length: u64,
-        /// Bytes allowed.
+        /// The largest length that the format allows.
         limit: u64,
     },
-    /// A header that is longer than the file.
+    /// The header is longer than the file.
     #[error("its header has {} bytes by its own count, but only {} follow: it is cut short, or no safetensors file", grouped(*length), grouped(*found))]
     CutHeader {
-        /// Bytes by the file's own count.
+        /// The length of the header in bytes, according to the file.
         length: u64,
-        /// Bytes that follow.
+        /// The number of bytes after the length.
         found: u64,
     },
-    /// Not the JSON that a header is.
+    /// The header is not the JSON of a safetensors header.
     #[error("its header is not one of a safetensors file: {problem}")]
     Json {
-        /// The error of the parser.
+        /// The error of the JSON parser.
         problem: String,
     },
-    /// One name twice.
+    /// A name occurs twice.
     #[error("its header has `{name}` twice")]
     Twice {
         /// The name.
         name: String,
     },
-    /// A type that the format does not have.
+    /// The dtype does not exist in the format.
     #[error("`{name}` has the type `{found}`, which safetensors does not have")]
     UnknownType {
         /// The tensor.
         name: String,
-        /// The type as written.
+        /// The dtype as written.
         found: String,
     },
-    /// A shape with more elements than can be counted, or with half a byte too many.
+    /// The size of a tensor overflows, or is not a whole number of bytes.
     #[error("`{name}` has the shape {shape}: that is not a number of bytes that a file can hold")]
     Shape {
         /// The tensor.
         name: String,
-        /// The shape, or its beginning.
+        /// The shape, or its first dimensions.
         shape: String,
     },
-    /// Offsets that do not hold the tensor.
+    /// The offsets do not match the size of the tensor.
     #[error("`{name}` lies in bytes {begin} to {end} of the data, and its shape and type need {} bytes", grouped(*needed))]
     Length {
         /// The tensor.
         name: String,
-        /// Where it begins.
+        /// The offset at which it begins.
         begin: u64,
-        /// Where it ends.
+        /// The offset at which it ends.
         end: u64,
-        /// Bytes of its elements.
+        /// The size of its elements in bytes.
         needed: u64,
     },
-    /// Two tensors share bytes.
+    /// Two tensors overlap.
     #[error("`{name}` begins at byte {begin} of the data, inside of `{other}`, which ends at {end}")]
     Overlap {
         /// The later tensor.
         name: String,
-        /// Where it begins.
+        /// The offset at which it begins.
         begin: u64,
         /// The earlier tensor.
         other: String,
-        /// Where that one ends.
+        /// The offset at which the earlier tensor ends.
         end: u64,
     },
-    /// Bytes that belong to nobody.
+    /// Part of the data belongs to no tensor.
     #[error("{} bytes of the data, from byte {begin}, belong to no tensor", grouped(*length))]
     Gap {
-        /// Where they begin.
+        /// The offset at which the gap begins.
         begin: u64,
-        /// Their number.
+        /// The length of the gap in bytes.
         length: u64,
     },
-    /// The data ends before the tensor does.
+    /// The data ends before a tensor does.
     #[error("it is cut short: `{name}` ends at byte {end} of the data, and the file has {} bytes of data", grouped(*found))]
     CutData {
-        /// The first tensor that is not whole.
+        /// The first incomplete tensor.
         name: String,
-        /// Where it ends.
+        /// The offset at which it ends.
         end: u64,
-        /// Bytes of data that are there.
+        /// The number of bytes of data in the file.
         found: u64,
     },
 }
 
-/// A list is read to its end only if it is short: the first ones, and how many more.
+/// The first problems and the number of others, so that the message stays short.
 fn listed(problems: &[WeightProblem]) -> String {
     const SHOWN: usize = 20;
     let mut text = String::new();

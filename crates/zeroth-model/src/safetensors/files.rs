@@ -1,4 +1,4 @@
-//! The weights of a model folder, matched with the model's parameter table and read by ranges of elements.
+//! Opens the weights of a model folder, matches them with the parameter table, and reads ranges of elements.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -17,42 +17,44 @@ use super::folder_files::FolderFiles;
 use super::header::{self, StoredTensor};
 use crate::{Parameter, ParameterTable};
 
-/// Bytes that are read at a time before they are converted.
+/// The number of bytes that are read and converted at a time.
 const STAGING: usize = 1 << 20;
 
-/// Looking for near names compares every name with every other: only for as many as are shown.
+/// The number of problems that get a similar name suggested, because the search compares all names.
 const NEAR_NAMES: usize = 20;
 
-/// The weight files of a model, open, with the place of every parameter. Reading needs no `&mut`: many threads may.
+/// The open weight files of a model, with the location of every parameter.
+///
+/// Reads take `&self`, so threads can share it.
 #[derive(Debug)]
 pub struct WeightFiles {
     files: Vec<(PathBuf, File)>,
-    /// Of every parameter of the table, by name.
+    /// The location of every parameter of the table, by name.
     places: HashMap<String, TensorLocation>,
     warnings: Vec<WeightWarning>,
 }
 
-/// The file and the bytes of a parameter.
+/// The location of a parameter in the files.
 #[derive(Debug, Clone, Copy)]
 struct TensorLocation {
     file: usize,
-    /// Its first byte in the file.
+    /// The offset of its first byte in the file.
     begin: u64,
     dtype: DType,
     elements: u64,
 }
 
-/// Something in the files that the model does not need.
+/// A tensor in the files that the model does not need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WeightWarning {
-    /// A tensor that the table does not know.
+    /// A tensor is not a parameter of the model.
     Unknown {
         /// Its name.
         name: String,
-        /// The file it lies in.
+        /// The file that contains it.
         file: String,
     },
-    /// A parameter that modules share lies there once for each of them, with equal values.
+    /// A tied parameter is stored under more than one name, with equal values.
     StoredTwice {
         /// The parameter.
         name: String,
@@ -73,8 +75,9 @@ impl fmt::Display for WeightWarning {
 }
 
 impl WeightFiles {
-    /// Opens the weights in a folder and finds every parameter of the table, or says all that is wrong. Reads headers
-    /// only, save where a tied parameter is stored twice: then both are compared.
+    /// Opens the weights in a folder and locates every parameter of the table, or returns all problems.
+    ///
+    /// Only headers are read, unless a tied parameter is stored twice: then both copies are compared.
     pub fn open(folder: &Path, table: &ParameterTable) -> Result<Self, WeightsError> {
         let listed = FolderFiles::of(folder)?;
         let mut stored = Stored::read(folder, &listed.names);
@@ -129,12 +132,12 @@ impl WeightFiles {
         }
     }
 
-    /// Warnings about tensors that the model does not have.
+    /// Warnings about tensors that the model does not need.
     pub fn warnings(&self) -> &[WeightWarning] {
         &self.warnings
     }
 
-    /// The type a parameter is stored in.
+    /// The dtype in which a parameter is stored.
     pub fn dtype(&self, parameter: &str) -> Result<DType, WeightsError> {
         self.place(parameter).map(|place| place.dtype)
     }
@@ -149,7 +152,7 @@ impl WeightFiles {
         self.read(parameter, elements, out, convert::to_f32)
     }
 
-    /// Reads a range of a parameter's elements as bf16, rounded to the nearest.
+    /// Reads a range of a parameter's elements as bf16, rounded to nearest.
     pub fn read_bf16(
         &self,
         parameter: &str,
@@ -187,7 +190,7 @@ impl WeightFiles {
 
     fn place(&self, parameter: &str) -> Result<&TensorLocation, WeightsError> {
         self.places.get(parameter).ok_or_else(|| {
-            // Sorted: the answer must not depend on the order of a hash table.
+            // Sorted, so that the suggestion does not depend on the order of the hash table.
             let names: BTreeSet<&str> = self.places.keys().map(String::as_str).collect();
             let near = nearest(parameter, names).map(str::to_owned);
             WeightsError::NoSuchParameter { name: parameter.to_owned(), near }
@@ -195,7 +198,7 @@ impl WeightFiles {
     }
 }
 
-/// All tensors of all files, before the table is asked.
+/// All tensors of all files, before they are matched with the table.
 struct Stored {
     files: Vec<(PathBuf, File)>,
     tensors: BTreeMap<String, Found>,
@@ -209,7 +212,7 @@ struct Found {
     tensor: StoredTensor,
 }
 
-/// Tensors whose absence follows from a problem that is reported already.
+/// Tensors that are missing because of a problem that is already reported.
 struct Excused {
     all: bool,
     names: BTreeSet<String>,
@@ -257,7 +260,7 @@ impl Stored {
         name.expect("it was joined from a folder and a name").to_string_lossy().into_owned()
     }
 
-    /// Compares the index with what the files hold.
+    /// Compares the index with the contents of the files.
     fn check_index(
         &self,
         index: Option<&BTreeMap<String, String>>,
@@ -278,7 +281,7 @@ impl Stored {
         Excused { all: false, names }
     }
 
-    /// The place of a parameter, if what was found can be it.
+    /// The location of a parameter, if the tensor has the right shape and a supported dtype.
     fn place(&self, parameter: &Parameter, found: &Found) -> Result<TensorLocation, WeightProblem> {
         let (name, file) = (found.tensor.name.clone(), self.file_name(found.file));
         if found.tensor.shape != parameter.shape {
@@ -292,7 +295,7 @@ impl Stored {
         Ok(TensorLocation { file: found.file, begin, dtype, elements })
     }
 
-    /// Whether two tensors hold the same bytes.
+    /// Whether two tensors have the same dtype, shape and bytes.
     fn equal(&self, a: &Found, b: &Found) -> Result<bool, WeightsError> {
         if a.tensor.kind != b.tensor.kind || a.tensor.shape != b.tensor.shape {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Which files of a model folder hold its weights.
+//! Finds the weight files of a model folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, header};
 
-/// An index is as long as a header at most.
+/// The largest index file in bytes, the same as the limit of a header.
 const LARGEST_INDEX: u64 = 100_000_000;
 /// Extensions of weight files in other formats.
 const OTHER_FORMATS: [&str; 10] = [
@@ -25,21 +25,21 @@ const OTHER_FORMATS: [&str; 10] = [
     ".msgpack",
     ".msgpack.index.json",
 ];
-/// What trainers leave beside weights: files that end like weights and are none.
+/// Prefixes of files that trainers write beside weights, with the same extensions.
 const NO_WEIGHTS: [&str; 5] = ["training_args", "optimizer", "scheduler", "rng_state", "scaler"];
 
 /// The weight files of a folder.
 pub(super) struct FolderFiles {
-    /// Their names, in order.
+    /// The file names, sorted.
     pub(super) names: Vec<String>,
-    /// The index: a tensor's name to its file.
+    /// The index, from tensor name to file name.
     pub(super) index: Option<BTreeMap<String, String>>,
 }
 
 impl FolderFiles {
-    /// One file goes before an index, as in transformers.
+    /// Finds the weight files. A single file takes precedence over an index, as in transformers.
     pub(super) fn of(folder: &Path) -> Result<Self, WeightsError> {
-        // One that cannot be looked at is not taken for an absent one: opening it says why.
+        // A file that cannot be checked may exist; opening it reports the reason.
         if !matches!(folder.join(ONE_FILE).try_exists(), Ok(false)) {
             return Ok(Self { names: vec![ONE_FILE.to_owned()], index: None });
         }
@@ -63,15 +63,17 @@ impl FolderFiles {
     }
 }
 
-/// Whether a model folder has weights to open. A folder without any is one to train new weights in; weights in another
-/// format, or that were not downloaded to their end, are an error: new weights are not what such a folder is for.
+/// Whether a model folder has weights to open.
+///
+/// A folder without weights is for training new ones. Weights in another format and incomplete downloads are errors,
+/// because such a folder is not meant for new weights.
 pub fn has_weights(folder: &Path) -> Result<bool, WeightsError> {
     let names = names_in(folder)?;
     let (ours, others): (Vec<String>, Vec<String>) =
         names.into_iter().filter(|name| is_weights(name)).partition(|name| is_safetensors(name));
     let weights = if ours.is_empty() { &others } else { &ours };
     for name in weights {
-        // The Hub's cache links to blobs; so do folders that were copied without what they link to.
+        // Snapshots in the Hub's cache, and copies of them, contain symlinks to blobs, which may be missing.
         if let Ok(target) = fs::read_link(folder.join(name))
             && matches!(folder.join(name).try_exists(), Ok(false))
         {
@@ -94,7 +96,7 @@ pub fn has_weights(folder: &Path) -> Result<bool, WeightsError> {
     }
 }
 
-/// The names in a folder, in order.
+/// The names in a folder, sorted.
 fn names_in(folder: &Path) -> Result<Vec<String>, WeightsError> {
     let unreadable = |source| WeightsError::Folder { folder: folder.to_owned(), source };
     let mut names = Vec::new();
@@ -114,14 +116,14 @@ fn is_weights(name: &str) -> bool {
     is_safetensors(name) || is_other && !NO_WEIGHTS.iter().any(|begin| name.starts_with(begin))
 }
 
-/// The folder of the model in the Hub's cache that this is a snapshot of: models--owner--name/snapshots/revision.
+/// The model's folder in the Hub's cache, if this is a snapshot: `models--owner--name/snapshots/revision`.
 fn cached_model(folder: &Path) -> Option<&Path> {
     let snapshots = folder.parent().filter(|parent| parent.file_name().is_some_and(|n| n == "snapshots"))?;
     let model = snapshots.parent()?;
     model.file_name()?.to_str()?.starts_with("models--").then_some(model)
 }
 
-/// Downloads that were broken off.
+/// The number of incomplete downloads.
 fn unfinished_blobs(cached: &Path) -> Result<usize, WeightsError> {
     let blobs = cached.join("blobs");
     match names_in(&blobs) {
@@ -137,7 +139,7 @@ fn read_at_most(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     Ok((bytes.len() as u64 <= limit).then_some(bytes))
 }
 
-/// The `weight_map` of an index, or what is wrong with it.
+/// Parses the `weight_map` of an index file, or returns what is wrong with it.
 fn parse_index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
     let index: Value = serde_json::from_slice(bytes).map_err(|error| format!("it is not JSON: {error}"))?;
     let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
@@ -148,7 +150,7 @@ fn parse_index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
         let Some(file) = file.as_str() else {
             return Err(format!("`weight_map` gives `{tensor}` the file {file}: it must be a file's name"));
         };
-        // An index from a stranger must not lead out of its folder.
+        // An untrusted index must not refer to files outside its folder.
         let mut parts = Path::new(file).components();
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
             return Err(format!(
@@ -163,8 +165,9 @@ fn parse_index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
     Ok(files)
 }
 
-/// Whether the weights in a model folder include a tensor of that name. `None` where there are no weights, or they
-/// cannot be read: whoever loads them says why.
+/// Whether the weights in a model folder include a tensor of this name.
+///
+/// `None` if there are no weights or they cannot be read; loading them reports the reason.
 pub(crate) fn weights_include(folder: &Path, name: &str) -> Option<bool> {
     let files = FolderFiles::of(folder).ok()?;
     if let Some(index) = files.index {

@@ -1,4 +1,4 @@
-//! The header of one safetensors file: which tensor lies in which bytes. It is validated completely.
+//! Reads and writes the header of a safetensors file, the byte range of each tensor. It is validated completely.
 
 use std::fmt;
 use std::fs::File;
@@ -11,19 +11,19 @@ use zeroth_base::DType;
 
 use super::error::HeaderError;
 
-/// The format's own limit.
+/// The format's limit on the length of a header, in bytes.
 const LARGEST_HEADER: u64 = 100_000_000;
-/// The one name that is no tensor.
+/// The reserved name that is not a tensor.
 pub(super) const METADATA: &str = "__metadata__";
 
-/// A type of the format: its name and the bits of one element.
+/// A dtype of the format: its name and the bits per element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StoredType {
     pub(super) name: &'static str,
     bits: u64,
 }
 
-/// All types of safetensors 0.8.
+/// All dtypes of safetensors 0.8.
 const TYPES: [StoredType; 22] = {
     const fn of(name: &'static str, bits: u64) -> StoredType {
         StoredType { name, bits }
@@ -59,7 +59,7 @@ impl StoredType {
         TYPES.into_iter().find(|known| known.name == name)
     }
 
-    /// As a type that weights are read from.
+    /// The corresponding dtype, if weights can be read from it.
     pub(super) fn as_dtype(self) -> Option<DType> {
         match self.name {
             "F32" => Some(DType::F32),
@@ -70,7 +70,7 @@ impl StoredType {
     }
 }
 
-/// The format's name of a type that we write.
+/// The format's name of a dtype that we write.
 pub(super) const fn type_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "F32",
@@ -79,17 +79,17 @@ pub(super) const fn type_name(dtype: DType) -> &'static str {
     }
 }
 
-/// A tensor of a file.
+/// A tensor in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StoredTensor {
     pub(super) name: String,
     pub(super) kind: StoredType,
     pub(super) shape: Vec<u64>,
-    /// Its bytes, counted from the beginning of the file.
+    /// The byte range, from the beginning of the file.
     pub(super) bytes: Range<u64>,
 }
 
-/// Reads and checks the header of a file. The outer error is the system's.
+/// Reads and validates the header of a file. The outer error is an I/O error.
 pub(super) fn read(file: &File) -> std::io::Result<Result<Vec<StoredTensor>, HeaderError>> {
     let file_length = file.metadata()?.len();
     if file_length < 8 {
@@ -101,7 +101,7 @@ pub(super) fn read(file: &File) -> std::io::Result<Result<Vec<StoredTensor>, Hea
     if length > LARGEST_HEADER {
         return Ok(Err(HeaderError::TooLong { length, limit: LARGEST_HEADER }));
     }
-    // Before memory is taken for it.
+    // Checked before memory is allocated for the header.
     let found = file_length - 8;
     if length > found {
         return Ok(Err(HeaderError::CutHeader { length, found }));
@@ -111,7 +111,7 @@ pub(super) fn read(file: &File) -> std::io::Result<Result<Vec<StoredTensor>, Hea
     Ok(parse(&json, file_length))
 }
 
-/// Checks a header's JSON; `file_length` is that of the whole file.
+/// Parses and validates a header's JSON; `file_length` is the length of the whole file.
 fn parse(json: &[u8], file_length: u64) -> Result<Vec<StoredTensor>, HeaderError> {
     let RawHeader(raw) =
         serde_json::from_slice(json).map_err(|error| HeaderError::Json { problem: error.to_string() })?;
@@ -131,7 +131,7 @@ fn parse(json: &[u8], file_length: u64) -> Result<Vec<StoredTensor>, HeaderError
         if end.checked_sub(begin) != Some(needed) {
             return Err(HeaderError::Length { name, begin, end, needed });
         }
-        // An end beyond the file is refused below, before this is used for reading.
+        // An end beyond the file is refused below, before the range is used for reading.
         tensors.push(StoredTensor { name, kind, shape: tensor.shape, bytes: begin..end });
     }
     refuse_double_names(&tensors)?;
@@ -163,7 +163,7 @@ fn parse(json: &[u8], file_length: u64) -> Result<Vec<StoredTensor>, HeaderError
     Ok(tensors)
 }
 
-/// Bytes of a tensor; `None` where they cannot be counted or are not whole.
+/// The size of a tensor in bytes; `None` if it overflows or is not a whole number.
 fn byte_length(shape: &[u64], bits: u64) -> Option<u64> {
     let bits = shape.iter().try_fold(bits, |bits, side| bits.checked_mul(*side))?;
     bits.is_multiple_of(8).then_some(bits / 8)
@@ -178,7 +178,7 @@ fn refuse_double_names(tensors: &[StoredTensor]) -> Result<(), HeaderError> {
     }
 }
 
-/// A tensor as the header's JSON gives it.
+/// An entry of the header's JSON.
 #[derive(Deserialize)]
 struct RawTensor {
     dtype: String,
@@ -186,7 +186,7 @@ struct RawTensor {
     data_offsets: (u64, u64),
 }
 
-/// The header's JSON as a list: a map would hide a name that is there twice.
+/// The header's JSON as a list, because a map would hide duplicate names.
 struct RawHeader(Vec<(String, RawTensor)>);
 
 impl<'de> Deserialize<'de> for RawHeader {
@@ -217,8 +217,9 @@ impl<'de> Deserialize<'de> for RawHeader {
     }
 }
 
-/// The first bytes of a file that will hold these tensors in this order: length and header, padded with blanks so
-/// that the data begins at a multiple of 8.
+/// Encodes the length and header of a file with these tensors in this order.
+///
+/// The header is padded with spaces so that the data begins at a multiple of 8.
 pub(super) fn encode<'a>(
     metadata: &[(&str, &str)],
     tensors: impl Iterator<Item = (&'a str, &'a [u64], DType)>,

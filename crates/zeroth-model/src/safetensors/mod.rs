@@ -1,9 +1,9 @@
 //! Weights on disk: safetensors files, one or several with an index, read by ranges and written tensor by tensor.
 //!
-//! The header is read by our own code and not by the `safetensors` crate. That one wants a file's bytes in memory
-//! (or mapped), stops at the first fault, and its errors name neither file nor tensor. Here a rank reads only the
-//! bytes of its shard, everything wrong with a folder is said at once, and what is left of the format is small:
-//! 8 bytes of length, a JSON object, the data.
+//! The header is parsed by our own code instead of the `safetensors` crate, which needs the file's bytes in memory (or
+//! mapped), stops at the first error, and names neither file nor tensor in it. Here a rank reads only the bytes of its
+//! shard, and all problems of a folder are reported at once. The format is simple: an 8-byte length, a JSON object, the
+//! data.
 
 mod convert;
 mod error;
@@ -22,5 +22,5 @@ pub use writer::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WrittenWeights, i
 
 /// The name of a single weight file.
 const ONE_FILE: &str = "model.safetensors";
-/// The index that maps tensors to files, where there are several.
+/// The name of the index file, which maps tensors to files if there are several.
 const INDEX: &str = "model.safetensors.index.json";

@@ -1,5 +1,5 @@
-//! One safetensors file by itself, for those who keep other things than a model's weights in it: which tensors it
-//! holds and where, the bytes it begins with, and its numbers as f32.
+//! Single safetensors files, for contents other than a model's weights: reading and writing the header, and converting
+//! stored values from and to f32.
 
 use std::fs::File;
 use std::io;
@@ -17,14 +17,15 @@ pub struct TensorEntry {
     pub name: String,
     /// Its shape.
     pub shape: Vec<u64>,
-    /// Its type; `None` for one of the format's types that we do not compute with.
+    /// Its dtype; `None` for a dtype of the format that we do not compute with.
     pub dtype: Option<DType>,
-    /// Its bytes, counted from the beginning of the file.
+    /// Its byte range, from the beginning of the file.
     pub bytes: Range<u64>,
 }
 
-/// The tensors of a file in the order they lie in it, checked: they fill it without gap or overlap. The outer error is
-/// the system's.
+/// Reads the header of a file and returns its tensors in file order.
+///
+/// The header is validated: tensors fill the file without gaps or overlaps. The outer error is an I/O error.
 pub fn read_header(file: &File) -> io::Result<Result<Vec<TensorEntry>, HeaderError>> {
     let place = |tensor: header::StoredTensor| TensorEntry {
         name: tensor.name,
@@ -35,8 +36,9 @@ pub fn read_header(file: &File) -> io::Result<Result<Vec<TensorEntry>, HeaderErr
     Ok(header::read(file)?.map(|tensors| tensors.into_iter().map(place).collect()))
 }
 
-/// The first bytes of a file that will hold these tensors (name, shape, type) one after the other; `metadata` are names
-/// and texts that its header carries.
+/// Encodes the length and header of a file with these tensors (name, shape, dtype) in this order.
+///
+/// `metadata` are the names and values of the header's `__metadata__`.
 pub fn write_header<'a>(
     metadata: &[(&str, &str)],
     tensors: impl Iterator<Item = (&'a str, &'a [u64], DType)>,
@@ -44,12 +46,12 @@ pub fn write_header<'a>(
     header::encode(metadata, tensors)
 }
 
-/// Reads stored bytes as f32; `bytes` holds exactly the elements of `out`.
+/// Converts stored bytes to f32. `bytes` must hold exactly the elements of `out`.
 pub fn stored_to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     convert::to_f32(dtype, bytes, out);
 }
 
-/// Appends numbers as they are stored in a type, rounded to the nearest.
+/// Appends f32 values in the stored dtype, rounded to nearest.
 pub fn f32_to_stored(dtype: DType, values: &[f32], bytes: &mut Vec<u8>) {
     convert::from_f32(dtype, values, bytes);
 }

@@ -1,5 +1,6 @@
-//! Writing weights: tensors that are known by name, shape and type, given one after the other in pieces of any size,
-//! so that no one needs the model in memory. Files lie under hidden names until all of them are whole and synced.
+//! Writes weights tensor by tensor, in pieces of any size, so that the model need not fit in memory.
+//!
+//! Names, shapes and dtypes are known in advance. Files have hidden names until all of them are complete and synced.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -15,13 +16,13 @@ use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, convert, header};
 use crate::Parameter;
 
-/// The size above which weights are split into several files, as in transformers 4.
+/// The size in bytes above which weights are split into shards, as in transformers 4.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 
 /// The metadata that transformers requires.
 const METADATA: &[(&str, &str)] = &[("format", "pt")];
 
-/// Elements that are converted at a time.
+/// The number of elements that are converted at a time.
 const PIECE: usize = 1 << 16;
 
 /// A tensor to be written.
@@ -31,12 +32,12 @@ pub struct NewTensor {
     pub name: String,
     /// Its shape.
     pub shape: Vec<u64>,
-    /// The type it is stored in.
+    /// The dtype in which it is stored.
     pub dtype: DType,
 }
 
 impl NewTensor {
-    /// A parameter of a model, stored in that type.
+    /// A parameter of a model, to be stored in this dtype.
     pub fn of(parameter: &Parameter, dtype: DType) -> Self {
         Self { name: parameter.name.clone(), shape: parameter.shape.clone(), dtype }
     }
@@ -45,7 +46,7 @@ impl NewTensor {
         self.shape.iter().product()
     }
 
-    /// Checked once, when the writer is made.
+    /// The size in bytes, checked for overflow when the writer is created.
     fn bytes(&self) -> u64 {
         self.elements() * self.dtype.bytes()
     }
@@ -58,22 +59,25 @@ impl NewTensor {
 /// The files that a writer wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenWeights {
-    /// The weight files, and the index where there are several.
+    /// The weight files, and the index file if there are several.
     pub files: Vec<PathBuf>,
-    /// Bytes of the tensors, headers not counted.
+    /// The size of the tensors in bytes, without headers.
     pub bytes: u64,
 }
 
-/// Weights on their way to a folder. Dropped before [`WeightWriter::finish`], it leaves nothing behind, and what was
-/// in the folder before is untouched.
+/// Writes weights to a folder.
+///
+/// Dropped before [`WeightWriter::finish`], it removes its files and leaves earlier weights in the folder untouched.
 #[derive(Debug)]
 pub struct WeightWriter {
     folder: PathBuf,
     tensors: Vec<NewTensor>,
     shards: Vec<Shard>,
-    /// The tensor that comes next, how many of its elements are written, and the shard it lies in.
+    /// The index of the next tensor.
     tensor: usize,
+    /// The number of its elements that are written.
     written: u64,
+    /// The index of its shard.
     shard: usize,
     open: Option<BufWriter<File>>,
     scratch: Vec<u8>,
@@ -86,8 +90,10 @@ struct Shard {
 }
 
 impl WeightWriter {
-    /// Begins to write these tensors to a folder that exists: to one file, or to several of at most `shard_bytes`
-    /// (a tensor larger than that has a file of its own) and an index.
+    /// Starts writing these tensors to an existing folder.
+    ///
+    /// They go to one file, or to shards of at most `shard_bytes` and an index file. A tensor larger than that has a
+    /// separate shard.
     pub fn create(folder: &Path, tensors: Vec<NewTensor>, shard_bytes: u64) -> Result<Self, WeightsError> {
         refuse_unwritable(&tensors)?;
         let shards = cut(&tensors, shard_bytes);
@@ -105,13 +111,14 @@ impl WeightWriter {
         Ok(writer)
     }
 
-    /// Adds the next elements of a tensor, rounded to the type it is stored in. Tensors come in the order given to
-    /// [`WeightWriter::create`].
+    /// Appends the next elements of a tensor, rounded to its stored dtype.
+    ///
+    /// Tensors must come in the order given to [`WeightWriter::create`].
     pub fn append_f32(&mut self, name: &str, values: &[f32]) -> Result<(), WeightsError> {
         self.append(name, values, convert::from_f32)
     }
 
-    /// The same from bf16.
+    /// Like [`WeightWriter::append_f32`], from bf16.
     pub fn append_bf16(&mut self, name: &str, values: &[bf16]) -> Result<(), WeightsError> {
         self.append(name, values, convert::from_bf16)
     }
@@ -139,7 +146,7 @@ impl WeightWriter {
         self.settle()
     }
 
-    /// Steps over what is whole: tensors, and shards, which are synced and closed. Opens the next shard.
+    /// Advances past complete tensors and shards, syncs and closes these shards, and opens the next one.
     fn settle(&mut self) -> Result<(), WeightsError> {
         let path = self.unfinished(self.shard);
         self.settle_shard().map_err(|source| WeightsError::Write { path, source })
@@ -173,8 +180,9 @@ impl WeightWriter {
         Ok(())
     }
 
-    /// Puts the files in their places, and earlier weights of the folder go. All bytes are on disk before the first rename, so
-    /// a full disk costs nothing that was there.
+    /// Renames the files to their final names and removes earlier weights from the folder.
+    ///
+    /// All bytes are on disk before the first rename, so a full disk does not affect earlier weights.
     pub fn finish(mut self) -> Result<WrittenWeights, WeightsError> {
         if let Some(next) = self.tensors.get(self.tensor) {
             let (name, expected) = (next.name.clone(), self.expected());
@@ -183,14 +191,16 @@ impl WeightWriter {
         let shards = std::mem::take(&mut self.shards);
         let placed = self.put_in_place(&shards);
         if placed.is_err() {
-            // Dropping removes those that are still under their hidden names.
+            // Drop removes the files that still have hidden names.
             self.shards = shards;
         }
         placed
     }
 
-    /// Readers take the one file before an index. So, unless shards have the names of earlier ones, the folder holds whole
-    /// weights at every moment: the earlier ones until the last rename, the new ones from then on.
+    /// Renames all files and removes earlier weights.
+    ///
+    /// Readers prefer a single file to an index. So unless shards have the names of earlier ones, the folder holds
+    /// complete weights at all times: the earlier ones until the last rename, then the new ones.
     fn put_in_place(&self, shards: &[Shard]) -> Result<WrittenWeights, WeightsError> {
         let at = |path: &Path| {
             let path = path.to_owned();
@@ -207,7 +217,7 @@ impl WeightWriter {
         let old = weight_files(&self.folder).map_err(at(&self.folder))?;
         let is_mixed = shards.iter().any(|shard| shards.len() > 1 && old.contains(&shard.name));
         if is_mixed && old.contains(INDEX) {
-            // It would describe a mixture of old and new until all shards are replaced.
+            // The earlier index would describe a mix of old and new shards until all are replaced.
             let path = self.folder.join(INDEX);
             fs::remove_file(&path).map_err(at(&path))?;
         }
@@ -215,7 +225,7 @@ impl WeightWriter {
         for name in &new {
             let path = self.folder.join(name);
             if let Err(error) = fs::rename(unfinished(&self.folder, name), &path) {
-                // Best effort: what the earlier weights do not need goes again.
+                // Best effort: remove new files that do not replace earlier ones.
                 for (_, path) in new.iter().zip(&files).filter(|(name, _)| !old.contains(**name)) {
                     let _ = fs::remove_file(path);
                 }
@@ -245,7 +255,7 @@ impl WeightWriter {
         self.shards.get(shard).map_or_else(|| self.folder.clone(), |s| unfinished(&self.folder, &s.name))
     }
 
-    /// The next tensor, for messages.
+    /// What must be appended next, for messages.
     fn expected(&self) -> String {
         match self.tensors.get(self.tensor) {
             Some(next) => {
@@ -260,7 +270,7 @@ impl WeightWriter {
 impl Drop for WeightWriter {
     fn drop(&mut self) {
         for shard in &self.shards {
-            // Best effort: most are not there yet, or no longer.
+            // Best effort: most of the files do not exist yet, or no longer.
             let _ = fs::remove_file(unfinished(&self.folder, &shard.name));
         }
         let _ = fs::remove_file(unfinished(&self.folder, INDEX));
@@ -273,7 +283,7 @@ fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Hidden, and marked with our process, so that two writers do not share one unfinished file.
+/// A hidden name with the process ID, so that two writers do not share an unfinished file.
 fn unfinished(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!(".{name}.unfinished-{}", std::process::id()))
 }
@@ -298,7 +308,7 @@ fn refuse_unwritable(tensors: &[NewTensor]) -> Result<(), WeightsError> {
     Ok(())
 }
 
-/// Cuts tensors, in their order, into files.
+/// Splits tensors into shards, in order.
 fn cut(tensors: &[NewTensor], shard_bytes: u64) -> Vec<Shard> {
     let mut cuts = vec![0];
     let mut bytes = 0_u64;
@@ -321,7 +331,7 @@ fn cut(tensors: &[NewTensor], shard_bytes: u64) -> Vec<Shard> {
         .collect()
 }
 
-/// The names of the weight files and the index in a folder.
+/// The names of the weight files and the index file in a folder.
 fn weight_files(folder: &Path) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder)? {
@@ -336,12 +346,12 @@ fn weight_files(folder: &Path) -> io::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// Whether a name is one that weights or their index are written under.
+/// Whether a file name is one of a weight file or an index file.
 pub fn is_weight_file(name: &str) -> bool {
     name == ONE_FILE || name == INDEX || is_shard(name)
 }
 
-/// Whether a name is `model-00001-of-00003.safetensors`, with any numbers.
+/// Whether a file name is `model-00001-of-00003.safetensors`, with any numbers.
 fn is_shard(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));

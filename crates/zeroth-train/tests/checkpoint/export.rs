@@ -8,7 +8,9 @@ use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::{DEFAULT_SHARD_BYTES, WeightFiles};
 use zeroth_train::ExportError;
-use zeroth_train::checkpoint::{Checkpoint, Destination, ShardWriter, UnfinishedCheckpoint, export};
+use zeroth_train::checkpoint::{
+    Checkpoint, Destination, SAVED_STATES, ShardWriter, UnfinishedCheckpoint, export,
+};
 
 use crate::sample::{Model, names_in, number};
 
@@ -90,7 +92,7 @@ fn fp16_overflow_is_refused() {
     let unfinished = UnfinishedCheckpoint::begin(&checkpoints, 1).unwrap();
     let total = model.table.total();
     let mut part = ShardWriter::create(unfinished.path(), 0, 1, model.pieces(0..total)).unwrap();
-    let mut numbers = vec![0.0; 3 * total as usize];
+    let mut numbers = vec![0.0; SAVED_STATES.len() * total as usize];
     numbers[1] = 70_000.0;
     part.append_f32(&numbers).unwrap();
     let mut manifest = model.manifest(1, 1);

@@ -8,7 +8,8 @@ use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_kernel::Moment;
 use zeroth_train::checkpoint::{
-    Checkpoint, CheckpointError, Piece, ShardWriter, UnfinishedCheckpoint, free_bytes, needed_bytes,
+    Checkpoint, CheckpointError, Piece, SAVED_STATES, ShardWriter, UnfinishedCheckpoint, free_bytes,
+    needed_bytes,
 };
 
 use crate::sample::{LOSS_SCALE, Model, dtype_of, files_in, number, numbers_of};
@@ -120,7 +121,7 @@ fn shards_take_exactly_their_declared_pieces() {
     assert!(error.to_string().contains("ended before element 9 of weights/model.embed"), "{error}");
 
     let mut long = part(1);
-    long.append_f32(&vec![0.0; 3 * total as usize]).unwrap();
+    long.append_f32(&vec![0.0; SAVED_STATES.len() * total as usize]).unwrap();
     let error = long.append_f32(&[0.0]).unwrap_err();
     assert!(error.to_string().contains("1 more were appended"), "{error}");
     drop(long);
