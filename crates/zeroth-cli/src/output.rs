@@ -1,6 +1,6 @@
 //! All printing: results go to stdout, everything else to stderr.
 //!
-//! All text is sanitised with [`sanitize`], so that no file content can control the terminal.
+//! All text is sanitised with [`sanitize()`], so that no file content can control the terminal.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
