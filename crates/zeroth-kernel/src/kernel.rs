@@ -375,7 +375,7 @@ impl Kernel {
             }
             Self::GatedActivation { gate, up, y, .. } => touch!([gate, up], [y]),
             Self::GatedActivationBackward { dy, gate, up, dgate, dup, .. } => {
-                touch!([dy, gate, up], [dgate, dup])
+                touch!([dy, gate, up], [dgate, dup]);
             }
             Self::Dropout { keys, x, y, .. } => touch!([keys, x], [y]),
             Self::HeadLoss { x, w, labels, loss, .. } => touch!([x, w, labels], [loss]),

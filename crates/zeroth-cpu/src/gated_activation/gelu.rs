@@ -17,7 +17,7 @@ impl Activation for Gelu {
     #[inline(always)]
     fn value_and_slope<const FUSED: bool>(x: f32) -> (f32, f32) {
         /// 1 / √(2π).
-        const PEAK: f32 = 0.398_942_28;
+        const PEAK: f32 = 0.398_942_3;
         let (cdf, bell) = math::normal_cdf::<FUSED>(x);
         // x · e^(-x²/2) is 0 long before 20; x itself may be infinite.
         (x * cdf, cdf + x.clamp(-20.0, 20.0) * (bell * PEAK))

@@ -130,7 +130,9 @@ impl Harness {
         for (count, apply, t, recipe) in cases {
             let (grads, master) = (self.random(count), self.random_of(DType::F32, count));
             let [first, mut second, third] = Moment::ALL.map(|_| self.random_of(moment_type, count));
-            second.iter_mut().for_each(|square| *square = square.abs());
+            for square in &mut second {
+                *square = square.abs();
+            }
             let mut control = Control { apply, applied: t, ..Control::new(8.0) };
             control.numbers[1] = StepNumbers::new(&recipe, 1, t, 1e-2, 0.125, 0.3);
             let grad_type = self.dtype;
