@@ -45,6 +45,14 @@ struct Written {
     left: &'static str,
 }
 
+/// What a signal before the first step does with written files.
+pub(crate) enum OnStop {
+    /// Removes them.
+    Undo(Box<dyn FnOnce() + Send>),
+    /// Leaves them: a resumed run keeps its checkpoints.
+    KeepCheckpoints,
+}
+
 /// Signal handling of a run up to its first step.
 pub(crate) struct StartupSignals {
     /// Held only briefly.
@@ -161,15 +169,24 @@ impl StartupSignals {
         locked(&self.written).undo.push(Box::new(undo));
     }
 
-    /// A resumed run keeps its checkpoints.
-    pub(crate) fn keeps_checkpoints(&self) {
-        locked(&self.written).left = "its checkpoints are unchanged";
-    }
-
-    /// Writes files that are removed completely or not at all.
+    /// Writes files into a run folder. They are removed completely or not at all.
     pub(crate) fn write<T>(&self, write: impl FnOnce() -> T) -> T {
         let _held = locked(&self.written);
         write()
+    }
+
+    /// As [`Self::write`], with a cleanup action that is added before a signal can be handled.
+    pub(crate) fn write_with_cleanup<T, E>(
+        &self,
+        write: impl FnOnce() -> Result<(T, OnStop), E>,
+    ) -> Result<T, E> {
+        let mut written = locked(&self.written);
+        let (value, on_stop) = write()?;
+        match on_stop {
+            OnStop::Undo(undo) => written.undo.push(undo),
+            OnStop::KeepCheckpoints => written.left = "its checkpoints are unchanged",
+        }
+        Ok(value)
     }
 
     /// From here on the launcher's loop handles signals.

@@ -32,6 +32,7 @@ use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::signals::{Role, Signals};
+use crate::startup_signals::OnStop;
 use crate::unit_hints;
 
 pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit> {
@@ -195,15 +196,16 @@ fn write_folder(
         write_json(&folder.origin(), &startup_summary::origin_json(resolved_job))?;
         write_json(&folder.config(), &resolved_job.resolved.to_json())?;
         write_json(&folder.plan(), &startup_summary::plan_json(resolved_job, compiled))?;
-        anyhow::Ok((folder, earlier))
+        let on_stop = match folder.unstarted() {
+            Some(unstarted) => OnStop::Undo(Box::new(move || unstarted.remove())),
+            None => OnStop::KeepCheckpoints,
+        };
+        anyhow::Ok(((folder, earlier), on_stop))
     };
-    let Some(before) = signals.startup() else { return write() };
-    let (folder, earlier) = before.write(write)?;
-    match folder.unstarted() {
-        Some(unstarted) => before.on_stop(move || unstarted.remove()),
-        None => before.keeps_checkpoints(),
+    match signals.startup() {
+        Some(before) => before.write_with_cleanup(write),
+        None => write().map(|(written, _)| written),
     }
-    Ok((folder, earlier))
 }
 
 fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<RunFolder> {
