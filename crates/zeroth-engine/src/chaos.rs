@@ -200,13 +200,13 @@ impl Engine<'_> {
 /// The shared memory that is unused when a section starts: all but the buffers it inherits from the section before.
 fn unused(compiled: &Compiled, section: usize) -> Vec<Span> {
     let mut unused = Vec::new();
-    for tier in [Tier::Device, Tier::Host] {
+    for tier in Tier::ALL {
         let buffers = compiled.memory.sections[section].buffers.iter();
         let mut left: Vec<&PlacedBuffer> = buffers
             .filter(|placed| placed.live_range == LiveRange::FromPrevious && placed.buffer.tier == tier)
             .collect();
         left.sort_unstable_by_key(|placed| placed.at);
-        let (mut at, bytes) = compiled.memory.shared[tier as usize];
+        let (mut at, bytes) = compiled.memory.shared[tier];
         let end = at + bytes;
         for placed in left {
             unused.push(Span { tier, at, bytes: placed.at - at });

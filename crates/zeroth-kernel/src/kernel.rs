@@ -10,16 +10,7 @@ use crate::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
-use crate::{MOMENTS, MasterForm, Optimizer};
-
-/// The memory an arena lies in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Tier {
-    /// Device memory, where kernels compute.
-    Device,
-    /// Host memory.
-    Host,
-}
+use crate::{MOMENTS, MasterForm, Optimizer, Tier};
 
 /// A byte range of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

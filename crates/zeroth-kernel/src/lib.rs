@@ -27,6 +27,7 @@ mod exchange;
 mod kernel;
 mod master;
 mod optimizer;
+mod tier;
 
 pub use conformance::{ARENA as CONFORMANCE_ARENA, Deviation, SelfTest, conformance};
 pub use control::{
@@ -41,6 +42,7 @@ pub use element::{Element, is_nonfinite};
 pub use error::DeviceError;
 pub use exact_sum::{BLOCK, ExactSum};
 pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
-pub use kernel::{Access, GradStore, Kernel, Launch, Rounding, RowKey, Span, TiedRowsIn, TiedRowsOut, Tier};
+pub use kernel::{Access, GradStore, Kernel, Launch, Rounding, RowKey, Span, TiedRowsIn, TiedRowsOut};
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};
 pub use optimizer::{MOMENTS, Moment, Optimizer};
+pub use tier::{ByTier, Tier};

@@ -2,8 +2,8 @@
 
 use zeroth_kernel::{Moment, Tier};
 
-/// Offsets are multiples of this: enough for cache lines and vector registers of every device.
-pub(super) const ALIGNMENT: u64 = 256;
+/// The alignment of what is packed into one buffer of the device.
+pub(super) const ALIGNMENT: u64 = Tier::Device.alignment();
 
 /// The purpose of a buffer, as memory reports group it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

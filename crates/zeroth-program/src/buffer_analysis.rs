@@ -270,7 +270,7 @@ impl BufferAnalysis<'_> {
         use Access::{Read, Write};
         let program = self.program;
         let gradient = |chunk: &Chunk| state.gradient(chunk).unwrap_or(BufferId::CommGrad(chunk.flat));
-        let on_host = |flat: usize| program.residency[flat].gradients == Tier::Host;
+        let on_host = |flat: usize| program.residency[flat].gradients.is_offloaded();
         let summed = |flat: usize| program.reduced_gradient(flat, 0).0;
         let value = |value: &Value| state.current[value.index()];
         match &instruction.action {
@@ -337,7 +337,7 @@ impl BufferAnalysis<'_> {
             Action::ReloadActivation(value) => {
                 vec![(BufferId::Offloaded(*value), Read), (BufferId::Reloaded(*value), Write)]
             }
-            Action::AllGather(flat) if program.residency[*flat].weights == Tier::Host => {
+            Action::AllGather(flat) if program.residency[*flat].weights.is_offloaded() => {
                 vec![(self.weights(*flat, state), Write)]
             }
             Action::AllGather(flat) => {
@@ -436,7 +436,7 @@ impl BufferAnalysis<'_> {
                     touched.push((summed(flat), Read));
                 }
                 if program.has_master(flat) {
-                    let here = program.residency[flat].weights == Tier::Device;
+                    let here = !program.residency[flat].weights.is_offloaded();
                     touched.push((
                         if here { BufferId::Weights(flat) } else { BufferId::UpdatedWeights(at) },
                         Write,

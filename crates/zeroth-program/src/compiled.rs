@@ -8,7 +8,7 @@ use zeroth_graph::{Backward, Graph, GraphError, Op};
 use zeroth_kernel::{Span, Tier};
 
 use crate::{
-    Action, BufferId, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError, Settings, compile,
+    Action, BufferId, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError, Settings, World, compile,
     compile_inference, in_place, plan_memory, plan_memory_guarded,
 };
 
@@ -55,26 +55,27 @@ pub enum CompileError {
 }
 
 impl Compiled {
-    /// Compiles a step of a model on `ranks` ranks.
+    /// Compiles a step of a model for the ranks of `world`.
     pub fn new(
         graph: Graph,
-        ranks: u64,
+        world: impl Into<World>,
         settings: &Settings,
         target: Target,
         row_sizes: Vec<u64>,
     ) -> Result<Self, CompileError> {
-        Self::guarded(graph, ranks, settings, target, row_sizes, 0)
+        Self::guarded(graph, world, settings, target, row_sizes, 0)
     }
 
     /// As [`Self::new`], with `guard` bytes after every buffer, which the chaos executor checks.
     pub fn guarded(
         graph: Graph,
-        ranks: u64,
+        world: impl Into<World>,
         settings: &Settings,
         target: Target,
         row_sizes: Vec<u64>,
         guard: u64,
     ) -> Result<Self, CompileError> {
+        let world = world.into();
         check_rows(&graph, &row_sizes)?;
         let backward = graph.backward()?;
         if target == Target::Cuda && settings.stage >= 3 && settings.gather == Some(Gather::View) {
@@ -86,7 +87,7 @@ impl Compiled {
             settings.gather = Some(Gather::Copy);
         }
         let made = |settings: &Settings| -> Result<(Program, Memory), ProgramError> {
-            let program = in_place(compile(&graph, &backward, ranks, settings)?, target);
+            let program = in_place(compile(&graph, &backward, world, settings)?, target);
             let memory = plan_memory_guarded(&program, &graph, &backward, target, &row_sizes, guard);
             Ok((program, memory))
         };

@@ -6,12 +6,14 @@ use zeroth_base::DType;
 use zeroth_graph::ParamId;
 use zeroth_kernel::{MasterForm, Optimizer, Queue, Tier};
 
-use super::{BufferId, GradProducers, Types};
+use super::{BufferId, GradProducers, Types, World};
 use crate::{FlatKind, Layout};
 
 /// A compiled training step. Every rank runs the same program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Program {
+    /// The ranks it was compiled for.
+    pub world: World,
     /// The placement of every parameter element.
     pub layout: Layout,
     /// The sections in execution order; [`SectionKind::Middle`] repeats with the accumulation steps.
@@ -349,7 +351,7 @@ impl Program {
     /// Whether parameters are sharded across ranks or offloaded. Flats that do not stay gathered must then be gathered
     /// before they are read.
     pub fn shards_parameters(&self) -> bool {
-        let is_away = self.residency.iter().any(|residency| residency.weights == Tier::Host);
+        let is_away = self.residency.iter().any(|residency| residency.weights.is_offloaded());
         self.stage >= 3 && (self.layout.ranks > 1 || is_away)
     }
 
@@ -360,14 +362,14 @@ impl Program {
 
     /// Whether every rank holds the whole flat at all times.
     pub fn stays_gathered(&self, flat: usize) -> bool {
-        let is_whole_here = self.layout.ranks == 1 && self.residency[flat].weights == Tier::Device;
+        let is_whole_here = self.layout.ranks == 1 && !self.residency[flat].weights.is_offloaded();
         !self.shards_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent || is_whole_here
     }
 
     /// Whether a sharded flat is mapped from the other ranks instead of copied. Offloaded parameters are copied to the
     /// device first.
     pub fn is_viewed(&self, flat: usize) -> bool {
-        self.zero_copy_gather && !self.stays_gathered(flat) && self.residency[flat].weights == Tier::Device
+        self.zero_copy_gather && !self.stays_gathered(flat) && !self.residency[flat].weights.is_offloaded()
     }
 
     /// Whether a flat has gradients.
@@ -409,7 +411,7 @@ impl Program {
     /// Whether a reduction completes a gradient: nothing is added to it afterwards.
     pub(super) fn completes(&self, kind: SectionKind, flat: usize, addition: Accumulate) -> bool {
         kind.is_last()
-            && (self.residency[flat].gradients == Tier::Device || addition == Accumulate::Overwrite)
+            && (!self.residency[flat].gradients.is_offloaded() || addition == Accumulate::Overwrite)
     }
 
     /// Whether gradients need a cast or a reduction. On one rank in f32 they need neither.

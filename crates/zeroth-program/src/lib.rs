@@ -27,6 +27,7 @@ mod sub_group;
 mod target;
 mod views;
 mod waits;
+mod world;
 
 use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph};
@@ -47,6 +48,7 @@ pub use passes::in_place;
 pub use plan_memory::{plan_memory, plan_memory_guarded};
 pub use settings::{Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
 pub use target::Target;
+pub use world::World;
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to
 /// `sequences` sequences. All parameters are frozen, so nothing is planned that only training needs.
@@ -55,20 +57,21 @@ pub fn compile_inference(graph: &Graph, run: DType, sequences: u64) -> Program {
     passes::lower_inference(graph, layout, &Settings::inference(run), sequences)
 }
 
-/// Compiles a training step for `ranks` ranks by running the passes in order.
+/// Compiles a training step for the ranks of `world` by running the passes in order.
 pub fn compile(
     graph: &Graph,
     backward: &Backward,
-    ranks: u64,
+    world: impl Into<World>,
     settings: &Settings,
 ) -> Result<Program, ProgramError> {
+    let world = world.into();
     if settings.stage > 3 {
         return Err(ProgramError::Stage { stage: settings.stage });
     }
     // Unsharded parameters need no persistent flat: small ones stay in the flat of their unit.
     let persistence = if settings.stage >= 3 { settings.persistence } else { 0 };
-    let layout = Layout::new(graph, ranks, persistence, settings.model_persistence);
-    let program = passes::lower(graph, backward, layout, settings);
+    let layout = Layout::new(graph, world.ranks, persistence, settings.model_persistence);
+    let program = passes::lower(graph, backward, world, layout, settings);
     // Recomputed nodes read parameters too, so they must exist before `gather` places all-gathers.
     let program = passes::checkpoint(program, graph, backward, settings);
     // `reduce` relies on the final order of parameter reads, so it runs after `gather`.

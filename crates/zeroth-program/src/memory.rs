@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use zeroth_kernel::{Span, Tier};
+use zeroth_kernel::{ByTier, Span, Tier};
 
 use super::buffer::{Buffer, BufferId, Category};
 use super::category_bytes::Bytes;
@@ -59,7 +59,7 @@ pub struct Memory {
     /// The statically allocated buffers.
     pub static_buffers: Vec<PlacedBuffer>,
     /// Per tier, offset and bytes of the part of the arena that sections share.
-    pub shared: [(u64, u64); 2],
+    pub shared: ByTier<(u64, u64)>,
     /// Offset and bytes of the mappings of other ranks' parameters after the device's arena: address space, not memory.
     pub views: (u64, u64),
     /// The transient buffers of each section, in program order.
@@ -78,7 +78,7 @@ impl PlacedBuffer {
 impl Memory {
     /// The arena size of a tier: static buffers and the part that sections share.
     pub fn arena(&self, tier: Tier) -> u64 {
-        let (at, bytes) = self.shared[tier as usize];
+        let (at, bytes) = self.shared[tier];
         at + bytes
     }
 

@@ -9,10 +9,9 @@ use std::collections::BTreeMap;
 
 use crate::Target;
 use zeroth_graph::{Backward, Graph};
-use zeroth_kernel::Tier;
+use zeroth_kernel::{ByTier, Tier};
 
 use super::accesses::SectionAccesses;
-use super::buffer::ALIGNMENT;
 use super::buffer_analysis::BufferAnalysis;
 use super::cross_section_buffers::CrossSectionBuffers;
 use super::cross_step_waits;
@@ -43,8 +42,10 @@ pub fn plan_memory_guarded(
     guard: u64,
 ) -> Memory {
     let source = BufferAnalysis { program, graph, backward, target };
-    let guarded =
-        |buffer: Buffer| Buffer { bytes: (buffer.bytes + guard).next_multiple_of(ALIGNMENT), ..buffer };
+    let guarded = |buffer: Buffer| Buffer {
+        bytes: (buffer.bytes + guard).next_multiple_of(buffer.tier.alignment()),
+        ..buffer
+    };
     let lowering = Lowering::new(program, graph, backward, target);
     let accesses: Vec<SectionAccesses> = program
         .sections
@@ -56,11 +57,11 @@ pub fn plan_memory_guarded(
         .collect();
     let mut static_buffers = source.static_buffers();
     let cross_section_buffers = CrossSectionBuffers::find(program, &accesses, &mut static_buffers);
-    let mut shared = [(0, 0); 2];
+    let mut shared = ByTier::<(u64, u64)>::default();
     let static_buffers = static_buffers.into_iter().map(|buffer| {
         let buffer = guarded(buffer);
-        let at = shared[buffer.tier as usize].0;
-        shared[buffer.tier as usize].0 += buffer.bytes;
+        let at = shared[buffer.tier].0;
+        shared[buffer.tier].0 += buffer.bytes;
         PlacedBuffer {
             buffer,
             at,
@@ -105,7 +106,7 @@ pub fn plan_memory_guarded(
         .collect();
     let mut offsets: Vec<Vec<u64>> = passing.iter().map(|passing| vec![0; passing.len()]).collect();
     for group in cross_section_buffers.groups(accesses.len()) {
-        for tier in [Tier::Device, Tier::Host] {
+        for tier in Tier::ALL {
             let (mut end, placed) = cross_section_buffers.place(program, &group, &passing, tier);
             for (at, mut placed) in group.iter().copied().zip(placed) {
                 let section = &program.sections[at];
@@ -117,7 +118,7 @@ pub fn plan_memory_guarded(
                     && program.update_window.is_some()
                     && tier == Tier::Device
                 {
-                    end = end.max(shared[tier as usize].1 + program.update_window.unwrap_or(0));
+                    end = end.max(shared[tier].1 + program.update_window.unwrap_or(0));
                     let flipped =
                         placed.iter().zip(&ours).map(|(at, passing)| end - at - passing.buffer.bytes);
                     placed = flipped.collect();
@@ -126,15 +127,16 @@ pub fn plan_memory_guarded(
                 let ours = (0..passing[at].len()).filter(|place| of_tier(&&passing[at][*place]));
                 ours.zip(placed).for_each(|(place, offset)| offsets[at][place] = offset);
             }
-            let most = &mut shared[tier as usize].1;
+            let most = &mut shared[tier].1;
             *most = end.max(*most);
         }
     }
-    let views_at = (shared[0].0 + shared[0].1).next_multiple_of(VIEW);
+    let (at, bytes) = shared[Tier::Device];
+    let views_at = (at + bytes).next_multiple_of(VIEW);
     let mut sections: Vec<SectionMemory> = Vec::with_capacity(accesses.len());
     for (at, ((passing, offsets), waits)) in passing.into_iter().zip(&offsets).zip(waits).enumerate() {
         let placed = |(passing, offset): (TransientBuffer, &u64)| PlacedBuffer {
-            at: shared[passing.buffer.tier as usize].0 + offset,
+            at: shared[passing.buffer.tier].0 + offset,
             live_range: cross_section_buffers.live_range(at, passing.buffer.id),
             buffer: passing.buffer,
             lifetime: passing.lifetime,

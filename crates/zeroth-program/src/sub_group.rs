@@ -23,7 +23,7 @@ impl SubGroupLayout {
             at
         };
         let (_, gradient_type, _) = program.reduced_gradient(flat, 0);
-        let on_host = program.residency[flat].gradients == Tier::Host;
+        let on_host = program.residency[flat].gradients.is_offloaded();
         let moment = program.moment_dtype.bytes();
         let gradient = on_host.then(|| part(gradient_type.bytes()));
         let master = part(4);

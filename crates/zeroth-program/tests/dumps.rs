@@ -12,7 +12,7 @@ use serde_json::json;
 use zeroth_base::DType;
 use zeroth_kernel::Optimizer;
 use zeroth_model::{Batch, ModelConfig, forward, table};
-use zeroth_program::{Compiled, Gather, Offload, Recompute, Settings, Target, Types};
+use zeroth_program::{Compiled, Gather, Offload, Recompute, Settings, Target, Types, World};
 
 const TOKENS: u64 = 5;
 const CPU: Target = Target::Cpu { threads: 1 };
@@ -43,6 +43,10 @@ const SETTINGS: Settings = Settings {
 
 /// A tiny qwen3 on two ranks.
 fn compiled(settings: &Settings, target: Target, blocks: u64) -> Compiled {
+    compiled_for(World::from(2), settings, target, blocks)
+}
+
+fn compiled_for(world: World, settings: &Settings, target: Target, blocks: u64) -> Compiled {
     let config = json!({
         "model_type": "qwen3", "hidden_size": 8, "num_hidden_layers": blocks, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 16, "vocab_size": 11,
@@ -50,7 +54,7 @@ fn compiled(settings: &Settings, target: Target, blocks: u64) -> Compiled {
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
     let graph = forward(&config, &table(&config), Batch { tokens: TOKENS }).unwrap();
-    Compiled::new(graph, 2, settings, target, vec![TOKENS]).unwrap()
+    Compiled::new(graph, world, settings, target, vec![TOKENS]).unwrap()
 }
 
 /// The lines of the first section of a dump.
@@ -158,4 +162,20 @@ fn a_prefetched_gather_precedes_the_unit_before_its_own() {
     // One unit ahead: a block has 14 instructions of forward and 25 of backward.
     assert!((10..40).contains(&ahead(1)), "{}", ahead(1));
     assert!(ahead(u64::MAX / 4) > 60, "{}", ahead(u64::MAX / 4));
+}
+
+#[test]
+fn ranks_map_each_others_memory_on_one_host_only() {
+    let settings = Settings { gather: Some(Gather::View), ..SETTINGS };
+    let on = |per_host| compiled_for(World { ranks: 4, per_host }, &settings, CPU, 1);
+    let (one_host, two_hosts) = (on(4), on(2));
+    assert!(one_host.memory.views.1 > 0);
+    assert_eq!(two_hosts.memory.views.1, 0);
+    let names = |compiled: &Compiled| -> Vec<&'static str> {
+        let sections = compiled.program.sections.iter();
+        sections.flat_map(|section| &section.instructions).map(|one| one.action.name()).collect()
+    };
+    let (one_host, two_hosts) = (names(&one_host), names(&two_hosts));
+    assert!(one_host.contains(&"reduce_scatter") && !one_host.contains(&"all_to_all"), "{one_host:?}");
+    assert!(two_hosts.contains(&"all_to_all") && !two_hosts.contains(&"reduce_scatter"), "{two_hosts:?}");
 }

@@ -213,7 +213,7 @@ fn a_preset_takes_the_bytes_of_its_bare_stage() {
     for pair in &PAIRS {
         for ranks in [1, 2] {
             let [preset, bare] = [on_cpu(pair.preset(), ranks), on_cpu(&pair.bare(), ranks)];
-            for tier in [Tier::Device, Tier::Host] {
+            for tier in Tier::ALL {
                 let [preset, bare] = [&preset, &bare].map(|compiled| compiled.memory.arena(tier));
                 assert_eq!(preset, bare, "{}, {ranks} ranks, {tier:?}", pair.preset);
             }

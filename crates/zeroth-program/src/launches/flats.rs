@@ -130,7 +130,7 @@ impl At<'_> {
         };
         // A chunk on its way to host memory is added there.
         let add =
-            addition == Accumulate::Add && self.program().residency[chunk.flat].gradients == Tier::Device;
+            addition == Accumulate::Add && !self.program().residency[chunk.flat].gradients.is_offloaded();
         Sums { to, to_type, add }
     }
 
@@ -405,7 +405,7 @@ impl At<'_> {
                 let counts = self.shard_counts(*flat, self.run_bytes());
                 let own = counts[self.binding.rank as usize] as u64;
                 let all = self.whole(self.gathered(*flat), counts.iter().sum::<usize>() as u64);
-                if program.residency[*flat].weights == Tier::Host {
+                if program.residency[*flat].weights.is_offloaded() {
                     // This rank's part is already in place.
                     return Collective::InPlace { buffer: all, starts: starts_of(&counts), counts };
                 }

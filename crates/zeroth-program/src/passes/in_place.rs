@@ -1,4 +1,4 @@
-//! `in_place`: CPU ranks reduce gradients straight from each other's memory.
+//! `in_place`: CPU ranks of one host reduce gradients straight from each other's memory.
 //!
 //! Keys: none; the device decides, and `zero_optimization.reduce_scatter`.
 //!
@@ -16,9 +16,10 @@ use super::super::{Accumulate, Action, Chunk, Program, Section};
 
 /// Specialises a program for a target.
 pub fn in_place(mut program: Program, target: Target) -> Program {
-    if matches!(target, Target::Cpu { .. }) && program.reduce_scatter && program.layout.ranks > 1 {
+    let shares_memory = matches!(target, Target::Cpu { .. }) && program.world.shares_memory();
+    if shares_memory && program.reduce_scatter && program.layout.ranks > 1 {
         let on_device: Vec<bool> =
-            program.residency.iter().map(|residency| residency.gradients == Tier::Device).collect();
+            program.residency.iter().map(|residency| !residency.gradients.is_offloaded()).collect();
         for section in &mut program.sections {
             reduce_in_place(section);
             join_chunks(section, &on_device);

@@ -7,7 +7,7 @@ use zeroth_kernel::Queue;
 
 use super::super::buffer::ALIGNMENT;
 use super::super::grad_producers::grad_producers;
-use super::super::{Action, Gather, GradProducers, Instruction, Program, Section, SectionKind, Settings};
+use super::super::{Action, Gather, GradProducers, Instruction, Program, Section, SectionKind, Settings, World};
 use super::hold;
 use crate::Layout;
 
@@ -17,6 +17,7 @@ const MOST_WINDOW: u64 = 1 << 60;
 pub(in super::super) fn lower(
     graph: &Graph,
     backward: &Backward,
+    world: World,
     layout: Layout,
     settings: &Settings,
 ) -> Program {
@@ -31,7 +32,7 @@ pub(in super::super) fn lower(
     };
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
-    program(layout, sections, grad_producers(graph, backward, settings), settings)
+    program(world, layout, sections, grad_producers(graph, backward, settings), settings)
 }
 
 /// Forward with a head that computes next-token logits instead of a loss.
@@ -48,10 +49,11 @@ pub(in super::super) fn lower_inference(
         ..Instruction::new(Action::Logits { node, sequences })
     });
     let section = Section { kind: SectionKind::Logits, instructions };
-    program(layout, vec![section], Vec::new(), settings)
+    program(World::from(1), layout, vec![section], Vec::new(), settings)
 }
 
 fn program(
+    world: World,
     layout: Layout,
     sections: Vec<Section>,
     grad_producers: Vec<GradProducers>,
@@ -68,7 +70,8 @@ fn program(
             .offload
             .stream
             .map(|stream| stream.window.min(MOST_WINDOW) / ALIGNMENT * ALIGNMENT),
-        zero_copy_gather: settings.gather == Some(Gather::View),
+        world,
+        zero_copy_gather: settings.gather == Some(Gather::View) && world.shares_memory(),
         accumulation: settings.accumulation.max(1),
         stage: settings.stage,
         types: settings.types,

@@ -108,7 +108,7 @@ fn copies(
     settings: &Settings,
 ) -> Vec<Instruction> {
     let ranks = program.layout.ranks;
-    let on_host = |flat: usize| program.residency[flat].gradients == Tier::Host;
+    let on_host = |flat: usize| program.residency[flat].gradients.is_offloaded();
     let last_landing = |flat: usize| {
         instructions.iter().rposition(|instruction| instruction.accumulates_into.contains(&flat))
     };
@@ -120,7 +120,7 @@ fn copies(
     let mut out = Vec::with_capacity(instructions.len());
     for (at, instruction) in instructions.iter().enumerate() {
         if let Action::AllGather(flat) = instruction.action
-            && program.residency[flat].weights == Tier::Host
+            && program.residency[flat].weights.is_offloaded()
         {
             bring(program, flat, settings, &mut out);
         }
@@ -196,7 +196,7 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
     let mut out = Vec::with_capacity(instructions.len());
     let counted = |flat: usize| {
         program.gradient_storage() == GradientStorage::FlatComm
-            && program.residency[flat].gradients == Tier::Host
+            && program.residency[flat].gradients.is_offloaded()
     };
     let window = program.update_window.unwrap_or(0) / TILES_OF_WINDOW;
     let passing_tile = (window / STATE_BYTES).clamp(PASSING_TILE[0], PASSING_TILE[1]);
@@ -243,7 +243,7 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
             out.extend(tiles.into_iter().map(update));
             continue;
         }
-        let queue = if residency.weights == Tier::Device { Queue::Upload } else { Queue::Download };
+        let queue = if residency.weights.is_offloaded() { Queue::Download } else { Queue::Upload };
         pipeline(&tiles, settings.offload.sub_group_buffers, &mut out, update, |chunk| {
             transfer(Action::WriteBack(chunk), queue, settings)
         });
@@ -261,7 +261,7 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
 fn updates_beside(program: &Program, tiles: &[Chunk], settings: &Settings) -> Vec<Instruction> {
     let mut out = Vec::new();
     let update = |chunk: Chunk| Instruction { queue: Queue::Load, ..Instruction::new(Action::Update(chunk)) };
-    let goes_up = |chunk: &&Chunk| program.residency[chunk.flat].weights == Tier::Device;
+    let goes_up = |chunk: &&Chunk| !program.residency[chunk.flat].weights.is_offloaded();
     let put_back =
         |chunk: Chunk| Instruction { queue: Queue::Upload, ..Instruction::new(Action::WriteBack(chunk)) };
     let (going, staying): (Vec<&Chunk>, Vec<&Chunk>) = tiles.iter().partition(goes_up);
@@ -296,7 +296,7 @@ fn pass_through(
         if let Some(chunk) = tiles.get(at) {
             out.push(on(Queue::Load, Action::Update(chunk.clone())));
             // Before the states of earlier sub-groups: the next forward waits only for parameters.
-            if program.has_master(chunk.flat) && program.residency[chunk.flat].weights == Tier::Host {
+            if program.has_master(chunk.flat) && program.residency[chunk.flat].weights.is_offloaded() {
                 out.push(on(Queue::Store, Action::WriteBack(chunk.clone())));
             }
         }

@@ -1,0 +1,75 @@
+//! Memory tiers.
+
+use std::ops::{Index, IndexMut};
+
+/// The memory an arena lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// Device memory, where kernels compute.
+    Device,
+    /// Host memory.
+    Host,
+}
+
+impl Tier {
+    /// All tiers, nearest to the device first.
+    pub const ALL: [Self; 2] = [Self::Device, Self::Host];
+
+    /// Whether data must be copied to the device before a kernel reads it there.
+    pub const fn is_offloaded(self) -> bool {
+        !matches!(self, Self::Device)
+    }
+
+    /// The alignment of buffers in this tier, in bytes.
+    pub const fn alignment(self) -> u64 {
+        match self {
+            // A cache line pair of the CPU, and what CUDA's vector loads and cuDNN need.
+            Self::Device | Self::Host => 256,
+        }
+    }
+}
+
+/// A value for each tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ByTier<T>([T; Tier::ALL.len()]);
+
+impl<T> ByTier<T> {
+    /// The values that a function gives for the tiers.
+    pub fn new(value: impl FnMut(Tier) -> T) -> Self {
+        Self(Tier::ALL.map(value))
+    }
+
+    /// Each tier with its value.
+    pub fn iter(&self) -> impl Iterator<Item = (Tier, &T)> {
+        Tier::ALL.into_iter().zip(&self.0)
+    }
+}
+
+impl<T> Index<Tier> for ByTier<T> {
+    type Output = T;
+
+    fn index(&self, tier: Tier) -> &T {
+        &self.0[tier as usize]
+    }
+}
+
+impl<T> IndexMut<Tier> for ByTier<T> {
+    fn index_mut(&mut self, tier: Tier) -> &mut T {
+        &mut self.0[tier as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_found_by_their_tier() {
+        let mut names = ByTier::new(|tier| format!("{tier:?}"));
+        for tier in Tier::ALL {
+            assert_eq!(names[tier], format!("{tier:?}"));
+        }
+        names[Tier::Host].push('!');
+        assert!(names.iter().eq([(Tier::Device, &"Device".to_owned()), (Tier::Host, &"Host!".to_owned())]));
+    }
+}
