@@ -8,8 +8,8 @@ use zeroth_graph::{Backward, Graph, GraphError, Op};
 use zeroth_kernel::{Span, Tier};
 
 use crate::{
-    Action, BufferId, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError, Settings, World, compile,
-    compile_inference, in_place, plan_memory, plan_memory_guarded,
+    Action, BufferId, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError, Settings, World,
+    compile, compile_inference, in_place, plan_memory, plan_memory_guarded,
 };
 
 /// A program ready to run.

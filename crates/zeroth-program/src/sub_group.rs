@@ -1,6 +1,6 @@
 //! A sub-group: the optimizer states of a range of elements, streamed to the device in one buffer.
 
-use zeroth_kernel::{MOMENTS, Tier};
+use zeroth_kernel::MOMENTS;
 
 use super::Program;
 use super::buffer::ALIGNMENT;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_kernel::ExactSum;
-use zeroth_kernel::{Access, Kernel, Report, Rounding, Tier};
+use zeroth_kernel::{Access, Kernel, Report, Rounding};
 
 use super::super::buffer_analysis::{record_bytes, report_bytes};
 use super::super::{Accumulate, Action, BufferId, Chunk, GradientStorage};

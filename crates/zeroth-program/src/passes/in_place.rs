@@ -10,7 +10,6 @@
 use std::collections::BTreeSet;
 
 use crate::Target;
-use zeroth_kernel::Tier;
 
 use super::super::{Accumulate, Action, Chunk, Program, Section};
 

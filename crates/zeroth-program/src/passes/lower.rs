@@ -7,7 +7,9 @@ use zeroth_kernel::Queue;
 
 use super::super::buffer::ALIGNMENT;
 use super::super::grad_producers::grad_producers;
-use super::super::{Action, Gather, GradProducers, Instruction, Program, Section, SectionKind, Settings, World};
+use super::super::{
+    Action, Gather, GradProducers, Instruction, Program, Section, SectionKind, Settings, World,
+};
 use super::hold;
 use crate::Layout;
 
