@@ -455,16 +455,21 @@ impl Program {
         self.sections.iter().filter(|section| section.is_micro_batch())
     }
 
+    /// How often a step runs a section of this kind.
+    pub(crate) fn repetitions(&self, kind: SectionKind) -> u64 {
+        match kind {
+            SectionKind::Middle => self.accumulation.saturating_sub(2),
+            SectionKind::Eval | SectionKind::Logits => 0,
+            _ => 1,
+        }
+    }
+
     /// Section indices in the order of one step, the middle one repeated.
     pub fn in_order(&self) -> impl Iterator<Item = usize> + '_ {
-        self.sections.iter().enumerate().flat_map(|(place, section)| {
-            let times = match section.kind {
-                SectionKind::Middle => self.accumulation.saturating_sub(2),
-                SectionKind::Eval | SectionKind::Logits => 0,
-                _ => 1,
-            };
-            std::iter::repeat_n(place, times as usize)
-        })
+        self.sections
+            .iter()
+            .enumerate()
+            .flat_map(|(place, section)| std::iter::repeat_n(place, self.repetitions(section.kind) as usize))
     }
 
     /// The index of the evaluation section.

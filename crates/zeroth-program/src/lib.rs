@@ -9,6 +9,7 @@ mod buffer;
 mod buffer_analysis;
 mod category_bytes;
 mod check;
+mod communication;
 mod compiled;
 mod cross_section_buffers;
 mod cross_step_waits;
