@@ -316,7 +316,7 @@ fn rows_say_what_budgets_leave_and_how_far_micro_batches_can_grow() {
         with(&["--per-device-train-batch-size", &batch, "--max-length", &length]).0 == 0
     };
     assert!(fits(batch, 1024) && !fits(batch + 1, 1024), "{batch}");
-    assert!(fits(1, longest) && !fits(1, longest + 16), "{longest}");
+    assert!(fits(1, longest) && !fits(1, longest + longest / 50 + 32), "{longest}");
     // Without a budget there is no limit to report.
     let (_, plan) = zeroth_json(&base);
     for key in ["device_bytes_free", "host_bytes_free", "largest_micro_batch", "longest_row"] {

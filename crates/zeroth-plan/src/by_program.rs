@@ -61,10 +61,20 @@ impl PlanDevice {
     }
 }
 
+/// Which program counts where several keep the same states in other tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Candidate {
+    /// The one that a run takes.
+    Run,
+    /// The one with the least on the device.
+    LeastOnDevice,
+}
+
 /// The footprint of the compiled step; `None` where the request is for what cannot be compiled yet.
 pub(crate) fn footprint(
     request: &PlanRequest,
     placement: &Placement,
+    candidate: Candidate,
 ) -> Result<Option<Footprint>, PlanError> {
     let (Some(model), Some(shape), Some(settings), TrainType::Full) =
         (&request.model, &request.shape, placement.settings, request.train_type)
@@ -82,8 +92,11 @@ pub(crate) fn footprint(
     let mut sizing = Sizing::new(&model.config, &model.table, target, batch, settings, &largest);
     // Only the gradients of streamed states depend on it: they stay on a device that has room for them.
     let budget = Budget { device: request.device_memory, ..Budget::default() };
-    let compiled = sizing.first_within(budget, Freedom::default());
-    let (compiled, _) =
+    let compiled = match candidate {
+        Candidate::Run => sizing.first_within(budget, Freedom::default()).map(|(compiled, _)| compiled),
+        Candidate::LeastOnDevice => sizing.compile(),
+    };
+    let compiled =
         compiled.map_err(|source| PlanError::Compile { preset: placement.preset.clone(), source })?;
     Ok(Some(Footprint::of_program(&compiled, request.ranks_on_host())))
 }

@@ -215,20 +215,21 @@ impl<'a> Search<'a> {
         self.smallest(ChangeKind::Hosts, now, most)
     }
 
-    /// The smallest count above `now` with which something fits: doubled until it does, then bisected.
+    /// The smallest count above `now` with which something fits, if the largest does: doubled until it fits, then
+    /// bisected.
     fn smallest(&self, kind: ChangeKind, now: u64, most: u64) -> Option<Change> {
-        let (mut too_few, mut enough) = (now, now.saturating_add(1));
-        while self.try_at(kind, enough.min(most)).is_none() {
+        if now >= most || self.try_at(kind, most).is_none() {
+            return None;
+        }
+        let (mut too_few, mut enough) = (now, now + 1);
+        while self.try_at(kind, enough).is_none() {
             (too_few, enough) = (enough, enough.saturating_mul(2).min(most));
-            if too_few >= most {
-                return None;
-            }
         }
         while enough - too_few > 1 {
             let middle = too_few.midpoint(enough);
             *(if self.try_at(kind, middle).is_some() { &mut enough } else { &mut too_few }) = middle;
         }
-        if enough <= most { self.change(kind, now, enough) } else { None }
+        self.change(kind, now, enough)
     }
 
     fn device_memory(&self) -> Option<Change> {

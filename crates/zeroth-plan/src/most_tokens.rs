@@ -1,6 +1,6 @@
 //! The largest micro-batch that fits the budgets.
 
-use crate::row::{Footprint, footprint};
+use crate::row::{Footprint, least_footprint};
 use crate::{Placement, PlanError, PlanRequest, Shape};
 
 /// Rows of a micro-batch are padded to a multiple of this many tokens.
@@ -12,7 +12,8 @@ const MOST: u64 = 1 << 20;
 /// The most tokens of a micro-batch that are within the budgets, in whole tiles; `None` without a budget or a shape.
 ///
 /// Bytes are nearly linear in tokens, so the limit is found by interpolation and kept between what fits and what does
-/// not. `asked` is the footprint of the request itself.
+/// not: within a fiftieth, and exactly where it decides on another row of the micro-batch. `asked` is the footprint of
+/// the request itself.
 pub(crate) fn most_tokens(
     request: &PlanRequest,
     placement: &Placement,
@@ -24,7 +25,7 @@ pub(crate) fn most_tokens(
     }
     let needs = |tiles: u64| {
         let shape = Shape { micro_batch: 1, max_length: TILE * tiles, ..shape.clone() };
-        let needs = footprint(&PlanRequest { shape: Some(shape), ..request.clone() }, placement)?;
+        let needs = least_footprint(&PlanRequest { shape: Some(shape), ..request.clone() }, placement)?;
         Ok(excess(request, &needs))
     };
     let start = shape.micro_batch.saturating_mul(shape.max_length).div_ceil(TILE).clamp(1, MOST);
@@ -33,13 +34,19 @@ pub(crate) fn most_tokens(
     let (mut fits, mut exceeds) = (0, MOST + 1);
     for step in 1_u32.. {
         *(if last.1 <= 0 { &mut fits } else { &mut exceeds }) = last.0;
-        if exceeds - fits <= 1 {
+        let next_row = (TILE * fits / shape.max_length + 1).saturating_mul(shape.max_length).div_ceil(TILE);
+        let is_close = exceeds - fits <= 1 + fits / 50;
+        if is_close && next_row >= exceeds {
             break;
         }
-        let middle = if exceeds > MOST { (2 * last.0).min(MOST) } else { fits.midpoint(exceeds) };
-        // Every fourth step halves, whatever the curve is like.
-        let guess = before.filter(|_| step % 4 > 0).and_then(|before| root(before, last)).unwrap_or(middle);
-        let next = guess.clamp(fits + 1, exceeds - 1);
+        let middle = match (fits, exceeds) {
+            (0, _) => 1,
+            (_, exceeds) if exceeds > MOST => (2 * last.0).min(MOST),
+            _ => fits.midpoint(exceeds),
+        };
+        // Every sixth step halves, whatever the curve is like.
+        let root = before.filter(|_| step % 6 > 0).and_then(|before| root(before, last));
+        let next = if is_close { next_row } else { root.unwrap_or(middle).clamp(fits + 1, exceeds - 1) };
         before = Some(last);
         last = (next, needs(next)?);
     }

@@ -4,6 +4,7 @@ use serde::Serialize;
 use zeroth_base::format_bytes;
 use zeroth_program::Bytes;
 
+use crate::by_program::Candidate;
 use crate::deepspeed::Estimate;
 use crate::format::pair;
 use crate::{
@@ -57,7 +58,7 @@ pub struct Row {
     pub host_bytes_free: Option<u64>,
     /// The largest micro-batch of rows of the planned length that fits; `None` without a budget or a model.
     pub largest_micro_batch: Option<u64>,
-    /// The longest row that fits in the planned micro-batch, in steps of 16 tokens.
+    /// The longest row found to fit in the planned micro-batch, within a fiftieth of the limit.
     pub longest_row: Option<u64>,
 }
 
@@ -103,10 +104,16 @@ fn device_needs(device: Bytes, gathered_layer: u64, basis: Basis) -> u64 {
 /// The memory that a placement needs: of the compiled step, or else in closed form. Request and placement are not
 /// validated.
 pub fn footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
-    Ok(match by_program::footprint(request, placement)? {
-        Some(footprint) => footprint,
-        None => estimate(request, placement),
-    })
+    let compiled = by_program::footprint(request, placement, Candidate::Run)?;
+    Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
+}
+
+/// The same, for whether something fits at all.
+pub(crate) fn least_footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
+    // A host's budget may leave no room for what a device gives up.
+    let candidate = if request.host_memory.is_some() { Candidate::Run } else { Candidate::LeastOnDevice };
+    let compiled = by_program::footprint(request, placement, candidate)?;
+    Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
 }
 
 fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {

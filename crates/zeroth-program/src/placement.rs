@@ -29,24 +29,26 @@ pub(super) fn place(buffers: &[TransientBuffer]) -> (Vec<u64>, u64) {
         (std::cmp::Reverse(room(&buffers[*index])), *buffers[*index].lifetime.start(), *index)
     });
     let mut offsets = vec![0; buffers.len()];
-    let mut placed: Vec<usize> = Vec::with_capacity(buffers.len()); // by offset
+    // By offset: the offset, the end, and the first and last instruction, side by side for the scan.
+    let mut placed: Vec<(u64, u64, usize, usize)> = Vec::with_capacity(buffers.len());
     let mut end = 0;
     for index in order {
         let (lifetime, bytes) = (&buffers[index].lifetime, room(&buffers[index]));
-        let meets = |other: &TransientBuffer| {
-            other.lifetime.start() <= lifetime.end() && lifetime.start() <= other.lifetime.end()
-        };
+        let (first, last) = (*lifetime.start(), *lifetime.end());
         let mut offset = 0;
-        for other in placed.iter().filter(|other| meets(&buffers[**other])) {
-            if offset + bytes <= offsets[*other] {
+        for (at, until, begin, finish) in &placed {
+            if *begin > last || first > *finish {
+                continue;
+            }
+            if offset + bytes <= *at {
                 break;
             }
-            offset = offset.max(offsets[*other] + room(&buffers[*other]));
+            offset = offset.max(*until);
         }
         offsets[index] = offset;
         end = end.max(offset + bytes);
-        let at = placed.partition_point(|other| offsets[*other] <= offset);
-        placed.insert(at, index);
+        let at = placed.partition_point(|(other, ..)| *other <= offset);
+        placed.insert(at, (offset, offset + bytes, first, last));
     }
     (offsets, end)
 }

@@ -129,6 +129,12 @@ impl<'a> Lowering<'a> {
         let span = |_: BufferId| Span::device(0, u64::MAX / 4);
         let binding = Binding { rank: 0, seed: 0, decayed: &|_| true };
         let of = |index: usize| {
+            let row_sizes = match &section.instructions[index].action {
+                // A copy for every rank: copies need no scratch.
+                Action::PackGrad(_) | Action::CastAndPackGrad(_) => &[],
+                action if action.chunk().is_some() || action.flat().is_some() => &row_sizes[..1],
+                _ => row_sizes,
+            };
             let sizes = row_sizes.iter().map(|rows| {
                 let at = self.at(section, index, &touches[index], &span, binding, *rows);
                 let kernels = at.kernels();
