@@ -10,7 +10,7 @@ use zeroth::config::read::parse;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::data::SamplesBuilder;
 use zeroth::kernel::Tier;
-use zeroth::model::{ModelConfig, table};
+use zeroth::model::{ModelConfig, named_config, table};
 use zeroth::plan::{Basis, Placement, PlanDevice, PlanRequest, Row, States, TrainableModel, plan};
 use zeroth::planning;
 use zeroth::program::{Bytes, Compiled, Settings, Target};
@@ -141,5 +141,36 @@ fn precision_accumulation_and_recomputation_are_planned_as_they_run() {
             let compiled = trained(folder, &configs[0].1, 2, Target::Cuda);
             assert_equal(&row, &compiled, 2, &format!("{} {flags:?}", PRESETS[preset].name));
         }
+    }
+}
+
+/// Section 7 of the ZeRO paper: stages 1 and 2 send 2Ψ, stage 3 at most 3Ψ; padding to whole blocks adds little.
+#[test]
+fn collectives_send_what_the_zero_paper_counts() {
+    let model = ModelConfig::from_named(&named_config("Qwen/Qwen3-0.6B").unwrap()).unwrap();
+    let (table, ranks) = (table(&model), 4);
+    let config =
+        |preset: usize| (PRESETS[preset].name.to_owned(), resolved(preset, &model, ranks, Flags::default()));
+    let placements: Vec<Placement> = (0..PRESETS.len())
+        .map(config)
+        .map(|(name, config)| planning::placement(&name, &config, Some(&table)).unwrap())
+        .collect();
+    let request = PlanRequest {
+        shape: Some(planning::shape(&model, &table, 1, 64, false)),
+        model: Some(TrainableModel::new(model.clone(), table.clone(), PlanDevice::Cuda).unwrap()),
+        ..PlanRequest::new(table.total(), ranks)
+    };
+    let rows = plan(&request, &placements).unwrap().rows;
+    // 2 bytes for each of Ψ elements, (N - 1) / N of them sent.
+    let once = (2 * table.total()) as f64 * 3.0 / 4.0;
+    let sent = |preset: &str| {
+        let row = rows.iter().find(|row| row.preset == preset).unwrap();
+        row.comm_bytes_per_step as f64 / once
+    };
+    for preset in ["zero1", "zero2", "zero2_offload"] {
+        assert!((1.999..2.01).contains(&sent(preset)), "{preset} sends {}Ψ", sent(preset));
+    }
+    for preset in ["zero3", "zero3_offload"] {
+        assert!((2.0..3.01).contains(&sent(preset)), "{preset} sends {}Ψ", sent(preset));
     }
 }
