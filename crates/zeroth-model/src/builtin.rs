@@ -62,7 +62,7 @@ const SERIES: &[Series] = &[
         columns: DECODER,
         models: &[
             (&["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct"], &[896, 4864, 24, 14, 2, 1, 32768]),
-            (&["Qwen/Qwen2.5-1.5B"], &[1536, 8960, 28, 12, 2, 1, 131072]),
+            (&["Qwen/Qwen2.5-1.5B"], &[1536, 8960, 28, 12, 2, 1, 131_072]),
             (&["Qwen/Qwen2.5-1.5B-Instruct"], &[1536, 8960, 28, 12, 2, 1, 32768]),
             (&["Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-3B-Instruct"], &[2048, 11008, 36, 16, 2, 1, 32768]),
         ],
@@ -72,7 +72,7 @@ const SERIES: &[Series] = &[
             "rope_theta": 1000000, "use_sliding_window": false}"#,
         columns: DECODER,
         models: &[
-            (&["Qwen/Qwen2.5-7B"], &[3584, 18944, 28, 28, 4, 0, 131072]),
+            (&["Qwen/Qwen2.5-7B"], &[3584, 18944, 28, 28, 4, 0, 131_072]),
             (&["Qwen/Qwen2.5-7B-Instruct"], &[3584, 18944, 28, 28, 4, 0, 32768]),
         ],
     },
@@ -81,9 +81,9 @@ const SERIES: &[Series] = &[
             "rope_theta": 1000000, "use_sliding_window": false}"#,
         columns: DECODER,
         models: &[
-            (&["Qwen/Qwen2.5-14B"], &[5120, 13824, 48, 40, 8, 0, 131072]),
-            (&["Qwen/Qwen2.5-32B"], &[5120, 27648, 64, 40, 8, 0, 131072]),
-            (&["Qwen/Qwen2.5-72B"], &[8192, 29568, 80, 64, 8, 0, 131072]),
+            (&["Qwen/Qwen2.5-14B"], &[5120, 13824, 48, 40, 8, 0, 131_072]),
+            (&["Qwen/Qwen2.5-32B"], &[5120, 27648, 64, 40, 8, 0, 131_072]),
+            (&["Qwen/Qwen2.5-72B"], &[8192, 29568, 80, 64, 8, 0, 131_072]),
         ],
     },
     Series {
@@ -100,9 +100,9 @@ const SERIES: &[Series] = &[
             "high_freq_factor": 4, "original_max_position_embeddings": 8192}}"#,
         columns: DECODER,
         models: &[
-            (&["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"], &[4096, 14336, 32, 32, 8, 0, 131072]),
+            (&["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"], &[4096, 14336, 32, 32, 8, 0, 131_072]),
             (&["meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"],
-                &[8192, 28672, 80, 64, 8, 0, 131072]),
+                &[8192, 28672, 80, 64, 8, 0, 131_072]),
         ],
     },
     Series {
@@ -111,8 +111,8 @@ const SERIES: &[Series] = &[
             "high_freq_factor": 4, "original_max_position_embeddings": 8192}}"#,
         columns: DECODER,
         models: &[
-            (&["meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct"], &[2048, 8192, 16, 32, 8, 1, 131072]),
-            (&["meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B-Instruct"], &[3072, 8192, 28, 24, 8, 1, 131072]),
+            (&["meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct"], &[2048, 8192, 16, 32, 8, 1, 131_072]),
+            (&["meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B-Instruct"], &[3072, 8192, 28, 24, 8, 1, 131_072]),
         ],
     },
     Series {

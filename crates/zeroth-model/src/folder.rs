@@ -40,15 +40,14 @@ pub fn named_config(name_or_path: &str) -> Result<NamedConfig, ModelError> {
             let (map, origin) = read_config(&folder)?;
             Ok(NamedConfig { map, origin, folder: Some(folder) })
         }
-        Err(ModelError::NotInCache { name, cache, near, .. }) => match builtin_config(&name) {
-            Some(map) => {
-                Ok(NamedConfig { map, origin: format!("the built-in config of {name}"), folder: None })
+        Err(ModelError::NotInCache { name, cache, near, .. }) => {
+            if let Some(map) = builtin_config(&name) {
+                let origin = format!("the built-in config of {name}");
+                return Ok(NamedConfig { map, origin, folder: None });
             }
-            None => {
-                let near = near.or_else(|| nearest(&name, builtin_names()).map(str::to_owned));
-                Err(ModelError::NotInCache { name, cache, near, needs: Needs::Config })
-            }
-        },
+            let near = near.or_else(|| nearest(&name, builtin_names()).map(str::to_owned));
+            Err(ModelError::NotInCache { name, cache, near, needs: Needs::Config })
+        }
         Err(other) => Err(other),
     }
 }

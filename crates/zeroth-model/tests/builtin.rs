@@ -45,8 +45,8 @@ fn built_in_configs_count_the_published_parameters() {
 fn every_built_in_config_is_read_and_names_are_unique() {
     let mut names: Vec<&str> = builtin_names().collect();
     for name in &names {
-        let named = named_config(name).unwrap();
-        assert!(ModelConfig::from_named(&named).is_ok(), "{name}");
+        let config = named_config(name).unwrap();
+        assert!(ModelConfig::from_named(&config).is_ok(), "{name}");
     }
     let count = names.len();
     names.sort_unstable();

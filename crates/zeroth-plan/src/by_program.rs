@@ -96,8 +96,8 @@ pub(crate) fn footprint(
         Candidate::Run => sizing.first_within(budget, Freedom::default()).map(|(compiled, _)| compiled),
         Candidate::LeastOnDevice => sizing.compile(),
     };
-    let compiled =
-        compiled.map_err(|source| PlanError::Compile { preset: placement.preset.clone(), source })?;
+    let refused = |source| PlanError::Compile { preset: placement.preset.clone(), source: Box::new(source) };
+    let compiled = compiled.map_err(refused)?;
     Ok(Some(Footprint::of_program(&compiled, request.ranks_on_host())))
 }
 

@@ -88,7 +88,7 @@ impl<'a> Sizing<'a> {
         if asked.0.offload.optimizer.is_none() {
             let (stage, name) = (asked.0.stage.max(2), "offload_optimizer to cpu");
             let change = move |sizing: &mut Self| {
-                (sizing.settings.stage, sizing.settings.offload) = (stage, optimizer)
+                (sizing.settings.stage, sizing.settings.offload) = (stage, optimizer);
             };
             changes.push((format!("{name} (stage {stage})"), Box::new(change)));
         }

@@ -170,7 +170,7 @@ pub enum PlanError {
         /// The placement's name.
         preset: String,
         /// What the compiler refused.
-        source: SizingError,
+        source: Box<SizingError>,
     },
     /// A count that must be at least 1 is 0.
     #[error("0 {what} requested: give at least 1")]

@@ -134,12 +134,12 @@ fn precision_accumulation_and_recomputation_are_planned_as_they_run() {
         Flags { gradient_accumulation_steps: Some(3), ..Flags::default() },
         Flags { gradient_checkpointing: Some(true), ..Flags::default() },
     ] {
-        for preset in 0..PRESETS.len() {
-            let config = resolved(preset, &model, 2, flags.clone());
-            let configs = [(PRESETS[preset].name.to_owned(), config)];
+        for (place, preset) in PRESETS.iter().enumerate() {
+            let config = resolved(place, &model, 2, flags.clone());
+            let configs = [(preset.name.to_owned(), config)];
             let row = planned(folder, &configs, 2, PlanDevice::Cuda).remove(0);
             let compiled = trained(folder, &configs[0].1, 2, Target::Cuda);
-            assert_equal(&row, &compiled, 2, &format!("{} {flags:?}", PRESETS[preset].name));
+            assert_equal(&row, &compiled, 2, &format!("{} {flags:?}", preset.name));
         }
     }
 }
