@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use zeroth_base::DType;
 
 use super::Arena;
-use super::attention::{AttentionSaved, attention, attention_backward};
+use super::attention::{AttentionSaved, attention, attention_backward, cached_attention, store_rows};
 use super::convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
 use super::dropout::{Dropout, dropout};
 use super::embedding::{embedding, embedding_backward, embedding_backward_tied};
@@ -286,6 +286,13 @@ impl CpuDevice {
                     let (starts, dy) = (self.starts(starts)?, self.read(dy)?);
                     let (dq, dk, dv) = (self.write(dq)?, self.write(dk)?, self.write(dv)?);
                     attention_backward(pool, dims, starts, saved, dy, dq, dk, dv, scratch()?);
+                }
+                Kernel::StoreRows { dims, ranges, x, cache } => {
+                    store_rows::<T>(dims, self.read(ranges)?, self.read(x)?, self.write(cache)?);
+                }
+                Kernel::CachedAttention { ref dims, cached, ranges, q, k, v, y } => {
+                    let (ranges, q, kv) = (self.read(ranges)?, self.read(q)?, [self.read(k)?, self.read(v)?]);
+                    cached_attention::<T>(pool, dims, cached, ranges, q, kv, self.write(y)?, scratch()?);
                 }
                 Kernel::GatedActivation { activation, gate, up, y } => {
                     let (gate, up) = (self.read(gate)?, self.read(up)?);

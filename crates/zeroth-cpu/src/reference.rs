@@ -4,8 +4,8 @@ use zeroth_base::{GatedActivation, philox4x32};
 
 use super::Dropout;
 use zeroth_kernel::{
-    AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
-    RopeDims, RowKey,
+    AttentionDims, CacheRange, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
+    RmsNormDims, RopeDims, RowKey,
 };
 use zeroth_kernel::{MOMENTS, Optimizer, Recipe};
 
@@ -163,6 +163,35 @@ pub fn attention(dims: &AttentionDims, starts: &[u32], q: &[f64], k: &[f64], v: 
         }
     }
     [out, lses]
+}
+
+/// Attention of each row over the cached rows of its range.
+pub fn cached_attention(
+    dims: &AttentionDims,
+    ranges: &[CacheRange],
+    q: &[f64],
+    k: &[f64],
+    v: &[f64],
+) -> Vec<f64> {
+    let mut out = Vec::with_capacity(q.len());
+    for (row, range) in ranges.iter().enumerate() {
+        let (end, window) = (range.end as usize, dims.window.unwrap_or(usize::MAX));
+        let keys = (range.first as usize).max(end.saturating_sub(window))..end;
+        for head in 0..dims.heads {
+            let (q, kv_head) = (head_of(dims, q, dims.heads, row, head), head * dims.kv_heads / dims.heads);
+            let of = |data, key| head_of(dims, data, dims.kv_heads, key, kv_head);
+            let scores: Vec<f64> =
+                keys.clone().map(|key| dot(q, of(k, key)) * f64::from(dims.scale)).collect();
+            let peak = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - peak).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            out.extend((0..dims.head_dim).map(|i| {
+                let sum: f64 = keys.clone().zip(&weights).map(|(key, weight)| weight * of(v, key)[i]).sum();
+                if keys.is_empty() { 0.0 } else { sum / total }
+            }));
+        }
+    }
+    out
 }
 
 /// dq, dk and dv of [`attention`].

@@ -1,6 +1,6 @@
 //! Scratch sizes of the CPU kernels, from dimensions and threads alone: a memory plan is exact before a run.
 
-use super::attention::{attention_backward_scratch, attention_scratch};
+use super::attention::{attention_backward_scratch, attention_scratch, cached_attention_scratch};
 use super::head_loss::{head_loss_rounded_scratch, head_loss_scratch};
 use super::head_norm_rope::head_norm_rope_scratch;
 use super::linear::linear_scratch;
@@ -21,6 +21,7 @@ pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),
         Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
         Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
+        Kernel::CachedAttention { dims, .. } => floats(cached_attention_scratch(dims, threads)),
         Kernel::HeadLossBackward { dims, store: GradStore::Round { .. }, .. } => {
             floats(head_loss_rounded_scratch(*dims, threads))
         }

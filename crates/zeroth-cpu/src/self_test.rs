@@ -16,9 +16,10 @@ use super::{
     sum_ranks,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
+use super::{cached_attention, cached_attention_scratch};
 use zeroth_kernel::{
-    AttentionDims, Element, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
-    RmsNormDims, RopeDims, RowKey,
+    AttentionDims, CacheRange, Element, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims,
+    LogitsDims, RmsNormDims, RopeDims, RowKey,
 };
 
 use zeroth_kernel::{DeviceError, Moment, Optimizer, Recipe, StepNumbers};
@@ -89,6 +90,7 @@ impl<T: Element> SelfTester<'_, T> {
         self.sums_and_casts();
         self.logits();
         self.head_norm_rope();
+        self.cached_attention();
     }
 
     fn linear(&mut self) {
@@ -224,6 +226,20 @@ impl<T: Element> SelfTester<'_, T> {
             for ((part, found), expected) in ["dq", "dk", "dv"].iter().zip(&grads).zip(&expected) {
                 self.compare(&format!("{name} {part}"), found, expected);
             }
+        }
+    }
+
+    fn cached_attention(&mut self) {
+        // One key, more than a tile, and padding.
+        let ranges = [(0, 1), (1, 300), (0, 0), (300, 330)].map(|(first, end)| CacheRange { first, end });
+        for (name, window) in [("cached attention", None), ("cached attention with a window", Some(50))] {
+            let dims = AttentionDims { rows: 4, heads: 4, kv_heads: 2, head_dim: 24, window, scale: 0.3 };
+            let (q, k, v) = (self.random(4 * 96), self.random(330 * 48), self.random(330 * 48));
+            let mut out = vec![T::default(); q.len()];
+            let mut scratch = vec![0.0; cached_attention_scratch(&dims, self.pool.threads())];
+            cached_attention(self.pool, &dims, 330, &ranges, &q, [&k, &v], &mut out, &mut scratch);
+            let expected = reference::cached_attention(&dims, &ranges, &wide(&q), &wide(&k), &wide(&v));
+            self.compare(name, &out, &expected);
         }
     }
 

@@ -8,12 +8,12 @@ use super::launch_context::{LaunchContext, THREADS, float};
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::modules::EntryPoint;
 use super::scratch::{WORKSPACE, blocks, exact_sums};
-use super::{attention, lm_head, norm_rope, rowwise};
+use super::{attention, cached_attention, lm_head, norm_rope, rowwise};
+use zeroth_kernel::{CacheRange, ExactSum, LinearDims, RowKey};
 use zeroth_kernel::{
     Control, DeviceError, GROUPS, GradStore, Kernel, MOMENTS, MasterForm, Moment, Optimizer, Recipe, Record,
     Report, Rounding, Span, StepInput,
 };
-use zeroth_kernel::{ExactSum, LinearDims, RowKey};
 
 /// Enqueues a kernel.
 pub(super) fn dispatch(
@@ -64,6 +64,12 @@ pub(super) fn dispatch(
         }
         Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv } => {
             attention::backward(cx, &dims, starts, [q, k, v], [y, lse, dy], [dq, dk, dv])
+        }
+        Kernel::StoreRows { dims, ranges, x, cache } => {
+            cached_attention::store_rows(cx, dims, ranges, x, cache)
+        }
+        Kernel::CachedAttention { dims, cached, ranges, q, k, v, y } => {
+            cached_attention::forward(cx, &dims, cached, ranges, [q, k, v], y)
         }
         Kernel::GatedActivation { activation, gate, up, y } => {
             let count = cx.count("y", y, dtype)?;
@@ -336,4 +342,4 @@ fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
 const _: () =
     assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 168 && size_of::<StepInput>() == 528);
 const _: () = assert!(size_of::<Control>() == 216 && size_of::<Record>() == 80 && size_of::<Report>() == 8);
-const _: () = assert!(size_of::<RowKey>() == 16);
+const _: () = assert!(size_of::<RowKey>() == 16 && size_of::<CacheRange>() == 8);

@@ -13,8 +13,8 @@ use crate::{
     Queue, RATES, Recipe, Record, Report, Span, StepInput, StepNumbers,
 };
 use crate::{
-    AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
-    RmsNormDims, RopeDims, RowKey,
+    AttentionDims, CacheRange, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims,
+    LogitsDims, RmsNormDims, RopeDims, RowKey, StoreRowsDims,
 };
 
 /// Bytes of device arena that the test needs.
@@ -342,6 +342,31 @@ impl Pair<'_> {
             self.compare(kernel, &[Output::Rounded(dtype); 3])?;
         }
         self.device.equal_sequences(None);
+        self.cached_attention()
+    }
+
+    fn cached_attention(&mut self) -> Result<(), DeviceError> {
+        // A key, several tiles of keys, and padding.
+        let (rows, cached) = (5, 410);
+        let ranges = [(0, 1), (1, 310), (0, 0), (310, 330), (330, 410)];
+        let ranges = ranges.map(|(first, end)| CacheRange { first, end });
+        for (head_dim, window) in [(64, None), (40, Some(20)), (200, None)] {
+            let dims = AttentionDims { rows, heads: 4, kv_heads: 2, head_dim, window, scale: 0.125 };
+            let ranges_at = self.given(cast_slice(&ranges));
+            let q = self.random(rows * 4 * head_dim);
+            let (k, v) = (self.random(cached * 2 * head_dim), self.random(cached * 2 * head_dim));
+            let y = self.like(q);
+            let kernel = Kernel::CachedAttention { dims, cached, ranges: ranges_at, q, k, v, y };
+            self.compare(kernel, &[Output::Rounded(self.dtype)])?;
+            let dims = StoreRowsDims { rows, width: 2 * head_dim, cached };
+            let kernel = Kernel::StoreRows {
+                dims,
+                ranges: self.given(cast_slice(&ranges)),
+                x: self.random(rows * dims.width),
+                cache: self.random(cached * dims.width),
+            };
+            self.compare(kernel, &[Output::Exact])?;
+        }
         Ok(())
     }
 

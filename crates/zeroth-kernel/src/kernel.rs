@@ -8,7 +8,7 @@ use zeroth_base::{DType, GatedActivation};
 
 use crate::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
-    RopeDims,
+    RopeDims, StoreRowsDims,
 };
 use crate::{MOMENTS, MasterForm, Optimizer};
 
@@ -70,6 +70,17 @@ pub struct RowKey {
     pub position: u32,
     /// The epoch.
     pub epoch: u32,
+}
+
+/// The cache rows of a token's sequence up to the token itself, whose keys and values are in row `end - 1`: what it attends
+/// to, before a sliding window. Empty for padding, which is not stored and gives zeros.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct CacheRange {
+    /// The row of the sequence's first token.
+    pub first: u32,
+    /// One past the row of this token.
+    pub end: u32,
 }
 
 /// A kernel with its storage dtype and scratch.
@@ -159,6 +170,11 @@ pub enum Kernel {
         dk: Span,
         dv: Span,
     },
+    /// Copies each row of x `[dims.rows, dims.width]` to row `end - 1` of `cache` `[dims.cached, dims.width]`, which has the row
+    /// stride of x. `ranges` holds one [`CacheRange`] per row.
+    StoreRows { dims: StoreRowsDims, ranges: Span, x: Span, cache: Span },
+    /// y = attention of each row over the cached rows of its [`CacheRange`]: k and v are `[cached, kv_heads · head_dim]`.
+    CachedAttention { dims: AttentionDims, cached: usize, ranges: Span, q: Span, k: Span, v: Span, y: Span },
     /// y = f(gate) · up, f the activation.
     GatedActivation { activation: GatedActivation, gate: Span, up: Span, y: Span },
     /// Writes dgate and dup.
@@ -322,6 +338,8 @@ impl Kernel {
             Self::HeadNormRopeBackward { .. } => "head_norm_rope_backward",
             Self::Attention { .. } => "attention",
             Self::AttentionBackward { .. } => "attention_backward",
+            Self::StoreRows { .. } => "store_rows",
+            Self::CachedAttention { .. } => "cached_attention",
             Self::GatedActivation { activation, .. } => activation.name(),
             Self::GatedActivationBackward { activation, .. } => activation.backward_name(),
             Self::Dropout { .. } => "dropout",
@@ -373,6 +391,8 @@ impl Kernel {
             Self::AttentionBackward { starts, q, k, v, y, lse, dy, dq, dk, dv, .. } => {
                 touch!([starts, q, k, v, y, lse, dy], [dq, dk, dv]);
             }
+            Self::StoreRows { ranges, x, cache, .. } => touch!([ranges, x], [cache]),
+            Self::CachedAttention { ranges, q, k, v, y, .. } => touch!([ranges, q, k, v], [y]),
             Self::GatedActivation { gate, up, y, .. } => touch!([gate, up], [y]),
             Self::GatedActivationBackward { dy, gate, up, dgate, dup, .. } => {
                 touch!([dy, gate, up], [dgate, dup]);

@@ -28,6 +28,8 @@ const HEAD: HeadLossDims = HeadLossDims { rows: HEAD_ROWS, hidden: 8, vocab: VOC
 /// One slice, of a table that is an embedding's, too.
 const TIED: HeadLossDims = HeadLossDims { rows: ROWS, ..HEAD };
 const LOGITS: LogitsDims = LogitsDims { rows: ROWS, sequences: 5, hidden: WIDTH, vocab: 290 };
+/// Rows of decoding: each is a query of its own.
+const CACHED: AttentionDims = AttentionDims { rows: 6, ..WINDOW };
 const STARTS: [u32; 5] = [0, 1, 150, 151, 320];
 
 /// Inputs, outputs and scratch of every kernel.
@@ -70,6 +72,7 @@ impl<T: Element> Everything<T> {
             head_loss_scratch(HEAD, MOST_THREADS),
             head_loss_rounded_scratch(TIED, MOST_THREADS),
             logits_scratch(LOGITS, MOST_THREADS),
+            cached_attention_scratch(&CACHED, MOST_THREADS),
         ];
         let narrow = [
             290, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 140, 140, 280, 140, 140, 280, 280,
@@ -115,12 +118,15 @@ impl<T: Element> Everything<T> {
             narrow: narrow
                 .iter()
                 .map(|width| vec![T::default(); ROWS * width])
-                .chain([HEAD_ROWS * 8, FLAT, ROWS * 8, VOCAB * 8].map(|count| vec![T::default(); count]))
+                .chain(
+                    [HEAD_ROWS * 8, FLAT, ROWS * 8, VOCAB * 8, 6 * 280, ROWS * 140]
+                        .map(|count| vec![T::default(); count]),
+                )
                 .collect(),
             wide: wide.iter().map(|&count| vec![0.0; count]).collect(),
             sums: vec![0.0; FLAT.div_ceil(BLOCK) + 4],
             moments: [vec![bf16::ZERO; FLAT], vec![bf16::ZERO; FLAT]],
-            scratch: vec![0.0; scratch.into_iter().max().expect("there are eight")],
+            scratch: vec![0.0; scratch.into_iter().max().expect("there are nine")],
         }
     }
 
@@ -135,13 +141,13 @@ impl<T: Element> Everything<T> {
         let [y, dx, embedded, h, normed, plain, dh, turned, back, swished, dgate, dup, dk, dv, dq, rest @ ..] =
             &mut self.narrow[..]
         else {
-            unreachable!("27 outputs")
+            unreachable!("29 outputs")
         };
         let [dk_window, dv_window, dq_window, out, out_window, dropped, both, both_dh, rest @ ..] = rest
         else {
-            unreachable!("27 outputs")
+            unreachable!("29 outputs")
         };
-        let [head_dx, weights, tied_dx, tied_dw] = rest else { unreachable!("27 outputs") };
+        let [head_dx, weights, tied_dx, tied_dw, cached, stored] = rest else { unreachable!("29 outputs") };
         let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, answers, others @ ..] =
             &mut self.wide[..]
         else {
@@ -177,6 +183,10 @@ impl<T: Element> Everything<T> {
         attention(pool, &WINDOW, &STARTS, x, k, v, out_window, lse_window, s);
         let saved = AttentionSaved { q: x, k, v, out: out_window, lse: lse_window };
         attention_backward(pool, &WINDOW, &STARTS, saved, other, dq_window, dk_window, dv_window, s);
+        let ranges = [(0, 1), (1, 150), (150, 151), (151, 320), (0, 0), (0, 330)]
+            .map(|(first, end)| CacheRange { first, end });
+        cached_attention(pool, &CACHED, ROWS, &ranges, &x[..6 * 280], [k, v], cached, s);
+        store_rows(StoreRowsDims { rows: 6, width: 140, cached: ROWS }, &ranges, &k[..6 * 140], stored);
         let (head_x, head_w) = (&self.head_x, &self.head_w);
         self.sums[0] = head_loss(pool, HEAD, head_x, head_w, &self.labels, s);
         s.fill(f32::NAN);
