@@ -2,10 +2,10 @@
 
 use zeroth_cpu::{Pool, RopeTable, rope_angles};
 use zeroth_graph::{Graph, Op, Rotary};
-use zeroth_kernel::RowKey;
+use zeroth_kernel::{CacheRange, RowKey};
 
 use super::RunError;
-use zeroth_program::vocabulary;
+use zeroth_program::{Compiled, vocabulary};
 
 /// A micro-batch of concatenated sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +54,8 @@ pub(super) struct BatchStaging {
     /// [rows, pairs].
     pub(super) cosines: Vec<f32>,
     pub(super) sines: Vec<f32>,
+    /// The cache rows of every token's sequence; empty without a cache.
+    pub(super) ranges: Vec<CacheRange>,
     /// The common length of all sequences, where they fill the rows.
     pub(super) length: Option<usize>,
     /// Rows of the smallest embedding table.
@@ -74,12 +76,16 @@ struct Angles {
 }
 
 impl BatchStaging {
-    pub(super) fn new(graph: &Graph, most_rows: u64) -> Self {
-        let rows = most_rows as usize;
+    pub(super) fn new(compiled: &Compiled) -> Self {
+        let graph = &compiled.graph;
+        let (rows, cached) =
+            (compiled.row_sizes.last().copied().unwrap_or(0), compiled.program.cached_tokens);
+        // A cached sequence may be longer than the rows of a micro-batch.
+        let (most, rows) = (rows.max(cached) as usize, rows as usize);
         let (rotary, pool) = (graph.rotary.clone(), Pool::new(1));
         let pairs = rotary.frequencies.len();
-        let positions: Vec<i32> = (0..rows as i32).collect();
-        let mut table = Angles { cosines: vec![0.0; rows * pairs], sines: vec![0.0; rows * pairs] };
+        let positions: Vec<i32> = (0..most as i32).collect();
+        let mut table = Angles { cosines: vec![0.0; most * pairs], sines: vec![0.0; most * pairs] };
         let mut frequencies =
             RopeTable { inv_freq: Vec::with_capacity(pairs), attention_scaling: rotary.scale as f32 };
         angles(&pool, &rotary, &mut frequencies, 0, &positions, &mut table.cosines, &mut table.sines);
@@ -91,6 +97,7 @@ impl BatchStaging {
             keys: vec![RowKey { sample: 0, position: 0, epoch: 0 }; rows],
             cosines: vec![0.0; rows * pairs],
             sines: vec![0.0; rows * pairs],
+            ranges: vec![CacheRange::default(); if cached > 0 { rows } else { 0 }],
             length: None,
             known_ids: embedded(graph),
             known_labels: vocabulary(graph),
@@ -101,8 +108,13 @@ impl BatchStaging {
         }
     }
 
-    /// Copies a micro-batch, padded to `rows`.
-    pub(super) fn fill(&mut self, batch: &MicroBatch<'_>, rows: usize) -> Result<(), RunError> {
+    /// Copies a micro-batch and the cache rows of its tokens, padded to `rows`.
+    pub(super) fn fill(
+        &mut self,
+        batch: &MicroBatch<'_>,
+        ranges: &[CacheRange],
+        rows: usize,
+    ) -> Result<(), RunError> {
         let tokens = batch.ids.len();
         let check = |what, found: usize, expected: usize| {
             if found == expected { Ok(()) } else { Err(RunError::Batch { what, found, expected }) }
@@ -123,6 +135,9 @@ impl BatchStaging {
         if !batch.keys.is_empty() {
             check("keys", batch.keys.len(), tokens)?;
             pad(&mut self.keys[..rows], batch.keys, RowKey { sample: 0, position: 0, epoch: 0 });
+        }
+        if let Some(to) = self.ranges.get_mut(..rows) {
+            pad(to, ranges, CacheRange::default());
         }
         self.length = one_length(batch.starts, rows);
         self.turn(batch, rows);

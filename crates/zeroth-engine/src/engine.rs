@@ -3,7 +3,9 @@
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_comm::{Comm, OpName};
 use zeroth_graph::ParamId;
-use zeroth_kernel::{Control, Device, DeviceError, Queue, RATES, READBACKS, Recipe, Record, StepInput};
+use zeroth_kernel::{
+    CacheRange, Control, Device, DeviceError, Queue, RATES, READBACKS, Recipe, Record, StepInput,
+};
 
 use super::batch_staging::{BatchStaging, SliceBatches};
 use super::chaos::{Chaos, ChaosUntil};
@@ -14,7 +16,7 @@ use super::error::CollectiveError;
 use super::graph_capture::CapturedSections;
 use super::{InstructionTime, MicroBatch, MicroBatches, RunError, Trace};
 use zeroth_program::Compiled;
-use zeroth_program::{Binding, BufferId, Lowering, SectionKind, Work, vocabulary};
+use zeroth_program::{Binding, BufferId, Lowering, SectionKind, Work};
 
 /// What an engine is built from, besides the program.
 pub struct Rank<'a> {
@@ -53,7 +55,7 @@ pub struct Engine<'c> {
     comm: Option<Box<dyn Comm>>,
     pub(super) device: Box<dyn Device>,
     pub(super) rank: u64,
-    /// Indexed by row size, then section.
+    /// Indexed by row size, those of the decode section last, then section.
     lowered: Vec<Vec<Lowered>>,
     /// For each section and instruction, whether another queue waits for it.
     awaited: Vec<Vec<bool>>,
@@ -93,11 +95,15 @@ impl<'c> Engine<'c> {
             lowering.lower(&compiled.program.sections[section], &span, &scratch, binding, rows)
         };
         let sections = compiled.program.sections.len();
-        let lowered: Vec<Vec<Lowered>> = compiled
-            .row_sizes
-            .iter()
-            .map(|rows| (0..sections).map(|section| of_section(section, *rows)).collect())
-            .collect();
+        let decode = compiled.program.decode();
+        let of_size = |rows: u64, decodes: bool| -> Vec<Lowered> {
+            let runs = |section: usize| (Some(section) == decode) == decodes;
+            let lower = |section| if runs(section) { of_section(section, rows) } else { Vec::new() };
+            (0..sections).map(lower).collect()
+        };
+        let of_rows = compiled.row_sizes.iter().map(|rows| of_size(*rows, false));
+        let of_decode = compiled.decode_sizes.iter().map(|rows| of_size(*rows, true));
+        let lowered: Vec<Vec<Lowered>> = of_rows.chain(of_decode).collect();
         let mut first_mark = Vec::with_capacity(sections);
         let mut marks = 2 * Queue::ALL.len();
         for section in &compiled.program.sections {
@@ -134,7 +140,7 @@ impl<'c> Engine<'c> {
         })()
         .map_err(started)?;
         Ok(Self {
-            feed: BatchStaging::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
+            feed: BatchStaging::new(compiled),
             awaited: awaited(compiled, &early),
             captured: CapturedSections::new(compiled, &lowered, overlaps_next_step),
             overlaps_next_step,
@@ -306,25 +312,6 @@ impl<'c> Engine<'c> {
         Ok(loss)
     }
 
-    /// Next-token logits `[sequences, vocab]` of a micro-batch, by an inference program.
-    pub fn logits(&mut self, batch: &MicroBatch<'_>) -> Result<Vec<f32>, RunError> {
-        let Some((section, most)) = self.compiled.program.logits() else { return Err(RunError::NoLogits) };
-        let found = batch.starts.len().saturating_sub(1);
-        if found as u64 > most {
-            return Err(RunError::Sequences { found, most });
-        }
-        let size = self.feed(batch)?;
-        self.run_section(section, size)?;
-        self.join(section)?;
-        let all = self.compiled.span(section, BufferId::Logits);
-        let mut logits = vec![0.0f32; found * vocabulary(&self.compiled.graph) as usize];
-        let from = all.part(0, logits.len() as u64, 4);
-        let step = self.step;
-        let downloaded = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(&mut logits));
-        self.collectives.checked(step, "download of logits", downloaded)?;
-        Ok(logits)
-    }
-
     /// Waits for the last step and returns its record.
     pub fn record(&mut self) -> Result<StepRecord, RunError> {
         let flats = self.compiled.program.layout.flats.len();
@@ -368,18 +355,34 @@ impl<'c> Engine<'c> {
 
     /// Uploads a micro-batch and returns the index of its row size.
     fn feed(&mut self, batch: &MicroBatch<'_>) -> Result<usize, RunError> {
+        self.feed_section(0, batch, &[])
+    }
+
+    /// Uploads a micro-batch for a section, with the cache rows of its tokens where the program has a cache. Tokens
+    /// without a range are not cached.
+    pub(super) fn feed_section(
+        &mut self,
+        section: usize,
+        batch: &MicroBatch<'_>,
+        ranges: &[CacheRange],
+    ) -> Result<usize, RunError> {
         let rows = batch.ids.len();
-        let sizes = &self.compiled.row_sizes;
+        let (sizes, before) = if self.compiled.program.decode() == Some(section) {
+            (&self.compiled.decode_sizes, self.compiled.row_sizes.len())
+        } else {
+            (&self.compiled.row_sizes, 0)
+        };
         let Some(size) = sizes.iter().position(|size| *size >= rows as u64) else {
             return Err(RunError::Rows { rows, most: sizes.last().copied().unwrap_or(0) });
         };
         let rows = sizes[size] as usize;
-        self.feed.fill(batch, rows)?;
+        self.feed.fill(batch, ranges, rows)?;
         self.device.equal_sequences(self.feed.length);
         let (feed, compiled, step) = (&self.feed, self.compiled, self.step);
         let pairs = compiled.graph.rotary.frequencies.len();
         let inputs = &compiled.graph.inputs;
-        let parts: [(Option<BufferId>, &[u8]); 7] = [
+        let cached = feed.ranges.get(..rows).filter(|_| compiled.program.cached_tokens > 0);
+        let parts: [(Option<BufferId>, &[u8]); 8] = [
             (Some(BufferId::Value(inputs[0].index())), cast_slice(&feed.ids[..rows])),
             (Some(BufferId::Value(inputs[1].index())), cast_slice(&feed.labels[..rows])),
             (Some(BufferId::Value(inputs[2].index())), cast_slice(&feed.positions[..rows])),
@@ -387,6 +390,7 @@ impl<'c> Engine<'c> {
             (compiled.find(0, BufferId::Keys).map(|_| BufferId::Keys), cast_slice(&feed.keys[..rows])),
             ((pairs > 0).then_some(BufferId::Cosines), cast_slice(&feed.cosines[..rows * pairs])),
             ((pairs > 0).then_some(BufferId::Sines), cast_slice(&feed.sines[..rows * pairs])),
+            (cached.map(|_| BufferId::CacheRanges), cast_slice(cached.unwrap_or_default())),
         ];
         for (id, bytes) in parts {
             let Some(id) = id else { continue };
@@ -394,11 +398,11 @@ impl<'c> Engine<'c> {
             let uploaded = self.device.upload(Queue::Compute, bytes, to);
             uploaded.map_err(RunError::device(step, "upload of a micro-batch"))?;
         }
-        Ok(size)
+        Ok(before + size)
     }
 
     /// Runs a section's instructions in program order or, with chaos, in any allowed order.
-    fn run_section(&mut self, section: usize, size: usize) -> Result<(), RunError> {
+    pub(super) fn run_section(&mut self, section: usize, size: usize) -> Result<(), RunError> {
         if self.chaos.is_some() {
             let until = match self.compiled.program.sections[section].kind {
                 SectionKind::Only | SectionKind::Last if self.overlaps_next_step => ChaosUntil::Any,
@@ -495,7 +499,7 @@ impl<'c> Engine<'c> {
     }
 
     /// Makes all queues wait for each other, so that sections run one after the other.
-    fn join(&mut self, section: usize) -> Result<(), RunError> {
+    pub(super) fn join(&mut self, section: usize) -> Result<(), RunError> {
         let used = |queue: &Queue| {
             let instructions = &self.compiled.program.sections[section].instructions;
             instructions.iter().any(|instruction| instruction.queue == *queue)

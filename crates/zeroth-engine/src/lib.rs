@@ -14,6 +14,7 @@ mod engine;
 mod error;
 mod gpu_collectives;
 mod graph_capture;
+mod inference;
 mod states;
 mod trace;
 
@@ -22,5 +23,6 @@ pub use chaos::Chaos;
 pub use collective_bench::{BenchedCollective, CollectiveBench};
 pub use engine::{Engine, Rank, StepRecord};
 pub use error::RunError;
+pub use inference::NewToken;
 pub use states::{Sink, Source, State};
 pub use trace::{InstructionTime, Trace};

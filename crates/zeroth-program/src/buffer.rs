@@ -68,6 +68,12 @@ pub enum BufferId {
     Record,
     /// Next-token logits that the host reads.
     Logits,
+    /// The cache rows of every token's sequence.
+    CacheRanges,
+    /// Cached keys of an attention node, after the rotary embedding.
+    CachedKeys(usize),
+    /// Cached values of an attention node.
+    CachedValues(usize),
     /// A gathered copy of a flat.
     Gathered {
         /// The flat.

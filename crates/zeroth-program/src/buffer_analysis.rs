@@ -3,7 +3,7 @@
 use crate::Target;
 use zeroth_graph::{Backward, GradNode, GradOp, Graph, Kind, Node, Op, Value};
 use zeroth_kernel::{Access, Control, Recipe, Record, Report, StepInput, Tier};
-use zeroth_kernel::{ExactSum, RowKey};
+use zeroth_kernel::{CacheRange, ExactSum, RowKey};
 
 use super::sub_group::SubGroupLayout;
 use super::{
@@ -125,6 +125,16 @@ impl BufferAnalysis<'_> {
         push(BufferId::Record, Category::Buffers, record_bytes(flats));
         if let Some((_, sequences)) = program.logits() {
             push(BufferId::Logits, Category::Activations, 4 * sequences * vocabulary(self.graph));
+        }
+        if program.cached_tokens > 0 {
+            push(BufferId::CacheRanges, Category::Activations, size_of::<CacheRange>() as u64 * rows);
+            for (at, node) in self.graph.nodes.iter().enumerate() {
+                let Op::Attention { .. } = node.op else { continue };
+                let [_, k, v] = node.inputs[..] else { unreachable!("attention reads q, k and v") };
+                let bytes = |value: Value| program.cached_tokens * self.row_bytes(value.index());
+                push(BufferId::CachedKeys(at), Category::Activations, bytes(k));
+                push(BufferId::CachedValues(at), Category::Activations, bytes(v));
+            }
         }
         all
     }
@@ -294,6 +304,20 @@ impl BufferAnalysis<'_> {
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
                 touched.push((BufferId::Logits, Write));
                 touched
+            }
+            Action::StoreKv(at) => {
+                let inputs = self.graph.nodes[*at].inputs[1..].iter();
+                let mut touched: Vec<_> = inputs.map(|input| (value(input), Read)).collect();
+                touched.push((BufferId::CacheRanges, Read));
+                touched.extend([(BufferId::CachedKeys(*at), Write), (BufferId::CachedValues(*at), Write)]);
+                touched
+            }
+            Action::CachedAttention(at) => {
+                let node = &self.graph.nodes[*at];
+                let cache = [BufferId::CacheRanges, BufferId::CachedKeys(*at), BufferId::CachedValues(*at)];
+                let reads = [value(&node.inputs[0])].into_iter().chain(cache);
+                // Nothing reads the log-sum-exp.
+                reads.map(|id| (id, Read)).chain([(value(&node.outputs[0]), Write)]).collect()
             }
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];

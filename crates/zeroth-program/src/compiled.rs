@@ -25,6 +25,8 @@ pub struct Compiled {
     pub memory: Memory,
     /// The row counts that micro-batches are padded to, in ascending order; the last is the graph's.
     pub row_sizes: Vec<u64>,
+    /// The row counts of the decode section, in ascending order; empty without one.
+    pub decode_sizes: Vec<u64>,
     /// The kind of device it was compiled for.
     pub target: Target,
 }
@@ -103,15 +105,17 @@ impl Compiled {
             }
             settings.offload.sub_group_buffers -= 1;
         }
-        Ok(Self { graph, backward, program, memory, row_sizes, target })
+        Ok(Self { graph, backward, program, memory, row_sizes, decode_sizes: Vec::new(), target })
     }
 
     /// Compiles a model for inference with compute dtype `run`: the engine then computes the next-token logits of up to
-    /// `sequences` sequences at once. Dropout is off, and nothing is allocated for gradients and optimizer states.
+    /// `sequences` sequences at once, and decodes them token by token where a cache holds the keys and values of
+    /// `cached_tokens` tokens. Dropout is off, and nothing is allocated for gradients and optimizer states.
     pub fn inference(
         mut graph: Graph,
         run: DType,
         sequences: u64,
+        cached_tokens: u64,
         target: Target,
         row_sizes: Vec<u64>,
     ) -> Result<Self, CompileError> {
@@ -123,10 +127,34 @@ impl Compiled {
             }
         }
         let backward = graph.backward()?;
-        let program = compile_inference(&graph, run, sequences);
-        let memory = plan_memory(&program, &graph, &backward, target, &row_sizes);
-        Ok(Self { graph, backward, program, memory, row_sizes, target })
+        let program = compile_inference(&graph, run, sequences, cached_tokens);
+        let most_rows = row_sizes.last().copied().unwrap_or(0);
+        let decode_sizes =
+            if cached_tokens > 0 { decode_sizes(sequences, most_rows, target) } else { Vec::new() };
+        let all_sizes = [&decode_sizes[..], &row_sizes].concat();
+        let memory = plan_memory(&program, &graph, &backward, target, &all_sizes);
+        Ok(Self { graph, backward, program, memory, row_sizes, decode_sizes, target })
     }
+
+    /// Bytes of the cache of keys and values.
+    pub fn cache_bytes(&self) -> u64 {
+        let is_cache = |placed: &&PlacedBuffer| {
+            matches!(placed.buffer.id, BufferId::CachedKeys(_) | BufferId::CachedValues(_))
+        };
+        self.memory.static_buffers.iter().filter(is_cache).map(|placed| placed.buffer.bytes).sum()
+    }
+}
+
+/// Row counts for decoding up to `sequences` sequences: powers of two, and enough for all of them. GPU kernels multiply tiles
+/// of rows, so there fewer than a tile would not be faster.
+fn decode_sizes(sequences: u64, most_rows: u64, target: Target) -> Vec<u64> {
+    let tile = match target {
+        Target::Cpu { .. } => 1,
+        Target::Cuda => 16,
+    };
+    let largest = sequences.max(1).next_multiple_of(tile).min(most_rows);
+    let powers = std::iter::successors(Some(tile), |size| size.checked_mul(2));
+    powers.take_while(|size| *size < largest).chain([largest]).collect()
 }
 
 fn check_rows(graph: &Graph, row_sizes: &[u64]) -> Result<(), CompileError> {
@@ -173,6 +201,9 @@ impl Compiled {
                 format!("{} of {}", node.op.name(), unit(node.unit))
             }
             Action::Logits { node, .. } => format!("logits of {}", unit(self.graph.nodes[*node].unit)),
+            Action::StoreKv(node) | Action::CachedAttention(node) => {
+                format!("{} of {}", instruction.action.name(), unit(self.graph.nodes[*node].unit))
+            }
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];
                 format!("{} backward of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))

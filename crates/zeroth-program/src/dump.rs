@@ -75,6 +75,11 @@ impl Compiled {
                 let x = self.graph.nodes[*node].inputs[0];
                 write!(f, " {}, {sequences} sequences", values(&[x]))?;
             }
+            Action::StoreKv(node) => write!(f, " {}", values(&self.graph.nodes[*node].inputs[1..]))?,
+            Action::CachedAttention(node) => {
+                let node = &self.graph.nodes[*node];
+                write!(f, " {} -> {}", values(&node.inputs[..1]), values(&node.outputs[..1]))?;
+            }
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];
                 let outputs: Vec<Value> = node.outputs.iter().map(|(output, _)| *output).collect();

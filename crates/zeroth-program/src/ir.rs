@@ -41,6 +41,8 @@ pub struct Program {
     pub update_window: Option<u64>,
     /// Whether ranks map each other's parameter shards instead of gathering copies.
     pub zero_copy_gather: bool,
+    /// Tokens whose keys and values the cache of an inference program holds; 0 without a cache.
+    pub cached_tokens: u64,
 }
 
 /// The memory tier of a flat's parts between steps.
@@ -80,8 +82,10 @@ pub enum SectionKind {
     Update,
     /// Evaluation: a micro-batch's loss without gradients; not part of a step.
     Eval,
-    /// Next-token logits: the only section of an inference program.
+    /// Next-token logits of whole sequences. With a cache it stores their keys and values (prefill).
     Logits,
+    /// Next-token logits of one new token per sequence, which attends to cached keys and values.
+    Decode,
 }
 
 /// An instruction: an action, its queue, and the flats it reads or accumulates into.
@@ -111,6 +115,10 @@ pub enum Action {
         /// The number of sequences.
         sequences: u64,
     },
+    /// Stores the keys and values of an attention node in its cache.
+    StoreKv(usize),
+    /// Runs an attention node whose rows attend to cached keys and values, their own included.
+    CachedAttention(usize),
     /// Runs a backward node.
     Backward(usize),
     /// Recomputes a forward node for backward. With `from_sum`, a residual add whose sum was kept only recomputes the
@@ -216,6 +224,8 @@ impl Action {
             Self::ZeroLoss => "zero_loss",
             Self::Forward(_) => "forward",
             Self::Logits { .. } => "logits",
+            Self::StoreKv(_) => "store_kv",
+            Self::CachedAttention(_) => "cached_attention",
             Self::Backward(_) => "backward",
             Self::Recompute { .. } => "recompute",
             Self::OffloadActivation(_) => "offload_activation",
@@ -308,7 +318,8 @@ impl Instruction {
 impl Section {
     /// Whether it is a training micro-batch.
     pub fn is_micro_batch(&self) -> bool {
-        !matches!(self.kind, SectionKind::Update | SectionKind::Eval | SectionKind::Logits)
+        use SectionKind::{Decode, Eval, Logits, Update};
+        !matches!(self.kind, Update | Eval | Logits | Decode)
     }
 }
 
@@ -323,6 +334,7 @@ impl SectionKind {
             Self::Update => "update",
             Self::Eval => "eval",
             Self::Logits => "logits",
+            Self::Decode => "decode",
         }
     }
 
@@ -460,7 +472,7 @@ impl Program {
         self.sections.iter().enumerate().flat_map(|(place, section)| {
             let times = match section.kind {
                 SectionKind::Middle => self.accumulation.saturating_sub(2),
-                SectionKind::Eval | SectionKind::Logits => 0,
+                SectionKind::Eval | SectionKind::Logits | SectionKind::Decode => 0,
                 _ => 1,
             };
             std::iter::repeat_n(place, times as usize)
@@ -480,6 +492,11 @@ impl Program {
                 _ => None,
             })
         })
+    }
+
+    /// The index of the decode section.
+    pub fn decode(&self) -> Option<usize> {
+        self.sections.iter().position(|section| section.kind == SectionKind::Decode)
     }
 
     /// A hash of the collectives in order (FNV-1a); equal on ranks whose programs match.

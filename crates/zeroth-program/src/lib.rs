@@ -49,10 +49,11 @@ pub use settings::{Gather, Offload, Recompute, Settings, StateStream, Types, Upd
 pub use target::Target;
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to
-/// `sequences` sequences. All parameters are frozen, so nothing is planned that only training needs.
-pub fn compile_inference(graph: &Graph, run: DType, sequences: u64) -> Program {
+/// `sequences` sequences. With a cache for the keys and values of `cached_tokens` tokens it has a section that decodes
+/// one token per sequence. All parameters are frozen, so nothing is planned that only training needs.
+pub fn compile_inference(graph: &Graph, run: DType, sequences: u64, cached_tokens: u64) -> Program {
     let layout = Layout::new(graph, 1, 0, 0);
-    passes::lower_inference(graph, layout, &Settings::inference(run), sequences)
+    passes::lower_inference(graph, layout, &Settings::inference(run), sequences, cached_tokens)
 }
 
 /// Compiles a training step for `ranks` ranks by running the passes in order.

@@ -276,7 +276,15 @@ impl Golden {
             let backward = graph.backward().unwrap();
             let program = compile(&graph, &backward, setup.ranks, &setup.settings).unwrap();
             let memory = plan_memory(&program, &graph, &backward, target, &sizes);
-            return Compiled { graph, backward, program, memory, row_sizes: sizes, target };
+            return Compiled {
+                graph,
+                backward,
+                program,
+                memory,
+                row_sizes: sizes,
+                decode_sizes: Vec::new(),
+                target,
+            };
         }
         Compiled::guarded(graph, setup.ranks, &setup.settings, target, sizes, guard).unwrap()
     }

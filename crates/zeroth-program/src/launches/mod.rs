@@ -320,6 +320,8 @@ impl At<'_> {
             Action::Logits { node, sequences } => {
                 vec![self.logits(&self.source.graph.nodes[*node], *sequences)]
             }
+            Action::StoreKv(node) => self.store_kv(*node).to_vec(),
+            Action::CachedAttention(node) => vec![self.cached_attention(*node)],
             Action::Backward(node) => self.backward(&self.source.backward.nodes[*node]),
             Action::Recompute { node, from_sum } => {
                 let node = &self.source.graph.nodes[*node];

@@ -2,8 +2,8 @@
 
 use zeroth_graph::{GradNode, GradOp, GradWrite, Node, Op, ParamId, Value};
 use zeroth_kernel::{
-    AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
-    RopeDims,
+    AttentionDims, CacheRange, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
+    RmsNormDims, RopeDims, StoreRowsDims,
 };
 use zeroth_kernel::{Kernel, TiedRowsIn, TiedRowsOut};
 
@@ -166,6 +166,44 @@ impl At<'_> {
             x: self.value(head.inputs[0]),
             w: self.param(head.params[0]),
             logits: self.part(BufferId::Logits, 0, sequences * vocab as u64, 4),
+        }
+    }
+
+    /// The cache rows of every token of this micro-batch.
+    fn cache_ranges(&self) -> Span {
+        self.part(BufferId::CacheRanges, 0, self.rows, size_of::<CacheRange>() as u64)
+    }
+
+    /// A cache of rows with the stride of `value`.
+    fn cache(&self, id: BufferId, value: Value) -> Span {
+        self.part(id, 0, self.program().cached_tokens, self.source.row_bytes(value.index()))
+    }
+
+    /// Copies of the keys and values of an attention node to its cache.
+    pub(super) fn store_kv(&self, at: usize) -> [Kernel; 2] {
+        let inputs = &self.source.graph.nodes[at].inputs;
+        [(inputs[1], BufferId::CachedKeys(at)), (inputs[2], BufferId::CachedValues(at))].map(|(value, id)| {
+            let (rows, cached) = (self.rows as usize, self.program().cached_tokens as usize);
+            Kernel::StoreRows {
+                dims: StoreRowsDims { rows, width: self.width(value), cached },
+                ranges: self.cache_ranges(),
+                x: self.value(value),
+                cache: self.cache(id, value),
+            }
+        })
+    }
+
+    /// An attention node over its cache.
+    pub(super) fn cached_attention(&self, at: usize) -> Kernel {
+        let node = &self.source.graph.nodes[at];
+        Kernel::CachedAttention {
+            dims: self.attention_dims(node.op, node.inputs[0]),
+            cached: self.program().cached_tokens as usize,
+            ranges: self.cache_ranges(),
+            q: self.value(node.inputs[0]),
+            k: self.cache(BufferId::CachedKeys(at), node.inputs[1]),
+            v: self.cache(BufferId::CachedValues(at), node.inputs[2]),
+            y: self.value(node.outputs[0]),
         }
     }
 
