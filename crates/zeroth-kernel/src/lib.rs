@@ -41,6 +41,8 @@ pub use element::{Element, is_nonfinite};
 pub use error::DeviceError;
 pub use exact_sum::{BLOCK, ExactSum};
 pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
-pub use kernel::{Access, GradStore, Kernel, Launch, Rounding, RowKey, Span, TiedRowsIn, TiedRowsOut, Tier};
+pub use kernel::{
+    Access, GradStore, HeadLossDw, Kernel, Launch, Rounding, RowKey, Span, TiedRowsIn, TiedRowsOut, Tier,
+};
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};
 pub use optimizer::{MOMENTS, Moment, Optimizer};

@@ -160,7 +160,7 @@ impl<T: Element> Everything<T> {
         embedding_backward(pool, EMBEDDING, &self.ids, x, dtable);
         rms_norm_residual(pool, NORM, x, other, w, h, normed, rstd);
         rms_norm(pool, NORM, x, w, plain, rstd);
-        rms_norm_backward(pool, NORM, other, x, rstd, w, Some(other), dh, dnorm, s);
+        rms_norm_backward(pool, NORM, other, x, rstd, w, Some(other), Some(dh), Some(dnorm), s);
         rope_angles(pool, &self.table, &self.positions, cos, sin);
         copy(pool, x, turned);
         rope(pool, ROPE, cos, sin, turned);
@@ -168,7 +168,7 @@ impl<T: Element> Everything<T> {
         rope_backward(pool, ROPE, cos, sin, back);
         head_norm_rope(pool, HEAD_NORM_ROPE, x, &w[..28], cos, sin, both, head_rstd);
         let (dims, w) = (HEAD_NORM_ROPE, &w[..28]);
-        head_norm_rope_backward(pool, dims, other, x, head_rstd, w, cos, sin, both_dh, dhead, s);
+        head_norm_rope_backward(pool, dims, other, x, head_rstd, w, cos, sin, Some(both_dh), Some(dhead), s);
         gated_activation(pool, GatedActivation::Silu, x, other, swished);
         gated_activation_backward(pool, GatedActivation::Silu, other, x, other, dgate, dup);
         attention(pool, &ATTENTION, &STARTS, x, k, v, out, lse, s);
@@ -180,13 +180,33 @@ impl<T: Element> Everything<T> {
         let (head_x, head_w) = (&self.head_x, &self.head_w);
         self.sums[0] = head_loss(pool, HEAD, head_x, head_w, &self.labels, s);
         s.fill(f32::NAN);
-        self.sums[1] =
-            head_loss_backward(pool, HEAD, head_x, head_w, &self.labels, 0.01, head_dx, head_dw, true, s);
+        self.sums[1] = head_loss_backward(
+            pool,
+            HEAD,
+            head_x,
+            head_w,
+            &self.labels,
+            0.01,
+            Some(head_dx),
+            Some(head_dw),
+            true,
+            s,
+        );
         s.fill(f32::NAN);
         let (labels, own) = (&self.labels[..ROWS], Some(TokenRows { ids: &self.ids, rows: waiting }));
         let (tied_x, dims) = (&head_x[..ROWS * 8], EmbeddingDims { vocab: VOCAB, width: 8 });
-        let (sum, broken) =
-            head_loss_backward_rounded(pool, TIED, tied_x, head_w, labels, 0.01, tied_dx, tied_dw, own, s);
+        let (sum, broken) = head_loss_backward_rounded(
+            pool,
+            TIED,
+            tied_x,
+            head_w,
+            labels,
+            0.01,
+            Some(tied_dx),
+            tied_dw,
+            own,
+            s,
+        );
         let own_broken = embedding_backward_tied(pool, dims, &self.ids, tied_x, waiting, tied_dw);
         self.sums[3] = sum + f64::from(u8::from(broken)) + f64::from(u8::from(own_broken));
         logits(pool, LOGITS, &STARTS, x, &self.weight, answers, s);

@@ -150,7 +150,7 @@ impl At<'_> {
             (0..ranks).map(|rank| self.owned(chunk, rank)).map(|range| range.end - range.start).collect();
         let (all, before): (u64, u64) =
             (owned.iter().sum(), owned[..self.binding.rank as usize].iter().sum());
-        let slices = self.sink(ranks * count * dtype.bytes());
+        let slices = self.reserve(ranks * count * dtype.bytes());
         let slice = |rank: u64| {
             let from = self.part(from, rank * all + before, count, dtype.bytes());
             copy(from, slices.part(rank * count, count, dtype.bytes()), dtype)

@@ -110,8 +110,8 @@ struct At<'a> {
     span: &'a dyn Fn(BufferId) -> Span,
     binding: Binding<'a>,
     rows: u64,
-    /// Scratch bytes reserved at the start for outputs that no one reads.
-    sinks: std::cell::Cell<u64>,
+    /// Scratch bytes that lowering reserves at the start, before those of the kernels.
+    reserved: std::cell::Cell<u64>,
     index: usize,
 }
 
@@ -134,7 +134,7 @@ impl<'a> Lowering<'a> {
                 let kernels = at.kernels();
                 let (target, dtype) = (self.source.target, self.source.program.types.compute);
                 let most = kernels.iter().map(|kernel| target.scratch(kernel, dtype));
-                at.sinks.get() + most.max().unwrap_or(0)
+                at.reserved.get() + most.max().unwrap_or(0)
             });
             sizes.max().unwrap_or(0)
         };
@@ -165,7 +165,7 @@ impl<'a> Lowering<'a> {
                 return Work::Nothing;
             }
             let all = scratch(index).unwrap_or(Span::device(0, 0));
-            let rest = all.part(at.sinks.get(), all.bytes - at.sinks.get(), 1);
+            let rest = all.part(at.reserved.get(), all.bytes - at.reserved.get(), 1);
             let dtype = self.source.program.types.compute;
             Work::Launches(
                 kernels.into_iter().map(|kernel| Launch { kernel, dtype, scratch: rest }).collect(),
@@ -190,7 +190,7 @@ impl<'a> Lowering<'a> {
             span,
             binding,
             rows,
-            sinks: std::cell::Cell::new(0),
+            reserved: std::cell::Cell::new(0),
             index,
         }
     }
@@ -262,19 +262,16 @@ impl At<'_> {
         !(is_first && self.program().begins_gradients(self.section.kind))
     }
 
-    /// Scratch for an output that no one reads.
-    fn sink(&self, bytes: u64) -> Span {
-        let at = self.sinks.get();
-        self.sinks.set(at + bytes.next_multiple_of(ALIGNMENT));
+    /// Scratch between kernels of this instruction.
+    fn reserve(&self, bytes: u64) -> Span {
+        let at = self.reserved.get();
+        self.reserved.set(at + bytes.next_multiple_of(ALIGNMENT));
         self.part(BufferId::Scratch(self.index), at, bytes, 1)
     }
 
-    fn grad_destination(&self, node: &GradNode, param: ParamId) -> Span {
-        if node.accumulates_into.contains(&param) {
-            self.gradient(param)
-        } else {
-            self.sink(4 * self.source.graph.param(param).elements())
-        }
+    /// The span of the gradient of a parameter that a node reads; `None` where the parameter is frozen.
+    fn grad_destination(&self, node: &GradNode, param: ParamId) -> Option<Span> {
+        node.accumulates_into.contains(&param).then(|| self.gradient(param))
     }
 
     /// The span of the loss in this rank's report.

@@ -5,7 +5,7 @@ use zeroth_kernel::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims,
 };
-use zeroth_kernel::{Kernel, TiedRowsIn, TiedRowsOut};
+use zeroth_kernel::{HeadLossDw, Kernel, TiedRowsIn, TiedRowsOut};
 
 use super::super::BufferId;
 use super::{At, Span};
@@ -205,9 +205,6 @@ impl At<'_> {
         let kernel = match node.op {
             GradOp::HeadLoss => {
                 let (dims, weight) = (self.head_dims(node.params[0]), node.params[0]);
-                let dx = node.outputs.get(1).map(|(dx, _)| self.value(*dx));
-                let lands = node.accumulates_into.contains(&weight);
-                let unasked = zeroth_kernel::GradStore::Write;
                 Kernel::HeadLossBackward {
                     dims,
                     x: input(0),
@@ -216,10 +213,12 @@ impl At<'_> {
                     loss: self.loss(),
                     input: self.whole(BufferId::Input, size_of::<zeroth_kernel::StepInput>() as u64),
                     control: self.whole(BufferId::Control, size_of::<zeroth_kernel::Control>() as u64),
-                    dx: dx.unwrap_or_else(|| self.sink(input(0).bytes)),
-                    dw: self.grad_destination(node, weight),
-                    store: if lands { self.product_lands(node, weight) } else { unasked },
-                    tied_rows: self.waiting(node, dims.hidden),
+                    dx: node.outputs.get(1).map(|(dx, _)| self.value(*dx)),
+                    dw: self.grad_destination(node, weight).map(|to| HeadLossDw {
+                        to,
+                        store: self.product_lands(node, weight),
+                        tied_rows: self.waiting(node, dims.hidden),
+                    }),
                 }
             }
             GradOp::LinearInput => Kernel::LinearDx {
@@ -247,7 +246,6 @@ impl At<'_> {
                 return weight.into_iter().chain(bias).collect();
             }
             GradOp::HeadNormRope(op) => {
-                let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
                 let [cos, sin] = self.angles();
                 Kernel::HeadNormRopeBackward {
                     dims: self.head_norm_rope_dims(op, node.inputs[0]),
@@ -257,23 +255,20 @@ impl At<'_> {
                     w: self.param(node.params[0]),
                     cos,
                     sin,
-                    dh: dh.unwrap_or_else(|| self.sink(input(0).bytes)),
+                    dh: node.outputs.first().map(|(dh, _)| self.value(*dh)),
                     dw: self.grad_destination(node, node.params[0]),
                 }
             }
-            GradOp::RmsNorm(op) | GradOp::AddRmsNorm(op) => {
-                let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
-                Kernel::RmsNormBackward {
-                    dims: self.norm_dims(op, node.inputs[0]),
-                    h: input(0),
-                    rstd: input(1),
-                    dy: input(2),
-                    residual: node.inputs.get(3).map(|residual| self.value(*residual)),
-                    w: self.param(node.params[0]),
-                    dh: dh.unwrap_or_else(|| self.sink(input(0).bytes)),
-                    dw: self.grad_destination(node, node.params[0]),
-                }
-            }
+            GradOp::RmsNorm(op) | GradOp::AddRmsNorm(op) => Kernel::RmsNormBackward {
+                dims: self.norm_dims(op, node.inputs[0]),
+                h: input(0),
+                rstd: input(1),
+                dy: input(2),
+                residual: node.inputs.get(3).map(|residual| self.value(*residual)),
+                w: self.param(node.params[0]),
+                dh: node.outputs.first().map(|(dh, _)| self.value(*dh)),
+                dw: self.grad_destination(node, node.params[0]),
+            },
             GradOp::Rope(op) => self.rope(op, node.inputs[0], node.outputs[0].0, true),
             GradOp::Attention(op) => Kernel::AttentionBackward {
                 dims: self.attention_dims(op, node.inputs[0]),
