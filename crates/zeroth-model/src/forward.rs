@@ -6,7 +6,7 @@
 use zeroth_graph::{Builder, GatedActivation, Graph, GraphError, ParamSpec, Value};
 
 use crate::rotary::rotary;
-use crate::{Activation, Family, ModelConfig, ParameterTable, Positions, UnitName};
+use crate::{Activation, Family, ModelConfig, Parameter, ParameterTable, Positions, UnitName};
 
 /// The micro-batches a forward is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +33,16 @@ pub enum ForwardError {
 
 /// The forward of a model. Every parameter of the table is trained; `table` is the model's own.
 pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Result<Graph, ForwardError> {
+    forward_training(config, table, batch, |_| true)
+}
+
+/// [`forward`] of a model of which only the parameters that `is_trained` names are trained; the others are frozen.
+pub fn forward_training(
+    config: &ModelConfig,
+    table: &ParameterTable,
+    batch: Batch,
+    is_trained: impl Fn(&Parameter) -> bool,
+) -> Result<Graph, ForwardError> {
     let not_yet = |what| ForwardError::NotYet { family: config.family, what };
     let Positions::Rope(rope) = &config.positions else { return Err(not_yet("an encoder")) };
     if config.experts.is_some() {
@@ -53,7 +63,7 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
         let params = unit.parameters.iter().map(|parameter| ParamSpec {
             name: parameter.name.clone(),
             shape: parameter.shape.clone(),
-            trainable: true,
+            trainable: is_trained(parameter),
         });
         b.unit(unit.name.to_string(), params.collect())?;
         residual = match (unit.name, residual) {

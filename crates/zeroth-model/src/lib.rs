@@ -35,7 +35,7 @@ pub use config_json::UnwritableConfig;
 pub use error::{FieldError, ModelError, Needs};
 pub use family::Family;
 pub use folder::{HubCache, locate, locate_config, read_config};
-pub use forward::{Batch, ForwardError, forward};
+pub use forward::{Batch, ForwardError, forward, forward_training};
 pub use init::{INITIALIZER_RANGE, fill_new};
 pub use limits::MAX_PARAMETERS;
 pub use load::table;
