@@ -7,9 +7,11 @@
 mod job;
 
 use job::{BF16, F32, Golden, Outcome, ROOMY, Setup};
+use zeroth_base::DType;
 use zeroth_kernel::{Kernel, Tier};
 use zeroth_program::{
-    Binding, BufferId, Category, Compiled, Gather, Lowering, Offload, Recompute, Settings, Types, Work,
+    Binding, BufferId, Category, Compiled, FrozenPlacement, Gather, Lowering, Offload, Recompute, Settings,
+    Types, Work, plan_memory,
 };
 
 const HALF_FROZEN: [&str; 2] = ["qwen3-half-frozen", "llama-biases-half-frozen"];
@@ -21,17 +23,30 @@ const BLOCK: Recompute = Recompute::Block { blocks: None, checkpoints: None, off
 /// (ranks, accumulation, micro-batch): batches of golden runs.
 const SPLITS: [(u64, u64, u64); 6] = [(1, 1, 4), (1, 4, 1), (2, 1, 2), (2, 4, 2), (3, 1, 4), (5, 4, 1)];
 
-/// Stages 0 to 3 with and without offload and recomputation; at stage 3 on several ranks also with gathered copies.
+/// Stages 0 to 3 with and without offload and recomputation, with frozen parameters sharded and not; with sharded parameters on
+/// several ranks also with gathered copies.
 fn programs(ranks: u64, accumulation: u64, micro_batch: u64, types: Types) -> Vec<Setup> {
     let mut all = Vec::new();
     for stage in 0..=3 {
         for offload in [Offload::NOTHING, OPTIMIZER, BOTH] {
-            for recompute in [Recompute::Nothing, BLOCK] {
+            // Of each pair of placement and recomputation one at a time.
+            for (frozen, recompute) in [
+                (FrozenPlacement::ByStage, Recompute::Nothing),
+                (FrozenPlacement::ByStage, BLOCK),
+                (FrozenPlacement::Sharded, BLOCK),
+                (FrozenPlacement::Whole, Recompute::Nothing),
+            ] {
                 let overlap = recompute == BLOCK;
-                let settings = Settings { stage, accumulation, types, offload, recompute, overlap, ..ROOMY };
+                let base = Settings { stage, accumulation, types, offload, recompute, overlap, ..ROOMY };
+                let settings = Settings { frozen, ..base };
                 let setup = Setup { ranks, micro_batch, settings, steps: 3, sizes: 3, ..Setup::default() };
+                // Where it is not another program, by-stage placement has it already.
+                if frozen != FrozenPlacement::ByStage && (frozen == FrozenPlacement::Sharded) == (stage == 3)
+                {
+                    continue;
+                }
                 all.push(setup);
-                if stage == 3 && ranks > 1 {
+                if (stage == 3 || frozen == FrozenPlacement::Sharded) && ranks > 1 {
                     let settings = Settings { gather: Some(Gather::Copy), persistence: 30, ..settings };
                     all.push(Setup { settings, ..setup });
                 }
@@ -152,13 +167,13 @@ fn kernels(golden: &Golden) -> Vec<Kernel> {
 #[test]
 fn gradients_that_no_one_needs_are_not_computed() {
     let count = |golden: &Golden, is: fn(&Kernel) -> bool| kernels(golden).iter().filter(|k| is(k)).count();
-    let computes_dw = |kernel: &Kernel| match kernel {
+    let of_weight = |kernel: &Kernel| match kernel {
         Kernel::LinearDw { .. } | Kernel::EmbeddingBackward { .. } => true,
         Kernel::HeadLossBackward { dw, .. } => dw.is_some(),
         Kernel::RmsNormBackward { dw, .. } | Kernel::HeadNormRopeBackward { dw, .. } => dw.is_some(),
         _ => false,
     };
-    let computes_dx = |kernel: &Kernel| match kernel {
+    let of_input = |kernel: &Kernel| match kernel {
         Kernel::LinearDx { .. } | Kernel::AttentionBackward { .. } => true,
         Kernel::HeadLossBackward { dx, .. } => dx.is_some(),
         Kernel::RmsNormBackward { dh, .. } | Kernel::HeadNormRopeBackward { dh, .. } => dh.is_some(),
@@ -166,14 +181,14 @@ fn gradients_that_no_one_needs_are_not_computed() {
     };
     // Of each of two blocks seven linears and four norms; the embedding, the last norm and the head.
     let whole = training_only("qwen3-half-frozen", &["weight"]);
-    assert_eq!(count(&whole, computes_dw), 2 * (7 + 4) + 3);
+    assert_eq!(count(&whole, of_weight), 2 * (7 + 4) + 3);
     // Of each block seven linears, attention and four norms; the last norm and the head.
-    assert_eq!(count(&whole, computes_dx), 2 * (7 + 1 + 4) + 2);
+    assert_eq!(count(&whole, of_input), 2 * (7 + 1 + 4) + 2);
     // Below the last norm nothing is trained: the head computes dx, and the norm dw.
     let last_norm = training_only("qwen3-half-frozen", &["model.norm.weight"]);
-    assert_eq!((count(&last_norm, computes_dw), count(&last_norm, computes_dx)), (1, 1));
+    assert_eq!((count(&last_norm, of_weight), count(&last_norm, of_input)), (1, 1));
     let head = training_only("qwen3-half-frozen", &["lm_head.weight"]);
-    assert_eq!((count(&head, computes_dw), count(&head, computes_dx)), (1, 0));
+    assert_eq!((count(&head, of_weight), count(&head, of_input)), (1, 0));
 }
 
 #[test]
@@ -213,4 +228,48 @@ fn frozen_parameters_take_nothing_but_their_weights() {
         let mut ids = placed.chain(&compiled.memory.static_buffers).map(|placed| placed.buffer.id);
         assert_eq!(ids.find(is_gradient), None, "{what}");
     }
+}
+
+#[test]
+fn frozen_flats_are_placed_apart_from_trained_ones() {
+    use FrozenPlacement::{ByStage, Sharded, Whole};
+    let golden = Golden::named("qwen3-half-frozen");
+    for (stage, frozen, sharded) in [
+        (1, ByStage, [false, false]),
+        (3, ByStage, [true, true]),
+        (0, Sharded, [false, true]),
+        (2, Sharded, [false, true]),
+        (3, Whole, [true, false]),
+        (2, Whole, [false, false]),
+    ] {
+        let (what, ranks) = (format!("stage {stage}, {frozen:?}"), 2);
+        let settings = Settings { stage, frozen, gather: Some(Gather::Copy), ..ROOMY };
+        let compiled = golden.compile(&Setup { ranks, settings, ..Setup::default() });
+        let program = &compiled.program;
+        let mut weights = 0;
+        for (flat, laid) in program.layout.flats.iter().enumerate() {
+            let expected = sharded[usize::from(!program.is_trained(flat))];
+            assert_eq!(program.is_sharded(flat), expected, "{what}");
+            weights += 4 * if expected { laid.shard_capacity(ranks) } else { laid.padded() };
+            let is_gathered = |section: &zeroth_program::Section| {
+                section.instructions.iter().any(|i| i.action == zeroth_program::Action::AllGather(flat))
+            };
+            assert_eq!(is_gathered(&program.sections[0]), expected, "{what}");
+        }
+        assert_eq!(compiled.memory.peak(Tier::Device, Category::Parameters), weights, "{what}");
+    }
+}
+
+#[test]
+fn buffers_of_a_flat_have_the_size_of_its_storage() {
+    let golden = Golden::named("qwen3-half-frozen");
+    let compiled = golden.compile(&Setup { settings: Settings { stage: 0, ..ROOMY }, ..Setup::default() });
+    let Compiled { mut program, graph, backward, row_sizes, target, memory } = compiled;
+    let frozen = (0..program.layout.flats.len()).find(|flat| !program.is_trained(*flat)).unwrap();
+    program.layout.flats[frozen].storage = DType::Bf16;
+    // Placed, not run: kernels read weights in the compute dtype.
+    let expected =
+        memory.peak(Tier::Device, Category::Parameters) - 2 * program.layout.flats[frozen].padded();
+    let memory = plan_memory(&program, &graph, &backward, target, &row_sizes);
+    assert_eq!(memory.peak(Tier::Device, Category::Parameters), expected);
 }

@@ -61,7 +61,7 @@ impl BufferAnalysis<'_> {
     /// The statically allocated buffers.
     pub(super) fn static_buffers(&self) -> Vec<Buffer> {
         let (program, layout) = (self.program, &self.program.layout);
-        let (run, home) = (program.types.compute.bytes(), program.gradient_storage());
+        let home = program.gradient_storage();
         let mut all = Vec::new();
         let mut push_to = |tier, id, category, bytes| all.push(Buffer { id, category, tier, bytes });
         // Parameters are contiguous: other ranks may map them, from pages that are not private.
@@ -72,7 +72,7 @@ impl BufferAnalysis<'_> {
                 program.residency[flat].weights,
                 BufferId::Weights(flat),
                 Category::Parameters,
-                run * weights,
+                laid.storage.bytes() * weights,
             );
         }
         for (flat, laid) in layout.flats.iter().enumerate().filter(|(flat, _)| program.is_trained(*flat)) {
@@ -148,9 +148,7 @@ impl BufferAnalysis<'_> {
             | BufferId::Recomputed(value)
             | BufferId::Offloaded(value)
             | BufferId::Reloaded(value) => (Category::Activations, self.value_bytes(value)),
-            BufferId::Gathered { flat, .. } => {
-                (Category::Buffers, layout.flats[flat].padded() * types.compute.bytes())
-            }
+            BufferId::Gathered { flat, .. } => (Category::Buffers, layout.flats[flat].bytes()),
             BufferId::Grad(flat) => (Category::Buffers, 4 * self.program.f32_elements(section.kind, flat)),
             BufferId::CommGrad(flat) => {
                 (Category::Buffers, layout.flats[flat].padded() * types.communication.bytes())
@@ -176,7 +174,8 @@ impl BufferAnalysis<'_> {
                 (Category::Buffers, self.program.summed_type(*addition).bytes() * chunk(at))
             }
             BufferId::StagedShard(at) | BufferId::UpdatedWeights(at) => {
-                (Category::Buffers, chunk(at) * types.compute.bytes())
+                let flat = section.instructions[at].action.flat().expect("a chunk is of a flat");
+                (Category::Buffers, chunk(at) * layout.flats[flat].storage.bytes())
             }
             BufferId::SubGroup(at) => {
                 let flat = section.instructions[at].action.flat().expect("a tile is of a flat");

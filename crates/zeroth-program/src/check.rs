@@ -64,7 +64,7 @@ impl Program {
     /// The limit on gathered elements: `max_live`, raised to what the largest instruction needs.
     pub fn live_limit(&self, max_live: u64) -> u64 {
         let needs = self.sections.iter().flat_map(|section| &section.instructions).map(|instruction| {
-            let cut = instruction.reads.iter().filter(|flat| !self.stays_gathered(**flat));
+            let cut = instruction.reads.iter().filter(|flat| self.is_sharded(**flat));
             cut.map(|flat| self.gathered_elements(*flat)).sum::<u64>()
         });
         max_live.max(self.persistent_elements() + needs.max().unwrap_or(0))
@@ -97,7 +97,7 @@ impl Program {
                     _ => {}
                 }
                 for flat in &instruction.reads {
-                    if !self.stays_gathered(*flat) && !resident.contains(flat) {
+                    if self.is_sharded(*flat) && !resident.contains(flat) {
                         let (action, flat) = (instruction.action.clone(), *flat);
                         return Err(ProgramError::NotResident { section: section.kind, index, action, flat });
                     }

@@ -8,8 +8,8 @@ use zeroth_graph::{Backward, Graph, GraphError, Op};
 use zeroth_kernel::{Span, Tier};
 
 use crate::{
-    Action, BufferId, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError, Settings, compile,
-    compile_inference, in_place, plan_memory, plan_memory_guarded,
+    Action, BufferId, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError,
+    Settings, compile, compile_inference, in_place, plan_memory, plan_memory_guarded,
 };
 
 /// A program ready to run.
@@ -77,7 +77,8 @@ impl Compiled {
     ) -> Result<Self, CompileError> {
         check_rows(&graph, &row_sizes)?;
         let backward = graph.backward()?;
-        if target == Target::Cuda && settings.stage >= 3 && settings.gather == Some(Gather::View) {
+        let shards = settings.stage >= 3 || settings.frozen == FrozenPlacement::Sharded;
+        if target == Target::Cuda && shards && settings.gather == Some(Gather::View) {
             return Err(CompileError::ViewOnGpu);
         }
         let mut settings = settings.for_target(target);

@@ -49,7 +49,7 @@ impl fmt::Display for Compiled {
 
 impl Compiled {
     fn fmt_flat(&self, f: &mut fmt::Formatter<'_>, index: usize, flat: &Flat) -> fmt::Result {
-        let Residency { weights, gradients, states, updates } = self.program.residency[index];
+        let Residency { weights, gradients, states, updates, .. } = self.program.residency[index];
         let ranks = self.program.layout.ranks;
         write!(
             f,

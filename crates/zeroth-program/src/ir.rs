@@ -32,7 +32,7 @@ pub struct Program {
     pub stochastic_rounding: bool,
     /// For each parameter of the graph, the ops that produce its gradient.
     pub grad_producers: Vec<GradProducers>,
-    /// The memory tier of each flat's parts.
+    /// Where each flat's parts are.
     pub residency: Vec<Residency>,
     /// Whether gradients are reduce-scattered; if not, every rank receives all parts.
     pub reduce_scatter: bool,
@@ -43,14 +43,16 @@ pub struct Program {
     pub zero_copy_gather: bool,
 }
 
-/// The memory tier of a flat's parts between steps.
+/// Where a flat's parts are between steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residency {
-    /// Parameters.
+    /// Whether every rank has only its shard of the parameters. On one rank, and of a persistent flat, that is all of them.
+    pub is_partitioned: bool,
+    /// The memory tier of parameters.
     pub weights: Tier,
-    /// Reduced gradients that the update reads.
+    /// That of reduced gradients that the update reads.
     pub gradients: Tier,
-    /// Master weights and moments.
+    /// That of master weights and moments.
     pub states: Tier,
     /// Where the optimizer runs: in the tier of the states, or on the device, through which they are then streamed.
     pub updates: Tier,
@@ -346,11 +348,18 @@ impl Program {
         flats
     }
 
-    /// Whether parameters are sharded across ranks or offloaded. Flats that do not stay gathered must then be gathered
-    /// before they are read.
+    /// Whether there are parameters that are sharded across ranks or offloaded, and so limits on what is gathered.
     pub fn shards_parameters(&self) -> bool {
-        let is_away = self.residency.iter().any(|residency| residency.weights == Tier::Host);
-        self.stage >= 3 && (self.layout.ranks > 1 || is_away)
+        let is_away = |residency: &Residency| self.layout.ranks > 1 || residency.weights == Tier::Host;
+        let is_partitioned = self.residency.iter().any(|residency| residency.is_partitioned);
+        is_partitioned && self.residency.iter().any(is_away)
+    }
+
+    /// Whether a flat's parameters are sharded across ranks or offloaded. It must then be gathered before it is read.
+    pub fn is_sharded(&self, flat: usize) -> bool {
+        let residency = self.residency[flat];
+        let is_away = self.layout.ranks > 1 || residency.weights == Tier::Host;
+        residency.is_partitioned && is_away && self.layout.flats[flat].kind != FlatKind::Persistent
     }
 
     /// Whether a rank updates only its own shard (stages 1 and above).
@@ -360,19 +369,18 @@ impl Program {
 
     /// Whether every rank holds the whole flat at all times.
     pub fn stays_gathered(&self, flat: usize) -> bool {
-        let is_whole_here = self.layout.ranks == 1 && self.residency[flat].weights == Tier::Device;
-        !self.shards_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent || is_whole_here
+        !self.is_sharded(flat)
     }
 
     /// Whether a sharded flat is mapped from the other ranks instead of copied. Offloaded parameters are copied to the
     /// device first.
     pub fn is_viewed(&self, flat: usize) -> bool {
-        self.zero_copy_gather && !self.stays_gathered(flat) && self.residency[flat].weights == Tier::Device
+        self.zero_copy_gather && self.is_sharded(flat) && self.residency[flat].weights == Tier::Device
     }
 
     /// Whether a flat has gradients.
     pub fn is_trained(&self, flat: usize) -> bool {
-        !matches!(self.layout.flats[flat].kind, FlatKind::Frozen(_))
+        !self.layout.flats[flat].is_frozen()
     }
 
     /// The form in which the update reads gradients.
@@ -427,8 +435,8 @@ impl Program {
 
     /// Whether a flat has fp32 master weights apart from the parameters.
     pub fn has_master(&self, flat: usize) -> bool {
-        let residency = self.residency[flat];
-        self.is_trained(flat) && (self.types.compute != DType::F32 || residency.weights != residency.states)
+        let (residency, storage) = (self.residency[flat], self.layout.flats[flat].storage);
+        self.is_trained(flat) && (storage != DType::F32 || residency.weights != residency.states)
     }
 
     /// How a flat's master weights are stored. Where bf16 weights, states and update are all on the device, only the
@@ -436,7 +444,8 @@ impl Program {
     pub fn master_form(&self, flat: usize) -> MasterForm {
         let residency = self.residency[flat];
         let is_together = [residency.weights, residency.states, residency.updates] == [Tier::Device; 3];
-        if self.types.compute == DType::Bf16 && is_together { MasterForm::LowBits } else { MasterForm::F32 }
+        let is_bf16 = self.layout.flats[flat].storage == DType::Bf16;
+        if is_bf16 && is_together { MasterForm::LowBits } else { MasterForm::F32 }
     }
 
     /// Whether a flat's optimizer states are streamed through the device.

@@ -45,13 +45,13 @@ pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot};
 pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory};
 pub use passes::in_place;
 pub use plan_memory::{plan_memory, plan_memory_guarded};
-pub use settings::{Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
+pub use settings::{FrozenPlacement, Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
 pub use target::Target;
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to
 /// `sequences` sequences. All parameters are frozen, so nothing is planned that only training needs.
 pub fn compile_inference(graph: &Graph, run: DType, sequences: u64) -> Program {
-    let layout = Layout::new(graph, 1, 0, 0);
+    let layout = Layout::new(graph, 1, 0, 0, run);
     passes::lower_inference(graph, layout, &Settings::inference(run), sequences)
 }
 
@@ -67,7 +67,8 @@ pub fn compile(
     }
     // Unsharded parameters need no persistent flat: small ones stay in the flat of their unit.
     let persistence = if settings.stage >= 3 { settings.persistence } else { 0 };
-    let layout = Layout::new(graph, ranks, persistence, settings.model_persistence);
+    let storage = settings.types.compute;
+    let layout = Layout::new(graph, ranks, persistence, settings.model_persistence, storage);
     let program = passes::lower(graph, backward, layout, settings);
     // Recomputed nodes read parameters too, so they must exist before `gather` places all-gathers.
     let program = passes::checkpoint(program, graph, backward, settings);

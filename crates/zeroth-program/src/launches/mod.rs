@@ -201,8 +201,9 @@ impl At<'_> {
         self.source.program
     }
 
-    fn run_bytes(&self) -> u64 {
-        self.program().types.compute.bytes()
+    /// The dtype in which a flat's parameters are kept and gathered.
+    fn storage(&self, flat: usize) -> DType {
+        self.program().layout.flats[flat].storage
     }
 
     /// The span of `count` elements of a buffer from `first` on.
@@ -241,7 +242,7 @@ impl At<'_> {
             _ => false,
         };
         let (id, _) = self.touched.iter().find(|(id, _)| gathers(id)).expect("its flat is read");
-        self.part(*id, slot.start, slot.elements, self.run_bytes())
+        self.part(*id, slot.start, slot.elements, self.storage(flat).bytes())
     }
 
     /// The span of a gradient slice.

@@ -1,4 +1,4 @@
-//! `gather`: when a unit's parameters are gathered and released (stage 3).
+//! `gather`: when sharded parameters of a unit are gathered and released: all at stage 3, frozen ones as they are placed.
 //!
 //! Keys: `zeroth.gather`, `zero_optimization.stage3_max_live_parameters`, `zero_optimization.stage3_max_reuse_distance`,
 //! `zero_optimization.memory_efficient_linear`.
@@ -50,12 +50,8 @@ impl<'a> Gatherer<'a> {
         self.out.extend(viewed.iter().map(|flat| Instruction::new(Action::AllGather(*flat))));
         self.resident = viewed;
         for (index, instruction) in self.instructions.iter().enumerate() {
-            let needs: Vec<usize> = instruction
-                .reads
-                .iter()
-                .copied()
-                .filter(|flat| !self.program.stays_gathered(*flat))
-                .collect();
+            let needs: Vec<usize> =
+                instruction.reads.iter().copied().filter(|flat| self.program.is_sharded(*flat)).collect();
             for flat in &needs {
                 if !self.resident.contains(flat) {
                     self.make_room(index, *flat, &needs);
@@ -120,7 +116,7 @@ impl<'a> Gatherer<'a> {
             .iter()
             .flat_map(|instruction| instruction.reads.iter().copied())
             // Flats that stay gathered do not count.
-            .filter(|other| *other != flat && !self.program.stays_gathered(*other))
+            .filter(|other| *other != flat && self.program.is_sharded(*other))
             .collect();
         // A flat read by several instructions in a row counts once.
         between.dedup();
