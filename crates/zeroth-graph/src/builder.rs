@@ -1,5 +1,8 @@
 //! The builder: a model's forward is a sequence of op calls, each of which checks its shapes.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use crate::{
     GatedActivation, Graph, GraphError, Kind, Node, Op, Param, ParamId, ParamSpec, Rotary, Unit, UnitId,
     Value, ValueInfo,
@@ -9,6 +12,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Builder {
     graph: Graph,
+    names: HashMap<String, ParamId>,
     tokens: u64,
     unit: Option<UnitId>,
     ids: Value,
@@ -30,7 +34,16 @@ impl Builder {
             nodes: Vec::new(),
             rotary: Rotary::default(),
         };
-        Self { graph, tokens, unit: None, ids: Value(0), labels: Value(1), positions: Value(2), dropouts: 0 }
+        Self {
+            graph,
+            names: HashMap::new(),
+            tokens,
+            unit: None,
+            ids: Value(0),
+            labels: Value(1),
+            positions: Value(2),
+            dropouts: 0,
+        }
     }
 
     /// The tokens of the micro-batch `[T]`.
@@ -59,15 +72,17 @@ impl Builder {
         let name = name.into();
         let mut ids = Vec::with_capacity(params.len());
         for spec in params {
-            if let Some(first) = self.graph.params.iter().find(|param| param.spec.name == spec.name) {
-                let first = if first.unit == unit { &name } else { self.graph.unit_name(first.unit) };
-                return Err(GraphError::ParamTwice {
-                    name: spec.name,
-                    first: first.to_owned(),
-                    second: name,
-                });
-            }
-            ids.push(ParamId(self.graph.params.len() as u32));
+            let id = ParamId(self.graph.params.len() as u32);
+            match self.names.entry(spec.name.clone()) {
+                Entry::Vacant(place) => place.insert(id),
+                Entry::Occupied(known) => {
+                    let first = self.graph.param(*known.get()).unit;
+                    let first = if first == unit { &name } else { self.graph.unit_name(first) };
+                    let first = first.to_owned();
+                    return Err(GraphError::ParamTwice { name: spec.name, first, second: name });
+                }
+            };
+            ids.push(id);
             self.graph.params.push(Param { spec, unit });
         }
         self.graph.units.push(Unit { name, params: ids });
@@ -77,9 +92,7 @@ impl Builder {
 
     /// The parameter of this name, in any unit.
     pub fn param(&self, name: &str) -> Result<ParamId, GraphError> {
-        // From the end: an op mostly reads a parameter of the unit just begun.
-        let found = self.graph.params.iter().rposition(|param| param.spec.name == name);
-        found.map(|index| ParamId(index as u32)).ok_or_else(|| GraphError::NoParam { name: name.to_owned() })
+        self.names.get(name).copied().ok_or_else(|| GraphError::NoParam { name: name.to_owned() })
     }
 
     /// Embedding lookup.
@@ -222,9 +235,12 @@ impl Builder {
     pub fn finish(self) -> Result<Graph, GraphError> {
         let graph = self.graph;
         graph.loss_node()?;
-        let used = |value: &Value| graph.nodes.iter().any(|node| node.inputs.contains(value));
+        let mut used = vec![false; graph.values.len()];
+        for input in graph.nodes.iter().flat_map(|node| &node.inputs) {
+            used[input.index()] = true;
+        }
         for node in graph.nodes.iter().filter(|node| node.op != Op::HeadLoss) {
-            if !node.outputs.iter().any(used) {
+            if !node.outputs.iter().any(|output| used[output.index()]) {
                 let unit = graph.unit_name(node.unit).to_owned();
                 return Err(GraphError::DeadEnd { op: node.op.name(), unit });
             }

@@ -75,6 +75,8 @@ pub struct Backward {
     pub nodes: Vec<GradNode>,
     /// The loss `[1]`.
     pub loss: Value,
+    /// For each parameter of the graph, the first node that accumulates its gradient.
+    pub first_producers: Vec<Option<usize>>,
 }
 
 impl Graph {
@@ -92,7 +94,13 @@ impl Graph {
             deriver.node(index, &self.nodes[index]);
         }
         let loss = self.nodes[last].outputs[0];
-        Ok(Backward { values: deriver.values, nodes: deriver.nodes, loss })
+        let mut first_producers = vec![None; self.params.len()];
+        for (index, node) in deriver.nodes.iter().enumerate() {
+            for param in &node.accumulates_into {
+                first_producers[param.index()].get_or_insert(index);
+            }
+        }
+        Ok(Backward { values: deriver.values, nodes: deriver.nodes, loss, first_producers })
     }
 }
 

@@ -31,7 +31,7 @@ pub enum ForwardError {
     Graph(#[from] GraphError),
 }
 
-/// The forward of a model. Every parameter of the table is trained; `table` is the model's own.
+/// The forward of a model; `table` is the model's own.
 pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Result<Graph, ForwardError> {
     let not_yet = |what| ForwardError::NotYet { family: config.family, what };
     let Positions::Rope(rope) = &config.positions else { return Err(not_yet("an encoder")) };
@@ -53,7 +53,7 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
         let params = unit.parameters.iter().map(|parameter| ParamSpec {
             name: parameter.name.clone(),
             shape: parameter.shape.clone(),
-            trainable: true,
+            trainable: parameter.trained,
         });
         b.unit(unit.name.to_string(), params.collect())?;
         residual = match (unit.name, residual) {

@@ -47,4 +47,4 @@ pub use safetensors::{
     WeightWriter, WeightsError, WrittenWeights, f32_to_stored, has_weights, is_weight_file, read_header,
     stored_to_f32, write_header,
 };
-pub use table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName};
+pub use table::{Parameter, ParameterKind, ParameterTable, Part, Routing, Unit, UnitName};

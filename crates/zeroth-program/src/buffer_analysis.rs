@@ -300,7 +300,7 @@ impl BufferAnalysis<'_> {
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
                 for param in &node.accumulates_into {
-                    let landing = (program.grad_destination(state.kind, *param).id, Write);
+                    let landing = (program.grad_buffer(state.kind, *param), Write);
                     if !touched.contains(&landing) {
                         touched.push(landing);
                     }

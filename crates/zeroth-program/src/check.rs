@@ -119,22 +119,22 @@ impl Program {
 
     fn check_reductions(&self, section: &Section) -> Result<(), ProgramError> {
         let due = self.reduces() && (self.stage >= 2 || section.kind.is_last());
-        for flat in 0..self.layout.flats.len() {
-            let landed =
-                section.instructions.iter().any(|instruction| instruction.accumulates_into.contains(&flat));
-            let capacity = self.layout.flats[flat].shard_capacity(self.layout.ranks);
-            let reduced: u64 = section
-                .instructions
-                .iter()
-                .map(|instruction| match &instruction.action {
-                    Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) if chunk.flat == flat => {
-                        chunk.range.end - chunk.range.start
-                    }
-                    Action::KeepGrad(kept) if *kept == flat => capacity,
-                    _ => 0,
-                })
-                .sum();
-            let expected = u64::from(landed && due);
+        let flats = self.layout.flats.len();
+        let capacity = |flat: usize| self.layout.flats[flat].shard_capacity(self.layout.ranks);
+        let (mut accumulated, mut reduced) = (vec![false; flats], vec![0; flats]);
+        for instruction in &section.instructions {
+            instruction.accumulates_into.iter().for_each(|flat| accumulated[*flat] = true);
+            match &instruction.action {
+                Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) => {
+                    reduced[chunk.flat] += chunk.range.end - chunk.range.start;
+                }
+                Action::KeepGrad(flat) => reduced[*flat] += capacity(*flat),
+                _ => {}
+            }
+        }
+        for flat in 0..flats {
+            let (capacity, reduced) = (capacity(flat), reduced[flat]);
+            let expected = u64::from(accumulated[flat] && due);
             if reduced != expected * capacity {
                 let times = reduced.div_ceil(capacity);
                 return Err(ProgramError::Reduced { section: section.kind, flat, times, expected });

@@ -134,7 +134,7 @@ impl Layout {
     /// their own, up to `model_persistence` elements in all; a threshold of 0 keeps none.
     pub fn new(graph: &Graph, ranks: u64, persistence: u64, model_persistence: u64) -> Self {
         let mut flats = Vec::new();
-        let mut persistent = Flat::new(FlatKind::Persistent);
+        let (mut persistent, mut persistent_elements) = (Flat::new(FlatKind::Persistent), 0);
         for (index, unit) in graph.units.iter().enumerate() {
             let id = UnitId::at(index);
             let (mut trained, mut frozen) =
@@ -144,8 +144,9 @@ impl Layout {
                     (graph.param(*param).elements(), graph.param(*param).spec.trainable);
                 let flat = match is_trained {
                     true if elements <= persistence
-                        && persistent.elements() + elements <= model_persistence =>
+                        && persistent_elements + elements <= model_persistence =>
                     {
+                        persistent_elements += elements;
                         &mut persistent
                     }
                     true => &mut trained,

@@ -19,6 +19,7 @@ mod ir;
 mod launches;
 mod layout;
 mod memory;
+mod occupancy;
 mod passes;
 mod placement;
 mod plan_memory;

@@ -5,7 +5,7 @@
 //!
 //! With one micro-batch per step, gradients reuse the memory of activations ([`super::cross_section_buffers`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Target;
 use zeroth_graph::{Backward, Graph};
@@ -70,6 +70,7 @@ pub fn plan_memory_guarded(
         }
     });
     let static_buffers: Vec<PlacedBuffer> = static_buffers.collect();
+    let static_ids: BTreeSet<BufferId> = static_buffers.iter().map(|placed| placed.buffer.id).collect();
     let views = Views::new(program);
     let passing = |at: usize| {
         let (section, accesses) = (&program.sections[at], &accesses[at]);
@@ -80,7 +81,7 @@ pub fn plan_memory_guarded(
             }
         }
         lives.retain(|id, _| views.offset(*id).is_none());
-        lives.retain(|id, _| static_buffers.iter().all(|placed| placed.buffer.id != *id));
+        lives.retain(|id, _| !static_ids.contains(id));
         let buffer = |id| {
             cross_section_buffers.buffer(id).unwrap_or_else(|| source.passing(section, id, &accesses.scratch))
         };

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use zeroth_graph::ParamId;
+use zeroth_graph::Param;
 use zeroth_kernel::Recipe;
 use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterKind, ParameterTable, forward};
 use zeroth_program::Settings;
@@ -91,11 +91,14 @@ impl Job {
         Batches::new(&self.samples, self.order, self.shape)
     }
 
-    /// Whether weight decay applies to a parameter: to matrices, and to norms and biases only with
-    /// [`Self::decays_all`].
-    pub(crate) fn decays(&self, compiled: &Compiled, param: ParamId) -> bool {
-        let name = &compiled.graph.param(param).spec.name;
-        let kind = self.table.iter().find(|parameter| parameter.name == *name).map(|found| found.kind);
-        self.decays_all || kind.is_none_or(ParameterKind::decays)
+    /// For each parameter of the graph, whether weight decay applies to it: to matrices, and to norms and biases only
+    /// with [`Self::decays_all`].
+    pub(crate) fn decays(&self, compiled: &Compiled) -> Vec<bool> {
+        let known = self.table.by_name();
+        let decays = |param: &Param| {
+            let kind = known.get(param.spec.name.as_str()).map(|found| found.kind);
+            self.decays_all || kind.is_none_or(ParameterKind::decays)
+        };
+        compiled.graph.params.iter().map(decays).collect()
     }
 }

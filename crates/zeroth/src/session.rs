@@ -161,7 +161,14 @@ impl Session {
                 1 => ParameterKind::Norm,
                 _ => ParameterKind::Linear,
             };
-            Parameter { name: spec.name.clone(), shape: spec.shape.clone(), kind, aliases: &[] }
+            Parameter {
+                name: spec.name.clone(),
+                shape: spec.shape.clone(),
+                kind,
+                aliases: &[],
+                parts: Vec::new(),
+                trained: spec.trainable,
+            }
         };
         let all = from_config::decays_all(&self.config);
         let decayed = |param| all || graph.param(param).spec.shape.len() > 1;

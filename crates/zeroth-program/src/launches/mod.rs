@@ -257,8 +257,9 @@ impl At<'_> {
 
     /// Whether this node accumulates into a parameter's gradient instead of overwriting it.
     fn adds(&self, node: &GradNode, param: ParamId) -> bool {
-        let first = self.source.backward.nodes.iter().find(|node| node.accumulates_into.contains(&param));
-        let is_first = first.is_some_and(|first| std::ptr::eq(first, node));
+        let first = self.source.backward.first_producers[param.index()];
+        let is_first =
+            first.is_some_and(|first| std::ptr::eq(&raw const self.source.backward.nodes[first], node));
         !(is_first && self.program().begins_gradients(self.section.kind))
     }
 
