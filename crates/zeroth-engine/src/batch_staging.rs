@@ -51,20 +51,25 @@ pub(super) struct BatchStaging {
     /// The number of entries, then the entries.
     pub(super) starts: Vec<u32>,
     pub(super) keys: Vec<RowKey>,
-    /// [rows, pairs].
-    pub(super) cosines: Vec<f32>,
-    pub(super) sines: Vec<f32>,
+    pub(super) rotaries: Vec<RotaryStaging>,
     /// The common length of all sequences, where they fill the rows.
     pub(super) length: Option<usize>,
     /// Rows of the smallest embedding table.
     known_ids: u64,
     /// Rows of the head's projection.
     known_labels: u64,
+    pool: Pool,
+}
+
+/// The angles of a micro-batch for one rotary embedding.
+pub(super) struct RotaryStaging {
+    /// [rows, pairs].
+    pub(super) cosines: Vec<f32>,
+    pub(super) sines: Vec<f32>,
     rotary: Rotary,
     table: Angles,
     /// The frequencies of a sequence beyond the trained context, computed per sequence.
     stretched: RopeTable,
-    pool: Pool,
 }
 
 /// Cosines and sines of every position, for sequences within the trained context.
@@ -76,27 +81,18 @@ struct Angles {
 impl BatchStaging {
     pub(super) fn new(graph: &Graph, most_rows: u64) -> Self {
         let rows = most_rows as usize;
-        let (rotary, pool) = (graph.rotary.clone(), Pool::new(1));
-        let pairs = rotary.frequencies.len();
-        let positions: Vec<i32> = (0..rows as i32).collect();
-        let mut table = Angles { cosines: vec![0.0; rows * pairs], sines: vec![0.0; rows * pairs] };
-        let mut frequencies =
-            RopeTable { inv_freq: Vec::with_capacity(pairs), attention_scaling: rotary.scale as f32 };
-        angles(&pool, &rotary, &mut frequencies, 0, &positions, &mut table.cosines, &mut table.sines);
+        let pool = Pool::new(1);
+        let rotaries = graph.rotaries.iter().map(|rotary| RotaryStaging::new(rotary, rows, &pool)).collect();
         Self {
             ids: vec![0; rows],
             labels: vec![0; rows],
             positions: vec![0; rows],
             starts: vec![0; rows + 2],
             keys: vec![RowKey { sample: 0, position: 0, epoch: 0 }; rows],
-            cosines: vec![0.0; rows * pairs],
-            sines: vec![0.0; rows * pairs],
+            rotaries,
             length: None,
             known_ids: embedded(graph),
             known_labels: vocabulary(graph),
-            rotary,
-            table,
-            stretched: frequencies,
             pool,
         }
     }
@@ -125,17 +121,35 @@ impl BatchStaging {
             pad(&mut self.keys[..rows], batch.keys, RowKey { sample: 0, position: 0, epoch: 0 });
         }
         self.length = one_length(batch.starts, rows);
-        self.turn(batch, rows);
+        for rotary in &mut self.rotaries {
+            rotary.fill(batch, &self.positions[..rows], &self.pool);
+        }
         Ok(())
     }
+}
 
-    fn turn(&mut self, batch: &MicroBatch<'_>, rows: usize) {
-        let pairs = self.rotary.frequencies.len();
-        if pairs == 0 {
-            return;
-        }
-        for row in 0..rows {
-            let (to, from) = (row * pairs, self.positions[row] as usize * pairs);
+impl RotaryStaging {
+    fn new(rotary: &Rotary, rows: usize, pool: &Pool) -> Self {
+        let pairs = rotary.frequencies.len();
+        let positions: Vec<i32> = (0..rows as i32).collect();
+        let mut table = Angles { cosines: vec![0.0; rows * pairs], sines: vec![0.0; rows * pairs] };
+        let mut stretched =
+            RopeTable { inv_freq: Vec::with_capacity(pairs), attention_scaling: rotary.scale as f32 };
+        angles(pool, rotary, &mut stretched, 0, &positions, &mut table.cosines, &mut table.sines);
+        let (cosines, sines) = (vec![0.0; rows * pairs], vec![0.0; rows * pairs]);
+        Self { cosines, sines, rotary: rotary.clone(), table, stretched }
+    }
+
+    /// Pairs of elements that it rotates.
+    pub(super) fn pairs(&self) -> usize {
+        self.rotary.frequencies.len()
+    }
+
+    /// Copies the angles of these positions, padding included.
+    fn fill(&mut self, batch: &MicroBatch<'_>, positions: &[i32], pool: &Pool) {
+        let pairs = self.pairs();
+        for (row, position) in positions.iter().enumerate() {
+            let (to, from) = (row * pairs, *position as usize * pairs);
             self.cosines[to..to + pairs].copy_from_slice(&self.table.cosines[from..from + pairs]);
             self.sines[to..to + pairs].copy_from_slice(&self.table.sines[from..from + pairs]);
         }
@@ -149,7 +163,7 @@ impl BatchStaging {
                 );
                 let positions = &batch.positions[begin..end];
                 let (table, length) = (&mut self.stretched, (end - begin) as u64);
-                angles(&self.pool, &self.rotary, table, length, positions, cosines, sines);
+                angles(pool, &self.rotary, table, length, positions, cosines, sines);
             }
         }
     }

@@ -377,18 +377,22 @@ impl<'c> Engine<'c> {
         self.feed.fill(batch, rows)?;
         self.device.equal_sequences(self.feed.length);
         let (feed, compiled, step) = (&self.feed, self.compiled, self.step);
-        let pairs = compiled.graph.rotary.frequencies.len();
         let inputs = &compiled.graph.inputs;
-        let parts: [(Option<BufferId>, &[u8]); 7] = [
+        let parts: [(Option<BufferId>, &[u8]); 5] = [
             (Some(BufferId::Value(inputs[0].index())), cast_slice(&feed.ids[..rows])),
             (Some(BufferId::Value(inputs[1].index())), cast_slice(&feed.labels[..rows])),
             (Some(BufferId::Value(inputs[2].index())), cast_slice(&feed.positions[..rows])),
             (Some(BufferId::Starts), cast_slice(&feed.starts)),
             (compiled.find(0, BufferId::Keys).map(|_| BufferId::Keys), cast_slice(&feed.keys[..rows])),
-            ((pairs > 0).then_some(BufferId::Cosines), cast_slice(&feed.cosines[..rows * pairs])),
-            ((pairs > 0).then_some(BufferId::Sines), cast_slice(&feed.sines[..rows * pairs])),
         ];
-        for (id, bytes) in parts {
+        let angles = feed.rotaries.iter().enumerate().flat_map(|(index, rotary)| {
+            let count = rows * rotary.pairs();
+            [
+                (Some(BufferId::Cosines(index)), cast_slice(&rotary.cosines[..count])),
+                (Some(BufferId::Sines(index)), cast_slice(&rotary.sines[..count])),
+            ]
+        });
+        for (id, bytes) in parts.into_iter().chain(angles) {
             let Some(id) = id else { continue };
             let to = compiled.span(0, id).part(0, bytes.len() as u64, 1);
             let uploaded = self.device.upload(Queue::Compute, bytes, to);

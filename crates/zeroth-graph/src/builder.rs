@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::{
-    GatedActivation, Graph, GraphError, Kind, Node, Op, Param, ParamId, ParamSpec, Rotary, Unit, UnitId,
-    Value, ValueInfo,
+    GatedActivation, Graph, GraphError, Kind, Node, Op, Param, ParamId, ParamSpec, Role, Rotary, Unit,
+    UnitId, Value, ValueInfo,
 };
 
 /// Builds a model's forward.
@@ -13,6 +13,8 @@ use crate::{
 pub struct Builder {
     graph: Graph,
     names: HashMap<String, ParamId>,
+    /// The index of the rotary embedding of the next ropes.
+    rotary: Option<usize>,
     tokens: u64,
     unit: Option<UnitId>,
     ids: Value,
@@ -32,11 +34,12 @@ impl Builder {
             values: vec![index; inputs.len()],
             inputs,
             nodes: Vec::new(),
-            rotary: Rotary::default(),
+            rotaries: Vec::new(),
         };
         Self {
             graph,
             names: HashMap::new(),
+            rotary: None,
             tokens,
             unit: None,
             ids: Value(0),
@@ -61,13 +64,22 @@ impl Builder {
         self.positions
     }
 
-    /// Sets the rotary embedding of every `rope` of this model.
+    /// Sets the rotary embedding of the ropes after this call. Equal ones are kept once.
     pub fn rotary(&mut self, rotary: Rotary) {
-        self.graph.rotary = rotary;
+        let known = self.graph.rotaries.iter().position(|known| *known == rotary);
+        self.rotary = Some(known.unwrap_or_else(|| {
+            self.graph.rotaries.push(rotary);
+            self.graph.rotaries.len() - 1
+        }));
     }
 
     /// Begins a unit with these parameters. Later ops belong to it.
-    pub fn unit(&mut self, name: impl Into<String>, params: Vec<ParamSpec>) -> Result<UnitId, GraphError> {
+    pub fn unit(
+        &mut self,
+        name: impl Into<String>,
+        role: Role,
+        params: Vec<ParamSpec>,
+    ) -> Result<UnitId, GraphError> {
         let unit = UnitId(self.graph.units.len() as u32);
         let name = name.into();
         let mut ids = Vec::with_capacity(params.len());
@@ -85,7 +97,7 @@ impl Builder {
             ids.push(id);
             self.graph.params.push(Param { spec, unit });
         }
-        self.graph.units.push(Unit { name, params: ids });
+        self.graph.units.push(Unit { name, role, params: ids });
         self.unit = Some(unit);
         Ok(unit)
     }
@@ -148,7 +160,7 @@ impl Builder {
         heads: u64,
         eps: f64,
     ) -> Result<Value, GraphError> {
-        let op = Op::HeadNormRope { heads, eps };
+        let op = Op::HeadNormRope { heads, eps, rotary: self.rotary.unwrap_or(0) };
         let head_dim = self.rotated_dim(op, x, heads)?;
         self.expect_vector(op, weight, head_dim)?;
         let outputs = [self.activation(heads * head_dim), self.statistic(heads)];
@@ -157,7 +169,7 @@ impl Builder {
 
     /// RoPE of `x`.
     pub fn rope(&mut self, x: Value, heads: u64) -> Result<Value, GraphError> {
-        let op = Op::Rope { heads };
+        let op = Op::Rope { heads, rotary: self.rotary.unwrap_or(0) };
         let head_dim = self.rotated_dim(op, x, heads)?;
         self.push(op, &[x, self.positions], &[], &[self.activation(heads * head_dim)])
             .map(|outputs| outputs[0])
@@ -220,11 +232,8 @@ impl Builder {
         self.push(op, &[x], &[], &[self.activation(width)]).map(|outputs| outputs[0])
     }
 
-    /// The loss. Every forward ends with it.
+    /// A loss. Every forward has one; of several, the sum is trained.
     pub fn head_loss(&mut self, x: Value, weight: ParamId) -> Result<Value, GraphError> {
-        if self.graph.loss_node().is_ok() {
-            return Err(GraphError::TwoLosses);
-        }
         let [_, inner] = self.param_shape(Op::HeadLoss, weight, "the weight")?;
         self.expect_width(Op::HeadLoss, x, inner)?;
         let loss = ValueInfo { rows: 1, width: 1, kind: Kind::Statistic };
@@ -234,12 +243,12 @@ impl Builder {
     /// The graph. Fails where it has no loss, or an op that does not reach it.
     pub fn finish(self) -> Result<Graph, GraphError> {
         let graph = self.graph;
-        graph.loss_node()?;
+        graph.losses().next().ok_or(GraphError::NoLoss)?;
         let mut used = vec![false; graph.values.len()];
         for input in graph.nodes.iter().flat_map(|node| &node.inputs) {
             used[input.index()] = true;
         }
-        for node in graph.nodes.iter().filter(|node| node.op != Op::HeadLoss) {
+        for node in graph.nodes.iter().filter(|node| !node.op.is_loss()) {
             if !node.outputs.iter().any(|output| used[output.index()]) {
                 let unit = graph.unit_name(node.unit).to_owned();
                 return Err(GraphError::DeadEnd { op: node.op.name(), unit });
@@ -323,7 +332,11 @@ impl Builder {
         if !head_dim.is_multiple_of(2) {
             return Err(self.shape_error(op, "a head's width", "even", head_dim.to_string()));
         }
-        let frequencies = self.graph.rotary.frequencies.len() as u64;
+        let Some(rotary) = self.rotary else {
+            let unit = self.unit.map_or("", |unit| self.graph.unit_name(unit)).to_owned();
+            return Err(GraphError::NoRotary { op: op.name(), unit });
+        };
+        let frequencies = self.graph.rotaries[rotary].frequencies.len() as u64;
         self.expect(op, "the number of rotary frequencies", head_dim / 2, frequencies)?;
         Ok(head_dim)
     }

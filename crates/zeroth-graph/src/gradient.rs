@@ -71,10 +71,10 @@ pub struct GradNode {
 pub struct Backward {
     /// Values of forward and backward: those of the graph keep their indices, gradients follow.
     pub values: Vec<ValueInfo>,
-    /// Nodes, in execution order. The first is the head_loss, which replaces the graph's.
+    /// Nodes, in execution order. The node of a loss replaces the graph's: it computes the loss too.
     pub nodes: Vec<GradNode>,
-    /// The loss `[1]`.
-    pub loss: Value,
+    /// The losses, each `[1]`; what is trained is their sum.
+    pub losses: Vec<Value>,
     /// For each parameter of the graph, the first node that accumulates its gradient.
     pub first_producers: Vec<Option<usize>>,
 }
@@ -89,18 +89,20 @@ impl Graph {
             gradients: vec![None; self.values.len()],
             nodes: Vec::new(),
         };
-        let last = self.loss_node()?;
-        for index in (0..=last).rev() {
-            deriver.node(index, &self.nodes[index]);
+        for (index, node) in self.nodes.iter().enumerate().rev() {
+            deriver.node(index, node);
         }
-        let loss = self.nodes[last].outputs[0];
+        let losses: Vec<Value> = self.losses().map(|index| self.nodes[index].outputs[0]).collect();
+        if losses.is_empty() {
+            return Err(GraphError::NoLoss);
+        }
         let mut first_producers = vec![None; self.params.len()];
         for (index, node) in deriver.nodes.iter().enumerate() {
             for param in &node.accumulates_into {
                 first_producers[param.index()].get_or_insert(index);
             }
         }
-        Ok(Backward { values: deriver.values, nodes: deriver.nodes, loss, first_producers })
+        Ok(Backward { values: deriver.values, nodes: deriver.nodes, losses, first_producers })
     }
 }
 

@@ -18,7 +18,7 @@ mod value;
 pub use builder::Builder;
 pub use error::GraphError;
 pub use gradient::{Backward, GradNode, GradOp, GradWrite};
-pub use graph::{DynamicScaling, Graph, Node, Param, ParamId, ParamSpec, Rotary, Unit, UnitId};
+pub use graph::{DynamicScaling, Graph, Node, Param, ParamId, ParamSpec, Role, Rotary, Unit, UnitId};
 pub use op::Op;
 pub use value::{Kind, Value, ValueInfo};
 pub use zeroth_base::GatedActivation;

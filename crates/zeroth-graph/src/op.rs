@@ -30,11 +30,15 @@ pub enum Op {
         heads: u64,
         /// Added to the mean of squares.
         eps: f64,
+        /// The index of its rotary embedding in [`Graph::rotaries`](crate::Graph::rotaries).
+        rotary: usize,
     },
-    /// `x` [T, heads · D] and `positions` `[T]` give `x` with each head's halves rotated. The angles are the model's.
+    /// `x` [T, heads · D] and `positions` `[T]` give `x` with each head's halves rotated.
     Rope {
         /// Heads in a row.
         heads: u64,
+        /// The index of its rotary embedding in [`Graph::rotaries`](crate::Graph::rotaries).
+        rotary: usize,
     },
     /// `q` [T, heads · D], `k` and `v` [T, kv_heads · D] give [T, heads · D] and the log of the softmax's sum [T, heads].
     /// Causal within each sequence of the micro-batch.
@@ -63,6 +67,19 @@ pub enum Op {
 }
 
 impl Op {
+    /// Whether its result is a loss, which is not an operand of any op.
+    pub const fn is_loss(self) -> bool {
+        matches!(self, Self::HeadLoss)
+    }
+
+    /// The index of the rotary embedding that it reads.
+    pub const fn rotary(self) -> Option<usize> {
+        match self {
+            Self::Rope { rotary, .. } | Self::HeadNormRope { rotary, .. } => Some(rotary),
+            _ => None,
+        }
+    }
+
     /// Its name in messages, traces and plans.
     pub const fn name(self) -> &'static str {
         match self {

@@ -4,7 +4,7 @@
 #![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
 
 use zeroth_graph::reference::{Data, Machine};
-use zeroth_graph::{Builder, GatedActivation, GradOp, Graph, ParamId, ParamSpec, Rotary, Value};
+use zeroth_graph::{Builder, GatedActivation, GradOp, Graph, ParamId, ParamSpec, Role, Rotary, Value};
 
 /// Sizes of a small decoder.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +52,7 @@ fn decoder(sizes: Sizes, tokens: u64, frozen: fn(&str) -> bool) -> Graph {
     let half = head_dim as usize / 2;
     let frequencies = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
     b.rotary(Rotary { frequencies, scale: 1.1, dynamic: None });
-    b.unit("embedding", vec![spec("embed".to_owned(), &[VOCAB, hidden], frozen)]).unwrap();
+    b.unit("embedding", Role::Embedding, vec![spec("embed".to_owned(), &[VOCAB, hidden], frozen)]).unwrap();
     let table = b.param("embed").unwrap();
     let ids = b.ids();
     let mut branch = b.embedding(ids, table).unwrap();
@@ -77,8 +77,12 @@ fn decoder(sizes: Sizes, tokens: u64, frozen: fn(&str) -> bool) -> Graph {
         if sizes.head_norms {
             params.extend([(name("q_norm"), vec![head_dim]), (name("k_norm"), vec![head_dim])]);
         }
-        b.unit(format!("block {block}"), params.into_iter().map(|(n, s)| spec(n, &s, frozen)).collect())
-            .unwrap();
+        b.unit(
+            format!("block {block}"),
+            Role::Block(block),
+            params.into_iter().map(|(n, s)| spec(n, &s, frozen)).collect(),
+        )
+        .unwrap();
         let p = |b: &Builder, part: &str| b.param(&name(part)).unwrap();
 
         let norm1 = p(&b, "norm1");
@@ -113,7 +117,7 @@ fn decoder(sizes: Sizes, tokens: u64, frozen: fn(&str) -> bool) -> Graph {
     if !sizes.tied {
         head.push(spec("head".to_owned(), &[VOCAB, hidden], frozen));
     }
-    b.unit("head", head).unwrap();
+    b.unit("head", Role::Head, head).unwrap();
     let norm = b.param("norm").unwrap();
     let (_, normed) = b.add_rms_norm(residual.unwrap(), branch, norm, EPS).unwrap();
     let weight = if sizes.tied { table } else { b.param("head").unwrap() };
@@ -216,7 +220,12 @@ fn what_is_normed_and_turned_and_read_elsewhere_too_gets_the_sum() {
     let mut b = Builder::new(7);
     b.rotary(Rotary { frequencies: vec![1.0, 0.1], scale: 1.1, dynamic: None });
     let params = [("embed", &[VOCAB, 8][..]), ("n", &[4]), ("last", &[8])];
-    b.unit("all", params.map(|(name, shape)| spec(name.to_owned(), shape, nothing_frozen)).to_vec()).unwrap();
+    b.unit(
+        "all",
+        Role::Other,
+        params.map(|(name, shape)| spec(name.to_owned(), shape, nothing_frozen)).to_vec(),
+    )
+    .unwrap();
     let p = |b: &Builder, name: &str| b.param(name).unwrap();
     let (ids, embed, n, last) = (b.ids(), p(&b, "embed"), p(&b, "n"), p(&b, "last"));
     let x = b.embedding(ids, embed).unwrap();
@@ -256,7 +265,8 @@ fn a_value_that_several_ops_read_gets_the_sum() {
     let declare = |names: &[(&str, &[u64])]| {
         names.iter().map(|(name, shape)| spec((*name).to_owned(), shape, nothing_frozen)).collect()
     };
-    b.unit("all", declare(&[("embed", &[VOCAB, 6]), ("a", &[6]), ("b", &[6]), ("c", &[6])])).unwrap();
+    b.unit("all", Role::Other, declare(&[("embed", &[VOCAB, 6]), ("a", &[6]), ("b", &[6]), ("c", &[6])]))
+        .unwrap();
     let p = |b: &Builder, name: &str| b.param(name).unwrap();
     let (ids, embed, a, second, third) = (b.ids(), p(&b, "embed"), p(&b, "a"), p(&b, "b"), p(&b, "c"));
     let x = b.embedding(ids, embed).unwrap();
@@ -273,4 +283,29 @@ fn a_value_that_several_ops_read_gets_the_sum() {
 fn q_k_and_v_add_into_one_gradient_without_a_sum() {
     let backward = decoder(Sizes { blocks: 1, ..SMALL }, 7, nothing_frozen).backward().unwrap();
     assert!(!backward.nodes.iter().any(|node| node.op == GradOp::Sum));
+}
+
+#[test]
+fn several_losses_train_their_sum_and_ropes_their_own_embedding() {
+    let mut b = Builder::new(7);
+    let params = [("embed", &[VOCAB, 8][..]), ("a", &[8]), ("other", &[VOCAB, 8])];
+    let params = params.map(|(name, shape)| spec(name.to_owned(), shape, nothing_frozen));
+    b.unit("all", Role::Other, params.to_vec()).unwrap();
+    let p = |b: &Builder, name: &str| b.param(name).unwrap();
+    let (ids, embed, a, other) = (b.ids(), p(&b, "embed"), p(&b, "a"), p(&b, "other"));
+    let rotary =
+        |frequencies: &[f64]| Rotary { frequencies: frequencies.to_vec(), scale: 1.1, dynamic: None };
+    let x = b.embedding(ids, embed).unwrap();
+    b.head_loss(x, other).unwrap();
+    b.rotary(rotary(&[1.0, 0.1]));
+    let turned = b.rope(x, 2).unwrap();
+    b.rotary(rotary(&[1.0, 0.3, 0.1, 0.03]));
+    let turned_again = b.rope(turned, 1).unwrap();
+    b.rotary(rotary(&[1.0, 0.1]));
+    let once_more = b.rope(turned_again, 2).unwrap();
+    let normed = b.rms_norm(once_more, a, EPS).unwrap();
+    b.head_loss(normed, embed).unwrap();
+    let graph = b.finish().unwrap();
+    assert_eq!((graph.rotaries.len(), graph.losses().count()), (2, 2));
+    assert_gradients(&graph);
 }

@@ -3,7 +3,7 @@
 //! Block: norm, attention, residual add and norm, feed-forward. The residual add of one part and the norm of the next
 //! are one op, so a block ends with its branch and the sum so far, and the next begins with both.
 
-use zeroth_graph::{Builder, GatedActivation, Graph, GraphError, ParamSpec, Value};
+use zeroth_graph::{Builder, GatedActivation, Graph, GraphError, ParamSpec, Role, Value};
 
 use crate::rotary::rotary;
 use crate::{Activation, Family, ModelConfig, ParameterTable, Positions, UnitName};
@@ -55,7 +55,13 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
             shape: parameter.shape.clone(),
             trainable: parameter.trained,
         });
-        b.unit(unit.name.to_string(), params.collect())?;
+        let role = match unit.name {
+            UnitName::Embedding | UnitName::Tied => Role::Embedding,
+            UnitName::Block(index) => Role::Block(index),
+            UnitName::Head => Role::Head,
+            _ => Role::Other,
+        };
+        b.unit(unit.name.to_string(), role, params.collect())?;
         residual = match (unit.name, residual) {
             (UnitName::Embedding | UnitName::Tied, _) => {
                 let embed = b.param("model.embed_tokens.weight")?;

@@ -50,10 +50,10 @@ pub enum BufferId {
     Starts,
     /// The sample and position of every token, for dropout.
     Keys,
-    /// Cosines of the rotary embedding.
-    Cosines,
-    /// Sines of the rotary embedding.
-    Sines,
+    /// Cosines of a rotary embedding.
+    Cosines(usize),
+    /// Sines of a rotary embedding.
+    Sines(usize),
     /// Hyperparameters that are constant over the run.
     Recipe,
     /// Per-step input from the host: learning rates, loss weight.

@@ -30,13 +30,13 @@ pub(crate) const fn record_bytes(flats: usize) -> u64 {
     (size_of::<Record>() + 8 * flats) as u64
 }
 
-/// Rows of the head's projection.
+/// Rows of the smallest head's projection.
 pub fn vocabulary(graph: &Graph) -> u64 {
-    head(graph).map_or(0, |head| graph.param(head.params[0]).spec.shape[0])
+    heads(graph).map(|head| graph.param(head.params[0]).spec.shape[0]).min().unwrap_or(0)
 }
 
-fn head(graph: &Graph) -> Option<&Node> {
-    graph.nodes.iter().find(|node| node.op == Op::HeadLoss)
+fn heads(graph: &Graph) -> impl Iterator<Item = &Node> {
+    graph.losses().map(|index| &graph.nodes[index])
 }
 
 impl BufferAnalysis<'_> {
@@ -109,10 +109,10 @@ impl BufferAnalysis<'_> {
         if self.has_dropout() {
             push(BufferId::Keys, Category::Activations, size_of::<RowKey>() as u64 * rows);
         }
-        let angles = 4 * rows * self.graph.rotary.frequencies.len() as u64;
-        if angles > 0 {
-            push(BufferId::Cosines, Category::Activations, angles);
-            push(BufferId::Sines, Category::Activations, angles);
+        for (index, rotary) in self.graph.rotaries.iter().enumerate() {
+            let angles = 4 * rows * rotary.frequencies.len() as u64;
+            push(BufferId::Cosines(index), Category::Activations, angles);
+            push(BufferId::Sines(index), Category::Activations, angles);
         }
         let (ranks, flats) = (layout.ranks, layout.flats.len());
         push(BufferId::Recipe, Category::Buffers, size_of::<Recipe>() as u64);
@@ -156,7 +156,8 @@ impl BufferAnalysis<'_> {
                 (Category::Buffers, layout.flats[flat].padded() * types.communication.bytes())
             }
             BufferId::WaitingRows => {
-                let width = head(self.graph).map_or(0, |head| self.graph.info(head.inputs[0]).width);
+                let widths = heads(self.graph).map(|head| self.graph.info(head.inputs[0]).width);
+                let width = widths.max().unwrap_or(0);
                 (Category::Buffers, 4 * self.rows() * width)
             }
             BufferId::SendChunk(at) => {
@@ -279,12 +280,12 @@ impl BufferAnalysis<'_> {
                 let node = &self.graph.nodes[*node];
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
-                if node.op == Op::HeadLoss {
+                if node.op.is_loss() {
                     touched.push((BufferId::Report, Write));
                 } else {
                     touched.extend(node.outputs.iter().map(|output| (value(output), Write)));
                 }
-                touched.extend(beside(node.op).iter().map(|id| (*id, Read)));
+                touched.extend(beside(node.op).into_iter().map(|id| (id, Read)));
                 touched
             }
             Action::Logits { node, .. } => {
@@ -312,13 +313,14 @@ impl BufferAnalysis<'_> {
                     touched.extend([(value(&tokens), Read), (BufferId::WaitingRows, Write)]);
                 }
                 let of = self.graph.nodes[node.of].op;
-                if of == Op::HeadLoss {
+                if of.is_loss() {
                     touched.extend([(BufferId::Input, Read), (BufferId::Control, Read)]);
                     touched.push((BufferId::Report, Write));
                 }
-                let outputs = node.outputs.iter().filter(|(output, _)| *output != self.backward.loss);
+                let outputs =
+                    node.outputs.iter().filter(|(output, _)| !self.backward.losses.contains(output));
                 touched.extend(outputs.map(|(output, _)| (value(output), Write)));
-                touched.extend(beside(of).iter().map(|id| (*id, Read)));
+                touched.extend(beside(of).into_iter().map(|id| (id, Read)));
                 touched
             }
             Action::Recompute { node, from_sum } => {
@@ -328,7 +330,7 @@ impl BufferAnalysis<'_> {
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
                 let outputs = node.outputs[usize::from(*from_sum)..].iter();
                 touched.extend(outputs.map(|output| (BufferId::Recomputed(output.index()), Write)));
-                touched.extend(beside(node.op).iter().map(|id| (*id, Read)));
+                touched.extend(beside(node.op).into_iter().map(|id| (id, Read)));
                 touched
             }
             Action::OffloadActivation(value) => {
@@ -506,11 +508,13 @@ impl Simulation {
 }
 
 /// Buffers that an op and its gradient read besides their operands.
-fn beside(op: Op) -> &'static [BufferId] {
+fn beside(op: Op) -> Vec<BufferId> {
     match op {
-        Op::Rope { .. } | Op::HeadNormRope { .. } => &[BufferId::Cosines, BufferId::Sines],
-        Op::Attention { .. } => &[BufferId::Starts],
-        Op::Dropout { .. } => &[BufferId::Keys],
-        _ => &[],
+        Op::Rope { rotary, .. } | Op::HeadNormRope { rotary, .. } => {
+            vec![BufferId::Cosines(rotary), BufferId::Sines(rotary)]
+        }
+        Op::Attention { .. } => vec![BufferId::Starts],
+        Op::Dropout { .. } => vec![BufferId::Keys],
+        _ => Vec::new(),
     }
 }

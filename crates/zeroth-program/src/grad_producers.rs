@@ -1,7 +1,7 @@
 //! Producers of parameter gradients: which backward ops write each gradient, and whether they can cast it.
 
 use zeroth_base::DType;
-use zeroth_graph::{Backward, GradNode, GradOp, Graph, Op};
+use zeroth_graph::{Backward, GradNode, GradOp, Graph};
 use zeroth_kernel::HeadLossDims;
 
 use super::{Settings, Types};
@@ -52,12 +52,12 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
     all.iter().enumerate().map(of).collect()
 }
 
-/// Whether the head can write its weight gradient in the communication dtype: that must be the dtype of its operands,
+/// Whether every head can write its weight gradient in the communication dtype: that must be the dtype of its operands,
 /// and the largest micro-batch, and so every other, must be one slice.
 fn head_rounds(graph: &Graph, settings: &Settings) -> bool {
     let Types { compute, communication } = settings.types;
-    let head = graph.nodes.iter().find(|node| node.op == Op::HeadLoss);
-    head.is_some_and(|head| {
+    let mut heads = graph.losses().map(|index| &graph.nodes[index]);
+    heads.all(|head| {
         let [vocab, hidden] = [0, 1].map(|place| graph.param(head.params[0]).spec.shape[place] as usize);
         let rows = graph.info(head.inputs[0]).rows as usize;
         let is_narrow = compute == communication && compute != DType::F32;

@@ -3,14 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
 use proptest::prelude::*;
-use zeroth_graph::{Builder, Graph, ParamSpec, UnitId};
+use zeroth_graph::{Builder, Graph, ParamSpec, Role, UnitId};
 use zeroth_program::{BLOCK, FlatKind, Layout};
 
 /// A graph of units with parameters of these many elements, each trained or not.
 fn graph(units: &[Vec<(u64, bool)>]) -> Graph {
     let mut b = Builder::new(2);
-    b.unit("embedding", vec![ParamSpec { name: "embed".to_owned(), shape: vec![3, 2], trainable: true }])
-        .unwrap();
+    b.unit(
+        "embedding",
+        Role::Embedding,
+        vec![ParamSpec { name: "embed".to_owned(), shape: vec![3, 2], trainable: true }],
+    )
+    .unwrap();
     let (ids, embed) = (b.ids(), b.param("embed").unwrap());
     let x = b.embedding(ids, embed).unwrap();
     for (unit, params) in units.iter().enumerate() {
@@ -19,7 +23,7 @@ fn graph(units: &[Vec<(u64, bool)>]) -> Graph {
             shape: vec![*elements],
             trainable: *trainable,
         };
-        b.unit(format!("unit {unit}"), params.iter().enumerate().map(spec).collect()).unwrap();
+        b.unit(format!("unit {unit}"), Role::Other, params.iter().enumerate().map(spec).collect()).unwrap();
     }
     b.head_loss(x, embed).unwrap();
     b.finish().unwrap()

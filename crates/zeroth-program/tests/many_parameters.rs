@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use zeroth_base::DType;
-use zeroth_graph::{Builder, Graph, ParamSpec};
+use zeroth_graph::{Builder, Graph, ParamSpec, Role};
 use zeroth_kernel::Tier;
 use zeroth_program::{BufferId, Compiled, Gather, Recompute, Settings, Target, Types};
 
@@ -20,7 +20,7 @@ const TOKENS: u64 = 32;
 fn model() -> Graph {
     let param = |name: String, shape: &[u64]| ParamSpec { name, shape: shape.to_vec(), trainable: true };
     let mut b = Builder::new(TOKENS);
-    b.unit("embedding", vec![param("embed".to_owned(), &[100, HIDDEN])]).unwrap();
+    b.unit("embedding", Role::Embedding, vec![param("embed".to_owned(), &[100, HIDDEN])]).unwrap();
     let (ids, table) = (b.ids(), b.param("embed").unwrap());
     let mut branch = b.embedding(ids, table).unwrap();
     let mut sum = branch;
@@ -30,7 +30,7 @@ fn model() -> Graph {
             let square = |part: &str| param(name(layer, part), &[HIDDEN, HIDDEN]);
             [square("gate"), square("up"), square("down"), param(name(layer, "norm"), &[HIDDEN])]
         });
-        b.unit(format!("block {block}"), params.collect()).unwrap();
+        b.unit(format!("block {block}"), Role::Block(block), params.collect()).unwrap();
         for layer in 0..LAYERS {
             let [gate, up, down, norm] =
                 ["gate", "up", "down", "norm"].map(|part| b.param(&name(layer, part)).unwrap());
@@ -41,7 +41,7 @@ fn model() -> Graph {
             branch = b.linear(activated, down, None).unwrap();
         }
     }
-    b.unit("head", vec![param("norm".to_owned(), &[HIDDEN])]).unwrap();
+    b.unit("head", Role::Head, vec![param("norm".to_owned(), &[HIDDEN])]).unwrap();
     let norm = b.param("norm").unwrap();
     let (_, normed) = b.add_rms_norm(sum, branch, norm, 1e-6).unwrap();
     b.head_loss(normed, table).unwrap();
@@ -70,7 +70,8 @@ fn assert_complete(compiled: &Compiled, settings: &Settings) {
 fn twenty_thousand_parameters_compile() {
     let types = Types { compute: DType::Bf16, communication: DType::Bf16 };
     let stage3 = Settings { stage: 3, types, max_live: u64::MAX / 4, ..Settings::inference(DType::Bf16) };
-    let copies = Settings { gather: Some(Gather::Copy), overlap: true, prefetch: 1 << 20, max_reuse: 0, ..stage3 };
+    let copies =
+        Settings { gather: Some(Gather::Copy), overlap: true, prefetch: 1 << 20, max_reuse: 0, ..stage3 };
     let block = Recompute::Block { blocks: None, checkpoints: None, offloaded: false };
     for (name, settings) in [
         ("stage 2", Settings { stage: 2, ..stage3 }),

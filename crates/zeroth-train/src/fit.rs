@@ -198,7 +198,7 @@ impl Job {
         }
         let spare = if target == Target::Cuda { SPARE_FRACTION } else { u64::MAX };
         let budget = Budget { device: budget.device.map(|given| given - given / spare), ..budget };
-        let (mut too_few, mut enough) = (0, compiled.graph.units.len().saturating_sub(2) as u64);
+        let (mut too_few, mut enough) = (0, compiled.graph.blocks().count() as u64);
         while enough - too_few > 1 {
             let blocks = too_few.midpoint(enough);
             self.settings.recompute =
@@ -210,7 +210,7 @@ impl Job {
                 too_few = blocks;
             }
         }
-        let fewer = enough < compiled.graph.units.len().saturating_sub(2) as u64;
+        let fewer = enough < compiled.graph.blocks().count() as u64;
         let blocks = fewer.then_some(enough);
         self.settings.recompute = Recompute::Block { blocks, checkpoints: None, offloaded: false };
         Ok(compiled)

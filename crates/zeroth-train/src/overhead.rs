@@ -90,7 +90,8 @@ impl Overhead {
         let largest = elements().max().unwrap_or(0);
         let checkpoint = CHECKPOINT * elements().sum::<u64>().div_ceil(ranks);
         let rows = compiled.row_sizes.last().copied().unwrap_or(0);
-        let angles = ANGLES * compiled.graph.rotary.frequencies.len() as u64;
+        let pairs = compiled.graph.rotaries.iter().map(|rotary| rotary.frequencies.len() as u64);
+        let angles = ANGLES * pairs.sum::<u64>();
         let staging = 4 * largest.min(PIECE) + checkpoint.min(CHECKPOINT_BUFFER) + rows * (TOKEN + angles);
 
         // A message may be the gradient of a whole flat buffer, and each half of a region holds a part of one.

@@ -99,7 +99,7 @@ impl Session {
             file: &report.values,
             flags: &Flags::default(),
             ranks,
-            model: Some(ModelFacts { hidden_size: widest, blocks: Some(graph.units.len() as u64) }),
+            model: Some(ModelFacts { hidden_size: widest, blocks: Some(graph.blocks().count() as u64) }),
             steps: Some(steps.get()),
         };
         let config = resolve(&request).map_err(|error| wrong(&error))?;

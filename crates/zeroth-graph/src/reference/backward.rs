@@ -53,9 +53,9 @@ impl Machine<'_> {
                     param_grads.push((*bias, (0..out).map(db).collect()));
                 }
             }
-            GradOp::HeadNormRope(Op::HeadNormRope { heads, .. }) => {
+            GradOp::HeadNormRope(Op::HeadNormRope { heads, rotary, .. }) => {
                 let weight = &self.params[forward.params[0].index()];
-                let normed = self.rotate(get(2), heads as usize, -1.0);
+                let normed = self.rotate(rotary, get(2), heads as usize, -1.0);
                 let (dx, dw) = norm_backward(get(0), get(1), &normed, weight);
                 outputs.push(dx);
                 param_grads.push((forward.params[0], dw));
@@ -69,7 +69,9 @@ impl Machine<'_> {
                 outputs.push(dx);
                 param_grads.push((forward.params[0], dw));
             }
-            GradOp::Rope(Op::Rope { heads }) => outputs.push(self.rotate(get(0), heads as usize, -1.0)),
+            GradOp::Rope(Op::Rope { heads, rotary }) => {
+                outputs.push(self.rotate(rotary, get(0), heads as usize, -1.0))
+            }
             GradOp::Attention(Op::Attention { heads, kv_heads, window, scale }) => {
                 let (q, k, v, o, lse, dy) = (get(0), get(1), get(2), get(3), get(4), get(5));
                 let (heads, shared) = (heads as usize, (heads / kv_heads) as usize);

@@ -32,9 +32,9 @@ impl Machine<'_> {
                 vec![y]
             }
             Op::RmsNorm { eps } => norm(get(0), &self.params[node.params[0].index()], eps),
-            Op::HeadNormRope { heads, eps } => {
+            Op::HeadNormRope { heads, eps, rotary } => {
                 let mut outputs = norm(get(0), &self.params[node.params[0].index()], eps);
-                outputs[0] = self.rotate(&outputs[0], heads as usize, 1.0);
+                outputs[0] = self.rotate(rotary, &outputs[0], heads as usize, 1.0);
                 outputs
             }
             Op::AddRmsNorm { eps } => {
@@ -43,7 +43,7 @@ impl Machine<'_> {
                 outputs.insert(0, sum);
                 outputs
             }
-            Op::Rope { heads } => vec![self.rotate(get(0), heads as usize, 1.0)],
+            Op::Rope { heads, rotary } => vec![self.rotate(rotary, get(0), heads as usize, 1.0)],
             Op::Attention { heads, kv_heads, window, scale } => {
                 let (q, k, v) = (get(0), get(1), get(2));
                 let (heads, shared) = (heads as usize, (heads / kv_heads) as usize);

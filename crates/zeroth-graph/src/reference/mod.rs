@@ -9,7 +9,7 @@ mod forward;
 
 use std::ops::RangeInclusive;
 
-use crate::{Backward, Graph, Op, ParamId, Value};
+use crate::{Backward, Graph, ParamId, Value};
 
 /// The data of a micro-batch: packed sequences.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,21 +46,21 @@ impl<'a> Machine<'a> {
         for index in 0..self.graph.nodes.len() {
             self.run_forward(index);
         }
-        let head = self.graph.loss_node();
-        head.map_or(f64::NAN, |node| self.values[self.graph.nodes[node].outputs[0].index()][0])
+        let losses = self.graph.losses().map(|node| self.graph.nodes[node].outputs[0]);
+        losses.map(|loss| self.value(loss)[0]).sum()
     }
 
-    /// The loss and all gradients, by forward without its head and then backward.
+    /// The loss and all gradients, by forward without its losses and then backward.
     pub fn train(&mut self, backward: &Backward) -> f64 {
         for index in 0..self.graph.nodes.len() {
-            if self.graph.nodes[index].op != Op::HeadLoss {
+            if !self.graph.nodes[index].op.is_loss() {
                 self.run_forward(index);
             }
         }
         for index in 0..backward.nodes.len() {
             self.run_backward(backward, index);
         }
-        self.value(backward.loss)[0]
+        backward.losses.iter().map(|loss| self.value(*loss)[0]).sum()
     }
 
     /// Sets the next micro-batch; keeps parameters and gradients.
@@ -145,16 +145,16 @@ impl<'a> Machine<'a> {
         self.keys(row, window).map(|key| (key, score(key))).collect()
     }
 
-    fn rotate(&self, x: &[f64], heads: usize, direction: f64) -> Vec<f64> {
+    fn rotate(&self, rotary: usize, x: &[f64], heads: usize, direction: f64) -> Vec<f64> {
+        let rotary = &self.graph.rotaries[rotary];
         let width = x.len() / self.rows();
         let half = width / heads / 2;
         let mut y = x.to_vec();
         for (row, position) in self.data.positions.iter().enumerate() {
-            let frequencies: Vec<f64> = self.graph.rotary.frequencies_at(self.length(row)).collect();
+            let frequencies: Vec<f64> = rotary.frequencies_at(self.length(row)).collect();
             for (head, i) in (0..heads).flat_map(|head| (0..half).map(move |i| (head, i))) {
                 let angle = *position as f64 * frequencies[i] * direction;
-                let (cos, sin) =
-                    (angle.cos() * self.graph.rotary.scale, angle.sin() * self.graph.rotary.scale);
+                let (cos, sin) = (angle.cos() * rotary.scale, angle.sin() * rotary.scale);
                 let a = row * width + head * 2 * half + i;
                 (y[a], y[a + half]) = (x[a] * cos - x[a + half] * sin, x[a + half] * cos + x[a] * sin);
             }

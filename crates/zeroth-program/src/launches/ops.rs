@@ -42,27 +42,27 @@ impl At<'_> {
         self.part(BufferId::Starts, 0, self.source.graph.info(self.source.graph.inputs[0]).rows + 2, 4)
     }
 
-    fn rope_dims(&self, heads: u64, x: Value) -> RopeDims {
+    fn rope_dims(&self, heads: u64, rotary: usize, x: Value) -> RopeDims {
         let head_dim = self.width(x) / heads as usize;
-        let rotated = 2 * self.source.graph.rotary.frequencies.len();
+        let rotated = 2 * self.source.graph.rotaries[rotary].frequencies.len();
         RopeDims { rows: self.rows as usize, heads: heads as usize, head_dim, rotated }
     }
 
-    /// Cosines and sines of the rotary embedding.
-    fn angles(&self) -> [Span; 2] {
-        let pairs = self.source.graph.rotary.frequencies.len() as u64;
-        [BufferId::Cosines, BufferId::Sines].map(|id| self.part(id, 0, self.rows * pairs, 4))
+    /// Cosines and sines of a rotary embedding.
+    fn angles(&self, rotary: usize) -> [Span; 2] {
+        let pairs = self.source.graph.rotaries[rotary].frequencies.len() as u64;
+        [BufferId::Cosines(rotary), BufferId::Sines(rotary)].map(|id| self.part(id, 0, self.rows * pairs, 4))
     }
 
     fn rope(&self, op: Op, x: Value, y: Value, back: bool) -> Kernel {
-        let Op::Rope { heads } = op else { unreachable!("rope's own kernel") };
-        let ([cos, sin], dims) = (self.angles(), self.rope_dims(heads, x));
+        let Op::Rope { heads, rotary } = op else { unreachable!("rope's own kernel") };
+        let ([cos, sin], dims) = (self.angles(rotary), self.rope_dims(heads, rotary, x));
         Kernel::Rope { dims, cos, sin, x: self.value(x), y: self.value(y), back }
     }
 
     fn head_norm_rope_dims(&self, op: Op, x: Value) -> HeadNormRopeDims {
-        let Op::HeadNormRope { heads, eps } = op else { unreachable!("its own dims") };
-        HeadNormRopeDims { rope: self.rope_dims(heads, x), eps: eps as f32 }
+        let Op::HeadNormRope { heads, eps, rotary } = op else { unreachable!("its own dims") };
+        HeadNormRopeDims { rope: self.rope_dims(heads, rotary, x), eps: eps as f32 }
     }
 
     fn dropout(&self, op: Op, x: Value, y: Value) -> Kernel {
@@ -104,8 +104,8 @@ impl At<'_> {
                 bias: node.params.get(1).map(|bias| self.param(*bias)),
                 y: output(0),
             },
-            Op::HeadNormRope { .. } => {
-                let [cos, sin] = self.angles();
+            Op::HeadNormRope { rotary, .. } => {
+                let [cos, sin] = self.angles(rotary);
                 Kernel::HeadNormRope {
                     dims: self.head_norm_rope_dims(node.op, node.inputs[0]),
                     x: input(0),
@@ -248,7 +248,7 @@ impl At<'_> {
             }
             GradOp::HeadNormRope(op) => {
                 let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
-                let [cos, sin] = self.angles();
+                let [cos, sin] = self.angles(op.rotary().expect("it rotates"));
                 Kernel::HeadNormRopeBackward {
                     dims: self.head_norm_rope_dims(op, node.inputs[0]),
                     dy: input(2),

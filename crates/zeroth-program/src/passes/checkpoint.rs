@@ -9,9 +9,8 @@
 //! some blocks are recomputed, they are the first: backward reaches them when the memory of the others is free again.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Range;
 
-use zeroth_graph::{Backward, Graph, Op, Value};
+use zeroth_graph::{Backward, Graph, Op, UnitId, Value};
 use zeroth_kernel::Queue;
 
 use super::super::{Action, Instruction, Program, Recompute, Section, Settings};
@@ -27,15 +26,15 @@ pub(in super::super) fn checkpoint(
         is_read_by_backward[input.index()] = true;
     }
     let model = Model { graph, backward, is_read_by_backward: &is_read_by_backward };
-    let all = 0..graph.units.len();
+    let all: Vec<UnitId> = (0..graph.units.len()).map(UnitId::at).collect();
     let (runs, single) = match settings.recompute {
         Recompute::Nothing => return program,
-        Recompute::NormSwiGlu => (Vec::new(), model.single(all, |op| !matches!(op, Op::Attention { .. }))),
-        Recompute::Attention => (Vec::new(), model.single(all, |_| true)),
-        Recompute::Block { blocks, checkpoints: kept, .. } => {
-            let there = graph.units.len().saturating_sub(2);
-            let first = blocks.map_or(there, |blocks| there.min(blocks as usize));
-            let others = first + 1..there + 1;
+        Recompute::NormSwiGlu => (Vec::new(), model.single(&all, |op| !matches!(op, Op::Attention { .. }))),
+        Recompute::Attention => (Vec::new(), model.single(&all, |_| true)),
+        Recompute::Block { blocks: most, checkpoints: kept, .. } => {
+            let blocks: Vec<UnitId> = graph.blocks().collect();
+            let first = most.map_or(blocks.len(), |most| blocks.len().min(most as usize));
+            let (first, others) = blocks.split_at(first);
             (model.runs(first, kept), model.single(others, |op| !matches!(op, Op::Attention { .. })))
         }
     };
@@ -73,12 +72,13 @@ struct Model<'a> {
 impl Model<'_> {
     /// A group for each norm, gated activation and attention of these units whose op is wanted; only its own output is
     /// dropped.
-    fn single(&self, units: Range<usize>, wanted: impl Fn(Op) -> bool) -> Vec<Group> {
+    fn single(&self, units: &[UnitId], wanted: impl Fn(Op) -> bool) -> Vec<Group> {
         let mut groups: Vec<Option<Group>> = Vec::new();
         // The group that drops a value.
         let mut owners: HashMap<usize, usize> = HashMap::new();
-        let inside = |node: &zeroth_graph::Node| units.contains(&node.unit.index());
-        for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside(node)) {
+        let inside = self.inside(units);
+        for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside[node.unit.index()])
+        {
             // Large outputs that only this op's consumers read; the residual sum flows on and stays.
             let given: &[Value] = match node.op {
                 Op::RmsNorm { .. } | Op::HeadNormRope { .. } | Op::GatedActivation(_) => &node.outputs[..1],
@@ -105,18 +105,23 @@ impl Model<'_> {
         groups.into_iter().flatten().collect()
     }
 
-    /// A group for each run of the first `blocks` blocks (the units after the embedding), so that `kept` inputs stay.
-    fn runs(&self, blocks: usize, kept: Option<u64>) -> Vec<Group> {
-        let kept = kept.map_or(blocks, |kept| kept as usize).clamp(1, blocks.max(1));
-        let length = blocks.div_ceil(kept).max(1);
-        (0..blocks)
-            .step_by(length)
-            .map(|first| self.run(first + 1..(first + length).min(blocks) + 1))
-            .collect()
+    /// For each unit of the graph, whether it is one of these.
+    fn inside(&self, units: &[UnitId]) -> Vec<bool> {
+        let mut inside = vec![false; self.graph.units.len()];
+        units.iter().for_each(|unit| inside[unit.index()] = true);
+        inside
     }
 
-    fn run(&self, units: Range<usize>) -> Group {
-        let inside = |node: &zeroth_graph::Node| units.contains(&node.unit.index());
+    /// A group for each run of these blocks, so that `kept` inputs stay.
+    fn runs(&self, blocks: &[UnitId], kept: Option<u64>) -> Vec<Group> {
+        let most = blocks.len();
+        let kept = kept.map_or(most, |kept| kept as usize).clamp(1, most.max(1));
+        blocks.chunks(most.div_ceil(kept).max(1)).map(|units| self.run(units)).collect()
+    }
+
+    fn run(&self, units: &[UnitId]) -> Group {
+        let is_inside = self.inside(units);
+        let inside = |node: &zeroth_graph::Node| is_inside[node.unit.index()];
         let own = self.graph.nodes.iter().filter(|node| inside(node));
         let mut dropped: BTreeSet<usize> =
             own.flat_map(|node| node.outputs.iter().map(|o| o.index())).collect();

@@ -2,7 +2,7 @@
 //!
 //! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
 
-use zeroth_graph::{Backward, Graph};
+use zeroth_graph::{Backward, Graph, Op};
 use zeroth_kernel::Queue;
 
 use super::super::buffer::ALIGNMENT;
@@ -41,12 +41,11 @@ pub(in super::super) fn lower_inference(
     settings: &Settings,
     sequences: u64,
 ) -> Program {
-    let node = graph.nodes.len() - 1;
-    let mut instructions = forward(graph, &layout, node);
-    instructions.push(Instruction {
+    let mut instructions = forward(graph, &layout, |op| !op.is_loss());
+    instructions.extend(graph.losses().map(|node| Instruction {
         reads: Program::flats_of(&layout, &graph.nodes[node].params),
         ..Instruction::new(Action::Logits { node, sequences })
-    });
+    }));
     let section = Section { kind: SectionKind::Logits, instructions };
     program(layout, vec![section], Vec::new(), settings)
 }
@@ -79,23 +78,24 @@ fn program(
     }
 }
 
-fn forward(graph: &Graph, layout: &Layout, nodes: usize) -> Vec<Instruction> {
+/// The nodes whose op is wanted.
+fn forward(graph: &Graph, layout: &Layout, wanted: fn(Op) -> bool) -> Vec<Instruction> {
     let node = |(index, node): (usize, &zeroth_graph::Node)| Instruction {
         action: Action::Forward(index),
         queue: Queue::Compute,
         reads: Program::flats_of(layout, &node.params),
         accumulates_into: Vec::new(),
     };
-    graph.nodes[..nodes].iter().enumerate().map(node).collect()
+    graph.nodes.iter().enumerate().filter(|(_, node)| wanted(node.op)).map(node).collect()
 }
 
-/// Forward without its head, whose loss and gradient are one backward op, then backward.
+/// Forward without its losses, each of which is one backward op with its gradient, then backward.
 fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bool) -> Vec<Instruction> {
     let mut instructions = Vec::new();
     if is_first {
         instructions.push(Instruction::new(Action::ZeroLoss));
     }
-    instructions.extend(forward(graph, layout, graph.nodes.len() - 1));
+    instructions.extend(forward(graph, layout, |op| !op.is_loss()));
     instructions.extend(backward.nodes.iter().enumerate().map(|(index, node)| Instruction {
         action: Action::Backward(index),
         queue: Queue::Compute,
@@ -107,6 +107,6 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
 
 fn evaluation(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
     let mut instructions = vec![Instruction::new(Action::ZeroLoss)];
-    instructions.extend(forward(graph, layout, graph.nodes.len()));
+    instructions.extend(forward(graph, layout, |_| true));
     instructions
 }
