@@ -1,13 +1,12 @@
 //! Host staging of micro-batches: data padded to a row count that the program was lowered for.
 
 use zeroth_cpu::{Pool, RopeTable, rope_angles};
-use zeroth_graph::{Graph, Op, Rotary};
+use zeroth_graph::{Graph, Node, Op, Rotary, Rows, Stream, Value};
 use zeroth_kernel::RowKey;
 
 use super::RunError;
-use zeroth_program::vocabulary;
 
-/// A micro-batch of concatenated sequences.
+/// A micro-batch of concatenated sequences: of a model's only stream, or of one of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MicroBatch<'a> {
     /// Token ids.
@@ -32,6 +31,15 @@ pub trait MicroBatches {
     fn next(&mut self) -> Result<MicroBatch<'_>, Self::Error>;
 }
 
+/// A micro-batch of a model with several token streams, or with further inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamBatch<'a> {
+    /// The micro-batch of each stream.
+    pub streams: &'a [MicroBatch<'a>],
+    /// The further inputs, in the order of the graph's: as many numbers as tokens times its width, each.
+    pub inputs: &'a [&'a [i32]],
+}
+
 /// Micro-batches in a slice.
 pub(super) struct SliceBatches<'a>(pub(super) std::slice::Iter<'a, MicroBatch<'a>>);
 
@@ -45,6 +53,89 @@ impl MicroBatches for SliceBatches<'_> {
 
 /// The upload buffers of a micro-batch, allocated once and refilled.
 pub(super) struct BatchStaging {
+    pub(super) streams: Vec<StreamStaging>,
+    pub(super) inputs: Vec<InputStaging>,
+}
+
+impl BatchStaging {
+    /// Buffers for the largest micro-batch.
+    pub(super) fn new(graph: &Graph) -> Self {
+        let of_streams = |input: &Value| {
+            graph.streams.iter().any(|stream| [stream.ids, stream.labels, stream.positions].contains(input))
+        };
+        let further = graph.inputs.iter().filter(|input| !of_streams(input));
+        Self {
+            streams: graph.streams.iter().map(|stream| StreamStaging::new(graph, stream)).collect(),
+            inputs: further.map(|input| InputStaging::new(graph, *input)).collect(),
+        }
+    }
+
+    /// Copies a micro-batch, padded to the rows of each stream.
+    pub(super) fn fill(&mut self, batch: &StreamBatch<'_>, rows: &[u64]) -> Result<(), RunError> {
+        for ((staging, batch), rows) in self.streams.iter_mut().zip(batch.streams).zip(rows) {
+            staging.fill(batch, *rows as usize)?;
+        }
+        let (found, expected) = (batch.inputs.len(), self.inputs.len());
+        if found != expected {
+            return Err(RunError::Streams { what: "further inputs", found, expected });
+        }
+        for (staging, numbers) in self.inputs.iter_mut().zip(batch.inputs) {
+            staging.fill(numbers, batch.streams[staging.stream].ids.len(), rows[staging.stream] as usize)?;
+        }
+        Ok(())
+    }
+
+    /// The common length of all sequences of all streams, where they fill the rows.
+    pub(super) fn length(&self) -> Option<usize> {
+        let first = self.streams.first()?.length;
+        first.filter(|_| self.streams.iter().all(|stream| stream.length == first))
+    }
+}
+
+/// A further input.
+pub(super) struct InputStaging {
+    /// The value.
+    pub(super) value: Value,
+    pub(super) numbers: Vec<i32>,
+    stream: usize,
+    width: usize,
+    /// Rows of the smallest table that its numbers index.
+    known: u64,
+    /// What pads it: the first row of a table, or a label that is not trained.
+    padding: i32,
+}
+
+impl InputStaging {
+    fn new(graph: &Graph, value: Value) -> Self {
+        let info = graph.info(value);
+        let Rows::Stream(stream) = info.rows else { unreachable!("inputs have the rows of a stream") };
+        let is_label = graph.losses().any(|node| graph.nodes[node].inputs[1] == value);
+        Self {
+            value,
+            numbers: vec![0; (graph.streams[stream].rows * info.width) as usize],
+            stream,
+            width: info.width as usize,
+            known: known(graph, value),
+            padding: if is_label { -100 } else { 0 },
+        }
+    }
+
+    fn fill(&mut self, numbers: &[i32], tokens: usize, rows: usize) -> Result<(), RunError> {
+        let (found, expected) = (numbers.len(), tokens * self.width);
+        if found != expected {
+            return Err(RunError::Batch { what: "numbers of a further input", found, expected });
+        }
+        let used = numbers.iter().filter(|number| self.padding == 0 || **number >= 0);
+        within("number", used, self.known)?;
+        self.numbers.truncate(0);
+        self.numbers.extend_from_slice(numbers);
+        self.numbers.resize(rows * self.width, self.padding);
+        Ok(())
+    }
+}
+
+/// The upload buffers of a stream.
+pub(super) struct StreamStaging {
     pub(super) ids: Vec<i32>,
     pub(super) labels: Vec<i32>,
     pub(super) positions: Vec<i32>,
@@ -53,7 +144,7 @@ pub(super) struct BatchStaging {
     pub(super) keys: Vec<RowKey>,
     pub(super) rotaries: Vec<RotaryStaging>,
     /// The common length of all sequences, where they fill the rows.
-    pub(super) length: Option<usize>,
+    length: Option<usize>,
     /// Rows of the smallest embedding table.
     known_ids: u64,
     /// Rows of the head's projection.
@@ -78,9 +169,9 @@ struct Angles {
     sines: Vec<f32>,
 }
 
-impl BatchStaging {
-    pub(super) fn new(graph: &Graph, most_rows: u64) -> Self {
-        let rows = most_rows as usize;
+impl StreamStaging {
+    fn new(graph: &Graph, stream: &Stream) -> Self {
+        let rows = stream.rows as usize;
         let pool = Pool::new(1);
         let rotaries = graph.rotaries.iter().map(|rotary| RotaryStaging::new(rotary, rows, &pool)).collect();
         Self {
@@ -91,14 +182,14 @@ impl BatchStaging {
             keys: vec![RowKey { sample: 0, position: 0, epoch: 0 }; rows],
             rotaries,
             length: None,
-            known_ids: embedded(graph),
-            known_labels: vocabulary(graph),
+            known_ids: known(graph, stream.ids),
+            known_labels: known(graph, stream.labels),
             pool,
         }
     }
 
     /// Copies a micro-batch, padded to `rows`.
-    pub(super) fn fill(&mut self, batch: &MicroBatch<'_>, rows: usize) -> Result<(), RunError> {
+    fn fill(&mut self, batch: &MicroBatch<'_>, rows: usize) -> Result<(), RunError> {
         let tokens = batch.ids.len();
         let check = |what, found: usize, expected: usize| {
             if found == expected { Ok(()) } else { Err(RunError::Batch { what, found, expected }) }
@@ -169,10 +260,14 @@ impl RotaryStaging {
     }
 }
 
-/// Rows of the smallest embedding table that a batch's ids index.
-fn embedded(graph: &Graph) -> u64 {
-    let ids = graph.inputs.first();
-    let tables = graph.nodes.iter().filter(|node| node.op == Op::Embedding && node.inputs.first() == ids);
+/// Rows of the smallest table that an input's numbers index: those of an embedding or of a head.
+fn known(graph: &Graph, input: Value) -> u64 {
+    let indexes = |node: &&Node| match node.op {
+        Op::Embedding => node.inputs[0] == input,
+        Op::HeadLoss => node.inputs[1] == input,
+        _ => false,
+    };
+    let tables = graph.nodes.iter().filter(indexes);
     tables.map(|node| graph.param(node.params[0]).spec.shape[0]).min().unwrap_or(u64::MAX)
 }
 

@@ -1,6 +1,6 @@
 //! One rank of a run: a device, the communicator, and the program lowered for them.
 
-use bytemuck::{Zeroable, bytes_of, cast_slice};
+use bytemuck::{Zeroable, bytes_of};
 use zeroth_comm::{Comm, OpName};
 use zeroth_graph::ParamId;
 use zeroth_kernel::{Control, Device, DeviceError, Queue, RATES, READBACKS, Recipe, Record, StepInput};
@@ -12,7 +12,7 @@ use super::cpu_share::cpu_share;
 use super::early_loads::{EarlyLoad, awaited, early};
 use super::error::CollectiveError;
 use super::graph_capture::CapturedSections;
-use super::{InstructionTime, MicroBatch, MicroBatches, RunError, Trace};
+use super::{InstructionTime, MicroBatch, MicroBatches, RunError, StreamBatch, Trace};
 use zeroth_program::Compiled;
 use zeroth_program::{Binding, BufferId, Lowering, SectionKind, Work, vocabulary};
 
@@ -65,7 +65,7 @@ pub struct Engine<'c> {
     update: usize,
     early: Vec<EarlyLoad>,
     captured: CapturedSections,
-    feed: BatchStaging,
+    pub(super) feed: BatchStaging,
     pub(super) collectives: Collectives,
     pub(super) step: u64,
     pub(super) recipe: Recipe,
@@ -86,7 +86,7 @@ impl<'c> Engine<'c> {
         }
         let lowering = Lowering::new(&compiled.program, &compiled.graph, &compiled.backward, compiled.target);
         let binding = Binding { rank: number, seed, decayed };
-        let of_section = |section: usize, rows: u64| {
+        let of_section = |section: usize, rows: &[u64]| {
             let spans = compiled.spans(section);
             let span = |id: BufferId| spans[&id];
             let scratch = |at| spans.get(&BufferId::Scratch(at)).copied();
@@ -96,7 +96,7 @@ impl<'c> Engine<'c> {
         let lowered: Vec<Vec<Lowered>> = compiled
             .row_sizes
             .iter()
-            .map(|rows| (0..sections).map(|section| of_section(section, *rows)).collect())
+            .map(|rows| (0..sections).map(|section| of_section(section, rows)).collect())
             .collect();
         let mut first_mark = Vec::with_capacity(sections);
         let mut marks = 2 * Queue::ALL.len();
@@ -134,7 +134,7 @@ impl<'c> Engine<'c> {
         })()
         .map_err(started)?;
         Ok(Self {
-            feed: BatchStaging::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
+            feed: BatchStaging::new(&compiled.graph),
             awaited: awaited(compiled, &early),
             captured: CapturedSections::new(compiled, &lowered, overlaps_next_step),
             overlaps_next_step,
@@ -230,6 +230,24 @@ impl<'c> Engine<'c> {
         self.step_from(&mut SliceBatches(batches.iter()), trained, first_rate, rates)
     }
 
+    /// As [`Self::step`], for a model with several streams or further inputs.
+    pub fn step_streams(
+        &mut self,
+        batches: &[StreamBatch<'_>],
+        trained: u64,
+        first_rate: u64,
+        rates: &[f64],
+    ) -> Result<(), RunError> {
+        if batches.len() as u64 != self.compiled.program.accumulation {
+            let (found, expected) = (batches.len(), self.compiled.program.accumulation);
+            return Err(RunError::MicroBatches { found, expected });
+        }
+        let mut next = batches.iter();
+        let mut feed =
+            |engine: &mut Self| engine.feed(next.next().expect("as many were counted as a step has"));
+        self.run_step(&mut feed, trained, first_rate, rates)
+    }
+
     /// As [`Self::step`], with micro-batches produced on demand.
     pub fn step_from<B: MicroBatches>(
         &mut self,
@@ -238,6 +256,18 @@ impl<'c> Engine<'c> {
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), B::Error> {
+        let mut feed = |engine: &mut Self| Ok(engine.feed_stream(&batches.next()?)?);
+        self.run_step(&mut feed, trained, first_rate, rates)
+    }
+
+    /// Runs a step; `feed` uploads its next micro-batch and returns the index of its size.
+    fn run_step<E: From<RunError>>(
+        &mut self,
+        feed: &mut dyn FnMut(&mut Self) -> Result<usize, E>,
+        trained: u64,
+        first_rate: u64,
+        rates: &[f64],
+    ) -> Result<(), E> {
         self.step += 1;
         let mut input = StepInput { first_rate, ..StepInput::zeroed() };
         // Without trained tokens the loss and all gradients are zero, whatever they are divided by.
@@ -254,7 +284,7 @@ impl<'c> Engine<'c> {
         for section in self.compiled.program.in_order() {
             let kind = self.compiled.program.sections[section].kind;
             let is_micro_batch = self.compiled.program.sections[section].is_micro_batch();
-            let size = if is_micro_batch { self.feed(&batches.next()?)? } else { 0 };
+            let size = if is_micro_batch { feed(self)? } else { 0 };
             if !self.overlaps_next_step {
                 self.run_section(section, size)?;
                 self.join(section)?;
@@ -287,6 +317,11 @@ impl<'c> Engine<'c> {
 
     /// The summed loss of a micro-batch's trained tokens on this rank, without gradients.
     pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, RunError> {
+        self.evaluate_streams(&StreamBatch { streams: &[*batch], inputs: &[] })
+    }
+
+    /// As [`Self::evaluate`], for a model with several streams or further inputs.
+    pub fn evaluate_streams(&mut self, batch: &StreamBatch<'_>) -> Result<f64, RunError> {
         self.drain()?;
         let size = self.feed(batch)?;
         let Some(section) = self.compiled.program.eval() else { return Ok(0.0) };
@@ -313,7 +348,7 @@ impl<'c> Engine<'c> {
         if found as u64 > most {
             return Err(RunError::Sequences { found, most });
         }
-        let size = self.feed(batch)?;
+        let size = self.feed_stream(batch)?;
         self.run_section(section, size)?;
         self.join(section)?;
         let all = self.compiled.span(section, BufferId::Logits);
@@ -366,41 +401,6 @@ impl<'c> Engine<'c> {
         self.step
     }
 
-    /// Uploads a micro-batch and returns the index of its row size.
-    fn feed(&mut self, batch: &MicroBatch<'_>) -> Result<usize, RunError> {
-        let rows = batch.ids.len();
-        let sizes = &self.compiled.row_sizes;
-        let Some(size) = sizes.iter().position(|size| *size >= rows as u64) else {
-            return Err(RunError::Rows { rows, most: sizes.last().copied().unwrap_or(0) });
-        };
-        let rows = sizes[size] as usize;
-        self.feed.fill(batch, rows)?;
-        self.device.equal_sequences(self.feed.length);
-        let (feed, compiled, step) = (&self.feed, self.compiled, self.step);
-        let inputs = &compiled.graph.inputs;
-        let parts: [(Option<BufferId>, &[u8]); 5] = [
-            (Some(BufferId::Value(inputs[0].index())), cast_slice(&feed.ids[..rows])),
-            (Some(BufferId::Value(inputs[1].index())), cast_slice(&feed.labels[..rows])),
-            (Some(BufferId::Value(inputs[2].index())), cast_slice(&feed.positions[..rows])),
-            (Some(BufferId::Starts), cast_slice(&feed.starts)),
-            (compiled.find(0, BufferId::Keys).map(|_| BufferId::Keys), cast_slice(&feed.keys[..rows])),
-        ];
-        let angles = feed.rotaries.iter().enumerate().flat_map(|(index, rotary)| {
-            let count = rows * rotary.pairs();
-            [
-                (Some(BufferId::Cosines(index)), cast_slice(&rotary.cosines[..count])),
-                (Some(BufferId::Sines(index)), cast_slice(&rotary.sines[..count])),
-            ]
-        });
-        for (id, bytes) in parts.into_iter().chain(angles) {
-            let Some(id) = id else { continue };
-            let to = compiled.span(0, id).part(0, bytes.len() as u64, 1);
-            let uploaded = self.device.upload(Queue::Compute, bytes, to);
-            uploaded.map_err(RunError::device(step, "upload of a micro-batch"))?;
-        }
-        Ok(size)
-    }
-
     /// Runs a section's instructions in program order or, with chaos, in any allowed order.
     fn run_section(&mut self, section: usize, size: usize) -> Result<(), RunError> {
         if self.chaos.is_some() {
@@ -436,7 +436,7 @@ impl<'c> Engine<'c> {
             return Ok(false);
         }
         let works = &self.lowered[size][section];
-        let replayed = self.captured.run(self.device.as_mut(), [size, section], self.feed.length, works);
+        let replayed = self.captured.run(self.device.as_mut(), [size, section], self.feed.length(), works);
         replayed.map_err(RunError::device(self.step, "launch of a captured section"))
     }
 

@@ -26,6 +26,16 @@ pub enum RunError {
         /// The cause.
         source: CommError,
     },
+    /// A micro-batch without all streams or inputs of the model.
+    #[error("a micro-batch has {found} {what}, and the model has {expected}")]
+    Streams {
+        /// Streams or further inputs.
+        what: &'static str,
+        /// The number given.
+        found: usize,
+        /// The number of the model's.
+        expected: usize,
+    },
     /// A micro-batch larger than the program was compiled for.
     #[error("a micro-batch of {rows} tokens was given to a program that was compiled for at most {most}")]
     Rows {

@@ -12,12 +12,13 @@ mod cpu_share;
 mod early_loads;
 mod engine;
 mod error;
+mod feed;
 mod gpu_collectives;
 mod graph_capture;
 mod states;
 mod trace;
 
-pub use batch_staging::{MicroBatch, MicroBatches};
+pub use batch_staging::{MicroBatch, MicroBatches, StreamBatch};
 pub use chaos::Chaos;
 pub use collective_bench::{BenchedCollective, CollectiveBench};
 pub use engine::{Engine, Rank, StepRecord};

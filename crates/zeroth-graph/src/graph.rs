@@ -1,6 +1,6 @@
 //! The graph: units with their parameters, values, and nodes in execution order.
 
-use crate::{Op, Value, ValueInfo};
+use crate::{Op, Rows, Value, ValueInfo};
 
 /// A unit: an index into the graph's units, in the order in which forward first needs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,12 +134,27 @@ pub struct Graph {
     pub params: Vec<Param>,
     /// Values, by [`Value`].
     pub values: Vec<ValueInfo>,
-    /// Values that come from the dataset.
+    /// The token streams of a micro-batch.
+    pub streams: Vec<Stream>,
+    /// Values that come from the dataset: those of the streams, and further ones.
     pub inputs: Vec<Value>,
     /// Nodes, in execution order.
     pub nodes: Vec<Node>,
     /// Rotary embeddings, by the index in rope ops.
     pub rotaries: Vec<Rotary>,
+}
+
+/// A stream of tokens, such as the source or the target of an encoder-decoder model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    /// The most tokens of a micro-batch.
+    pub rows: u64,
+    /// The tokens `[T]`.
+    pub ids: Value,
+    /// Their labels `[T]`, already shifted; -100 is not trained.
+    pub labels: Value,
+    /// Their positions in their sequences `[T]`.
+    pub positions: Value,
 }
 
 impl Param {
@@ -150,6 +165,16 @@ impl Param {
 }
 
 impl Graph {
+    /// The most rows of every stream.
+    pub fn stream_rows(&self) -> Vec<u64> {
+        self.streams.iter().map(|stream| stream.rows).collect()
+    }
+
+    /// The most rows of a value.
+    pub fn most_rows(&self, rows: Rows) -> u64 {
+        rows.count(&self.stream_rows())
+    }
+
     /// A value's shape and kind.
     pub fn info(&self, value: Value) -> ValueInfo {
         self.values[value.index()]

@@ -9,7 +9,7 @@ fn spec(name: &str, shape: &[u64]) -> ParamSpec {
 }
 
 fn begun() -> Builder {
-    let mut b = Builder::new(4);
+    let mut b = Builder::new(&[4]);
     b.unit("all", Role::Other, vec![spec("embed", &[10, 8]), spec("w", &[6, 8]), spec("norm", &[8])])
         .unwrap();
     b
@@ -73,8 +73,8 @@ fn a_forward_has_a_loss_and_no_dead_ends() {
 
 #[test]
 fn an_op_needs_a_unit() {
-    let mut b = Builder::new(4);
-    let labels = b.labels();
+    let mut b = Builder::new(&[4]);
+    let labels = b.stream(0).labels;
     assert_eq!(
         b.swiglu(labels, labels).unwrap_err().to_string().split(':').next(),
         Some("swiglu in unit ``")
@@ -85,7 +85,7 @@ fn an_op_needs_a_unit() {
 
 #[test]
 fn flats_count_trained_and_frozen_parameters_apart() {
-    let mut b = Builder::new(4);
+    let mut b = Builder::new(&[4]);
     let mut frozen = spec("base", &[6, 8]);
     frozen.trainable = false;
     let unit = b.unit("all", Role::Other, vec![spec("embed", &[10, 8]), frozen]).unwrap();
@@ -96,7 +96,7 @@ fn flats_count_trained_and_frozen_parameters_apart() {
     b.swiglu(y, y).unwrap();
     b.head_loss(x, embed).unwrap();
     assert!(b.finish().is_err(), "the swiglu leads nowhere");
-    let mut b = Builder::new(4);
+    let mut b = Builder::new(&[4]);
     let again = b.unit("all", Role::Other, vec![spec("embed", &[10, 8])]).unwrap();
     assert_eq!(again, unit);
     let (ids, embed) = (b.ids(), b.param("embed").unwrap());

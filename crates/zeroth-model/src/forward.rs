@@ -46,7 +46,7 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
             return Err(not_yet("another activation than silu, gelu, gelu_new or gelu_pytorch_tanh"));
         }
     };
-    let mut b = Builder::new(batch.tokens);
+    let mut b = Builder::new(&[batch.tokens]);
     b.rotary(rotary(rope, config.head_dim, config.max_positions));
     let mut residual = None;
     for unit in &table.units {

@@ -114,7 +114,7 @@ fn pack(rows: &[&Row]) -> Data {
 
 fn run(graph: &Graph, data: &Data, weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
     let backward = graph.backward().unwrap();
-    let mut machine = Machine::new(graph, data, weights.to_vec());
+    let mut machine = Machine::new(graph, std::slice::from_ref(data), weights.to_vec());
     let loss = machine.train(&backward);
     let params = graph.units.iter().flat_map(|unit| &unit.params);
     (loss, params.map(|param| machine.gradient(*param).to_vec()).collect())

@@ -46,14 +46,24 @@ pub enum BufferId {
     Offloaded(usize),
     /// A reloaded activation.
     Reloaded(usize),
-    /// Sequence start offsets.
-    Starts,
-    /// The sample and position of every token, for dropout.
-    Keys,
+    /// Sequence start offsets of a stream.
+    Starts(usize),
+    /// The sample and position of every token of a stream, for dropout.
+    Keys(usize),
     /// Cosines of a rotary embedding.
-    Cosines(usize),
+    Cosines {
+        /// The stream whose positions they are of.
+        stream: usize,
+        /// The rotary embedding.
+        rotary: usize,
+    },
     /// Sines of a rotary embedding.
-    Sines(usize),
+    Sines {
+        /// The stream whose positions they are of.
+        stream: usize,
+        /// The rotary embedding.
+        rotary: usize,
+    },
     /// Hyperparameters that are constant over the run.
     Recipe,
     /// Per-step input from the host: learning rates, loss weight.

@@ -1,7 +1,7 @@
 //! The buffers of a program: their contents, sizes, and the instructions that access them.
 
 use crate::Target;
-use zeroth_graph::{Backward, GradNode, GradOp, Graph, Kind, Node, Op, Value};
+use zeroth_graph::{self as graph, Backward, GradNode, GradOp, Graph, Kind, Node, Op, Rows, Value};
 use zeroth_kernel::{Access, Control, Recipe, Record, Report, StepInput, Tier};
 use zeroth_kernel::{ExactSum, RowKey};
 
@@ -40,8 +40,12 @@ fn heads(graph: &Graph) -> impl Iterator<Item = &Node> {
 }
 
 impl BufferAnalysis<'_> {
-    fn rows(&self) -> u64 {
-        self.graph.inputs.first().map_or(0, |ids| self.graph.info(*ids).rows)
+    /// The stream that gives a forward value its rows.
+    pub(super) fn stream_of(&self, value: Value) -> usize {
+        match self.graph.info(value).rows {
+            Rows::Stream(stream) | Rows::Times(stream, _) => stream,
+            Rows::Fixed(_) => unreachable!("ops that read sequences have the rows of a stream"),
+        }
     }
 
     /// The token ids of a tied table's waiting rows, where a backward node is the head that leaves them or the
@@ -100,19 +104,20 @@ impl BufferAnalysis<'_> {
             }
         }
         let mut push = |id, category, bytes| push_to(Tier::Device, id, category, bytes);
-        let rows = self.rows();
         for input in &self.graph.inputs {
-            push(BufferId::Value(input.index()), Category::Activations, 4 * rows);
+            push(BufferId::Value(input.index()), Category::Activations, self.value_bytes(input.index()));
         }
-        // The number of entries, the start of every sequence, and the end of the last.
-        push(BufferId::Starts, Category::Activations, 4 * (rows + 2));
-        if self.has_dropout() {
-            push(BufferId::Keys, Category::Activations, size_of::<RowKey>() as u64 * rows);
-        }
-        for (index, rotary) in self.graph.rotaries.iter().enumerate() {
-            let angles = 4 * rows * rotary.frequencies.len() as u64;
-            push(BufferId::Cosines(index), Category::Activations, angles);
-            push(BufferId::Sines(index), Category::Activations, angles);
+        for (stream, &graph::Stream { rows, .. }) in self.graph.streams.iter().enumerate() {
+            // The number of entries, the start of every sequence, and the end of the last.
+            push(BufferId::Starts(stream), Category::Activations, 4 * (rows + 2));
+            if self.has_dropout() {
+                push(BufferId::Keys(stream), Category::Activations, size_of::<RowKey>() as u64 * rows);
+            }
+            for (index, rotary) in self.graph.rotaries.iter().enumerate() {
+                let angles = 4 * rows * rotary.frequencies.len() as u64;
+                push(BufferId::Cosines { stream, rotary: index }, Category::Activations, angles);
+                push(BufferId::Sines { stream, rotary: index }, Category::Activations, angles);
+            }
         }
         let (ranks, flats) = (layout.ranks, layout.flats.len());
         push(BufferId::Recipe, Category::Buffers, size_of::<Recipe>() as u64);
@@ -156,9 +161,11 @@ impl BufferAnalysis<'_> {
                 (Category::Buffers, layout.flats[flat].padded() * types.communication.bytes())
             }
             BufferId::WaitingRows => {
-                let widths = heads(self.graph).map(|head| self.graph.info(head.inputs[0]).width);
-                let width = widths.max().unwrap_or(0);
-                (Category::Buffers, 4 * self.rows() * width)
+                // The head leaves a row for every token that the embedding looks up.
+                let rows = self.graph.nodes.iter().filter(|node| node.op == Op::Embedding);
+                let rows = rows.map(|node| self.graph.info(node.outputs[0]));
+                let most = rows.map(|info| self.graph.most_rows(info.rows) * info.width).max();
+                (Category::Buffers, 4 * most.unwrap_or(0))
             }
             BufferId::SendChunk(at) => {
                 (Category::Buffers, chunk(at) * layout.ranks * types.communication.bytes())
@@ -199,7 +206,7 @@ impl BufferAnalysis<'_> {
     }
 
     fn value_bytes(&self, value: usize) -> u64 {
-        self.backward.values[value].rows * self.row_bytes(value)
+        self.graph.most_rows(self.backward.values[value].rows) * self.row_bytes(value)
     }
 
     /// The row stride of a value, in bytes.
@@ -259,6 +266,20 @@ impl BufferAnalysis<'_> {
         }
     }
 
+    /// Buffers that a forward node and its gradient read besides their operands.
+    fn beside(&self, node: &Node) -> Vec<BufferId> {
+        let stream = || self.stream_of(node.inputs[0]);
+        match node.op {
+            Op::Rope { rotary, .. } | Op::HeadNormRope { rotary, .. } => {
+                let stream = stream();
+                vec![BufferId::Cosines { stream, rotary }, BufferId::Sines { stream, rotary }]
+            }
+            Op::Attention { .. } => vec![BufferId::Starts(stream())],
+            Op::Dropout { .. } => vec![BufferId::Keys(stream())],
+            _ => Vec::new(),
+        }
+    }
+
     /// The buffer an instruction reads a flat's parameters from.
     fn weights(&self, flat: usize, state: &Simulation) -> BufferId {
         if self.program.stays_gathered(flat) {
@@ -285,13 +306,13 @@ impl BufferAnalysis<'_> {
                 } else {
                     touched.extend(node.outputs.iter().map(|output| (value(output), Write)));
                 }
-                touched.extend(beside(node.op).into_iter().map(|id| (id, Read)));
+                touched.extend(self.beside(node).into_iter().map(|id| (id, Read)));
                 touched
             }
             Action::Logits { node, .. } => {
                 // It reads the last rows of x and no labels.
-                let mut touched =
-                    vec![(value(&self.graph.nodes[*node].inputs[0]), Read), (BufferId::Starts, Read)];
+                let x = self.graph.nodes[*node].inputs[0];
+                let mut touched = vec![(value(&x), Read), (BufferId::Starts(self.stream_of(x)), Read)];
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
                 touched.push((BufferId::Logits, Write));
                 touched
@@ -320,7 +341,7 @@ impl BufferAnalysis<'_> {
                 let outputs =
                     node.outputs.iter().filter(|(output, _)| !self.backward.losses.contains(output));
                 touched.extend(outputs.map(|(output, _)| (value(output), Write)));
-                touched.extend(beside(of).into_iter().map(|id| (id, Read)));
+                touched.extend(self.beside(&self.graph.nodes[node.of]).into_iter().map(|id| (id, Read)));
                 touched
             }
             Action::Recompute { node, from_sum } => {
@@ -330,7 +351,7 @@ impl BufferAnalysis<'_> {
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
                 let outputs = node.outputs[usize::from(*from_sum)..].iter();
                 touched.extend(outputs.map(|output| (BufferId::Recomputed(output.index()), Write)));
-                touched.extend(beside(node.op).into_iter().map(|id| (id, Read)));
+                touched.extend(self.beside(node).into_iter().map(|id| (id, Read)));
                 touched
             }
             Action::OffloadActivation(value) => {
@@ -504,17 +525,5 @@ impl Simulation {
     fn tile(&self, chunk: &Chunk) -> BufferId {
         let found = self.tiles.iter().rev().find(|(other, _)| other == chunk);
         found.expect("a tile is brought before it is updated").1
-    }
-}
-
-/// Buffers that an op and its gradient read besides their operands.
-fn beside(op: Op) -> Vec<BufferId> {
-    match op {
-        Op::Rope { rotary, .. } | Op::HeadNormRope { rotary, .. } => {
-            vec![BufferId::Cosines(rotary), BufferId::Sines(rotary)]
-        }
-        Op::Attention { .. } => vec![BufferId::Starts],
-        Op::Dropout { .. } => vec![BufferId::Keys],
-        _ => Vec::new(),
     }
 }

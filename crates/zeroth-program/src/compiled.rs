@@ -8,8 +8,8 @@ use zeroth_graph::{Backward, Graph, GraphError, Op};
 use zeroth_kernel::{Span, Tier};
 
 use crate::{
-    Action, BufferId, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError, Settings, compile,
-    compile_inference, in_place, plan_memory, plan_memory_guarded,
+    Action, BufferId, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError, Settings,
+    StreamSizes, compile, compile_inference, in_place, plan_memory, plan_memory_guarded,
 };
 
 /// A program ready to run.
@@ -23,8 +23,8 @@ pub struct Compiled {
     pub program: Program,
     /// The placement of every buffer.
     pub memory: Memory,
-    /// The row counts that micro-batches are padded to, in ascending order; the last is the graph's.
-    pub row_sizes: Vec<u64>,
+    /// The row counts that micro-batches are padded to, in ascending order; the last are the graph's.
+    pub row_sizes: StreamSizes,
     /// The kind of device it was compiled for.
     pub target: Target,
 }
@@ -45,12 +45,12 @@ pub enum CompileError {
     )]
     ViewOnGpu,
     /// Sizes that do not end with the graph's rows.
-    #[error("row sizes {sizes:?} must rise and end with the {rows} rows of the model")]
+    #[error("row sizes {sizes:?} must rise and end with {rows:?}, the rows of the model's streams")]
     RowSizes {
         /// The sizes.
-        sizes: Vec<u64>,
-        /// Rows of the model.
-        rows: u64,
+        sizes: StreamSizes,
+        /// Rows of the model's streams.
+        rows: Vec<u64>,
     },
 }
 
@@ -61,7 +61,7 @@ impl Compiled {
         ranks: u64,
         settings: &Settings,
         target: Target,
-        row_sizes: Vec<u64>,
+        row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
         Self::guarded(graph, ranks, settings, target, row_sizes, 0)
     }
@@ -72,9 +72,10 @@ impl Compiled {
         ranks: u64,
         settings: &Settings,
         target: Target,
-        row_sizes: Vec<u64>,
+        row_sizes: impl Into<StreamSizes>,
         guard: u64,
     ) -> Result<Self, CompileError> {
+        let row_sizes = row_sizes.into();
         check_rows(&graph, &row_sizes)?;
         let backward = graph.backward()?;
         if target == Target::Cuda && settings.stage >= 3 && settings.gather == Some(Gather::View) {
@@ -113,8 +114,9 @@ impl Compiled {
         run: DType,
         sequences: u64,
         target: Target,
-        row_sizes: Vec<u64>,
+        row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
+        let row_sizes = row_sizes.into();
         check_rows(&graph, &row_sizes)?;
         graph.params.iter_mut().for_each(|param| param.spec.trainable = false);
         for node in &mut graph.nodes {
@@ -129,12 +131,12 @@ impl Compiled {
     }
 }
 
-fn check_rows(graph: &Graph, row_sizes: &[u64]) -> Result<(), CompileError> {
-    let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);
-    if row_sizes.is_sorted() && row_sizes.last() == Some(&rows) {
+fn check_rows(graph: &Graph, row_sizes: &StreamSizes) -> Result<(), CompileError> {
+    let rows = graph.stream_rows();
+    if row_sizes.end_with(&rows) {
         return Ok(());
     }
-    Err(CompileError::RowSizes { sizes: row_sizes.to_vec(), rows })
+    Err(CompileError::RowSizes { sizes: row_sizes.clone(), rows })
 }
 
 impl Compiled {

@@ -24,6 +24,7 @@ mod passes;
 mod placement;
 mod plan_memory;
 mod settings;
+mod stream_sizes;
 mod sub_group;
 mod target;
 mod views;
@@ -47,6 +48,7 @@ pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory};
 pub use passes::in_place;
 pub use plan_memory::{plan_memory, plan_memory_guarded};
 pub use settings::{Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
+pub use stream_sizes::StreamSizes;
 pub use target::Target;
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to

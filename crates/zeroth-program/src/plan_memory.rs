@@ -20,7 +20,9 @@ use super::launches::Lowering;
 use super::placement::{TransientBuffer, guard_reuse};
 use super::views::{VIEW, Views};
 use super::waits::{self, CrossStepWaits, Waits};
-use super::{Buffer, BufferId, LiveRange, Memory, PlacedBuffer, Program, SectionKind, SectionMemory};
+use super::{
+    Buffer, BufferId, LiveRange, Memory, PlacedBuffer, Program, SectionKind, SectionMemory, StreamSizes,
+};
 
 /// Places the buffers of a program. Scratch sizes are the maximum over all `row_sizes` for the kernels of `target`.
 pub fn plan_memory(
@@ -28,7 +30,7 @@ pub fn plan_memory(
     graph: &Graph,
     backward: &Backward,
     target: Target,
-    row_sizes: &[u64],
+    row_sizes: &StreamSizes,
 ) -> Memory {
     plan_memory_guarded(program, graph, backward, target, row_sizes, 0)
 }
@@ -39,7 +41,7 @@ pub fn plan_memory_guarded(
     graph: &Graph,
     backward: &Backward,
     target: Target,
-    row_sizes: &[u64],
+    row_sizes: &StreamSizes,
     guard: u64,
 ) -> Memory {
     let source = BufferAnalysis { program, graph, backward, target };

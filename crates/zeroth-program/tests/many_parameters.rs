@@ -19,7 +19,7 @@ const TOKENS: u64 = 32;
 
 fn model() -> Graph {
     let param = |name: String, shape: &[u64]| ParamSpec { name, shape: shape.to_vec(), trainable: true };
-    let mut b = Builder::new(TOKENS);
+    let mut b = Builder::new(&[TOKENS]);
     b.unit("embedding", Role::Embedding, vec![param("embed".to_owned(), &[100, HIDDEN])]).unwrap();
     let (ids, table) = (b.ids(), b.param("embed").unwrap());
     let mut branch = b.embedding(ids, table).unwrap();

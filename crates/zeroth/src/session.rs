@@ -16,9 +16,9 @@ use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError};
 use zeroth_graph::{Graph, ParamId};
 use zeroth_kernel::{DeviceError, RATES, Recipe, Record, Tier};
 use zeroth_model::{INITIALIZER_RANGE, Parameter, ParameterKind, fill_new};
-use zeroth_program::Settings;
 use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
+use zeroth_program::{Settings, StreamSizes};
 use zeroth_train::{Schedule, ScheduleError, from_config};
 
 /// A model compiled under a config.
@@ -106,9 +106,9 @@ impl Session {
         if let Some(lack) = unimplemented(&config).refused.first() {
             return Err(wrong(lack));
         }
-        let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);
+        let rows = StreamSizes::of_streams(vec![graph.stream_rows()]);
         let target = Target::Cpu { threads };
-        let compiled = Compiled::new(graph, ranks, &Settings::from_config(&config), target, vec![rows])?;
+        let compiled = Compiled::new(graph, ranks, &Settings::from_config(&config), target, rows)?;
         let (recipe, schedule) =
             (from_config::recipe(&config, 0), from_config::schedule(&config, steps.get())?);
         Ok(Self { compiled, config, recipe, schedule, seed: 42 })

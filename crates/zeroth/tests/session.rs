@@ -19,7 +19,7 @@ fn model(rows: u64, probability: f64) -> Graph {
         shape: shape.to_vec(),
         trainable: true,
     };
-    let mut b = Builder::new(rows);
+    let mut b = Builder::new(&[rows]);
     b.unit("embedding", Role::Embedding, vec![param("table", &[40, 16])]).unwrap();
     let (ids, table) = (b.ids(), b.param("table").unwrap());
     let mut x = b.embedding(ids, table).unwrap();

@@ -249,7 +249,7 @@ impl Golden {
         };
         let places: Vec<usize> = graph.params.iter().map(|param| place(&param.spec.name)).collect();
         let weights = places.iter().map(|place| self.weights[*place].iter().map(rounded).collect());
-        let mut machine = Machine::new(&graph, &data, weights.collect());
+        let mut machine = Machine::new(&graph, std::slice::from_ref(&data), weights.collect());
         let loss = machine.train(&graph.backward().unwrap());
         let trained = packed.labels.iter().filter(|label| **label >= 0).count() as f64;
         let mut gradients = vec![Vec::new(); self.weights.len()];
@@ -275,8 +275,9 @@ impl Golden {
         if setup.exchanges {
             let backward = graph.backward().unwrap();
             let program = compile(&graph, &backward, setup.ranks, &setup.settings).unwrap();
-            let memory = plan_memory(&program, &graph, &backward, target, &sizes);
-            return Compiled { graph, backward, program, memory, row_sizes: sizes, target };
+            let row_sizes = sizes.into();
+            let memory = plan_memory(&program, &graph, &backward, target, &row_sizes);
+            return Compiled { graph, backward, program, memory, row_sizes, target };
         }
         Compiled::guarded(graph, setup.ranks, &setup.settings, target, sizes, guard).unwrap()
     }

@@ -1,7 +1,7 @@
 //! Lowering of instructions to kernel launches over arena spans, and to collectives.
 //!
-//! Kernel sizes follow from the model's shapes, operands from the placement of their buffers. Only the number of rows
-//! differs between micro-batches, so a section is lowered once per row size.
+//! Kernel sizes follow from the model's shapes, operands from the placement of their buffers. Only the rows of the streams
+//! differ between micro-batches, so a section is lowered once per size; a value's rows follow from its stream's.
 
 mod flats;
 mod ops;
@@ -15,7 +15,7 @@ use zeroth_kernel::{Access, Kernel, Launch, Report, Span};
 use super::buffer::ALIGNMENT;
 use super::buffer_analysis::{BufferAnalysis, report_bytes};
 use super::grad_destinations::GradSlice;
-use super::{Action, BufferId, Program, Section};
+use super::{Action, BufferId, Program, Section, StreamSizes};
 
 /// The work of an instruction on one rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,7 +109,8 @@ struct At<'a> {
     touched: &'a [(BufferId, Access)],
     span: &'a dyn Fn(BufferId) -> Span,
     binding: Binding<'a>,
-    rows: u64,
+    /// Rows of every stream.
+    rows: &'a [u64],
     /// Scratch bytes reserved at the start for outputs that no one reads.
     sinks: std::cell::Cell<u64>,
     index: usize,
@@ -122,7 +123,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Scratch bytes of every instruction of a section: the maximum over all row sizes.
-    pub fn scratch(&self, section: &Section, row_sizes: &[u64]) -> Vec<u64> {
+    pub fn scratch(&self, section: &Section, row_sizes: &StreamSizes) -> Vec<u64> {
         let count = section.instructions.len();
         let touches = self.source.touches(section, &vec![0; count]);
         // Sizes do not depend on placement: every buffer counts as large enough.
@@ -130,7 +131,7 @@ impl<'a> Lowering<'a> {
         let binding = Binding { rank: 0, seed: 0, decayed: &|_| true };
         let of = |index: usize| {
             let sizes = row_sizes.iter().map(|rows| {
-                let at = self.at(section, index, &touches[index], &span, binding, *rows);
+                let at = self.at(section, index, &touches[index], &span, binding, rows);
                 let kernels = at.kernels();
                 let (target, dtype) = (self.source.target, self.source.program.types.compute);
                 let most = kernels.iter().map(|kernel| target.scratch(kernel, dtype));
@@ -141,14 +142,14 @@ impl<'a> Lowering<'a> {
         (0..count).map(of).collect()
     }
 
-    /// Lowers a section for one rank and row count.
+    /// Lowers a section for one rank and the rows of every stream.
     pub fn lower(
         &self,
         section: &Section,
         span: &dyn Fn(BufferId) -> Span,
         scratch: &dyn Fn(usize) -> Option<Span>,
         binding: Binding<'_>,
-        rows: u64,
+        rows: &[u64],
     ) -> Vec<Work> {
         let sizes: Vec<u64> =
             (0..section.instructions.len()).map(|at| scratch(at).map_or(0, |span| span.bytes)).collect();
@@ -181,7 +182,7 @@ impl<'a> Lowering<'a> {
         touched: &'b [(BufferId, Access)],
         span: &'b dyn Fn(BufferId) -> Span,
         binding: Binding<'b>,
-        rows: u64,
+        rows: &'b [u64],
     ) -> At<'b> {
         At {
             source: self.source,
@@ -221,7 +222,12 @@ impl At<'_> {
         };
         let found = self.touched.iter().map(|(id, _)| id).find(|id| stands(id));
         let id = found.copied().unwrap_or(BufferId::Value(value.index()));
-        self.part(id, 0, self.rows, self.source.row_bytes(value.index()))
+        self.part(id, 0, self.rows(value), self.source.row_bytes(value.index()))
+    }
+
+    /// The rows of a value in this micro-batch.
+    fn rows(&self, value: Value) -> u64 {
+        self.source.backward.values[value.index()].rows.count(self.rows)
     }
 
     fn width(&self, value: Value) -> usize {
@@ -300,11 +306,12 @@ impl At<'_> {
             Kind::Activation => self.program().types.compute,
             Kind::Statistic | Kind::Index => DType::F32,
         };
+        let rows = self.source.backward.values[value].rows.count(self.rows);
         let row_bytes = self.source.row_bytes(value);
         Kernel::Convert {
-            from: self.part(from, 0, self.rows, row_bytes),
+            from: self.part(from, 0, rows, row_bytes),
             from_type: dtype,
-            to: self.part(to, 0, self.rows, row_bytes),
+            to: self.part(to, 0, rows, row_bytes),
             to_type: dtype,
             found_inf: None,
         }

@@ -12,16 +12,17 @@ use super::{At, Span};
 
 impl At<'_> {
     fn norm_dims(&self, op: Op, x: Value) -> RmsNormDims {
-        let (rows, width) = (self.rows as usize, self.width(x));
+        let (rows, width) = (self.rows(x) as usize, self.width(x));
         match op {
             Op::RmsNorm { eps } | Op::AddRmsNorm { eps } => RmsNormDims { rows, width, eps: eps as f32 },
             other => unreachable!("{} is no norm", other.name()),
         }
     }
 
-    fn linear_dims(&self, weight: ParamId) -> LinearDims {
+    /// `x` is an operand or a result: all have the same rows.
+    fn linear_dims(&self, weight: ParamId, x: Value) -> LinearDims {
         let [outputs, inputs] = self.shape(weight);
-        LinearDims { rows: self.rows as usize, inputs, outputs }
+        LinearDims { rows: self.rows(x) as usize, inputs, outputs }
     }
 
     fn attention_dims(&self, op: Op, q: Value) -> AttentionDims {
@@ -29,7 +30,7 @@ impl At<'_> {
             unreachable!("attention's own dims")
         };
         AttentionDims {
-            rows: self.rows as usize,
+            rows: self.rows(q) as usize,
             heads: heads as usize,
             kv_heads: kv_heads as usize,
             head_dim: self.width(q) / heads as usize,
@@ -38,25 +39,29 @@ impl At<'_> {
         }
     }
 
-    fn starts(&self) -> Span {
-        self.part(BufferId::Starts, 0, self.source.graph.info(self.source.graph.inputs[0]).rows + 2, 4)
+    /// The sequence starts of the stream that a forward value has the rows of.
+    fn starts(&self, value: Value) -> Span {
+        let stream = self.source.stream_of(value);
+        self.part(BufferId::Starts(stream), 0, self.source.graph.streams[stream].rows + 2, 4)
     }
 
     fn rope_dims(&self, heads: u64, rotary: usize, x: Value) -> RopeDims {
         let head_dim = self.width(x) / heads as usize;
         let rotated = 2 * self.source.graph.rotaries[rotary].frequencies.len();
-        RopeDims { rows: self.rows as usize, heads: heads as usize, head_dim, rotated }
+        RopeDims { rows: self.rows(x) as usize, heads: heads as usize, head_dim, rotated }
     }
 
-    /// Cosines and sines of a rotary embedding.
-    fn angles(&self, rotary: usize) -> [Span; 2] {
+    /// Cosines and sines of a rotary embedding at these positions.
+    fn angles(&self, rotary: usize, positions: Value) -> [Span; 2] {
         let pairs = self.source.graph.rotaries[rotary].frequencies.len() as u64;
-        [BufferId::Cosines(rotary), BufferId::Sines(rotary)].map(|id| self.part(id, 0, self.rows * pairs, 4))
+        let stream = self.source.stream_of(positions);
+        [BufferId::Cosines { stream, rotary }, BufferId::Sines { stream, rotary }]
+            .map(|id| self.part(id, 0, self.rows(positions) * pairs, 4))
     }
 
-    fn rope(&self, op: Op, x: Value, y: Value, back: bool) -> Kernel {
+    fn rope(&self, op: Op, [x, positions]: [Value; 2], y: Value, back: bool) -> Kernel {
         let Op::Rope { heads, rotary } = op else { unreachable!("rope's own kernel") };
-        let ([cos, sin], dims) = (self.angles(rotary), self.rope_dims(heads, rotary, x));
+        let ([cos, sin], dims) = (self.angles(rotary, positions), self.rope_dims(heads, rotary, x));
         Kernel::Rope { dims, cos, sin, x: self.value(x), y: self.value(y), back }
     }
 
@@ -65,22 +70,23 @@ impl At<'_> {
         HeadNormRopeDims { rope: self.rope_dims(heads, rotary, x), eps: eps as f32 }
     }
 
-    fn dropout(&self, op: Op, x: Value, y: Value) -> Kernel {
+    /// `of` is the operand of forward.
+    fn dropout(&self, op: Op, of: Value, x: Value, y: Value) -> Kernel {
         let Op::Dropout { probability, salt } = op else { unreachable!("dropout's own kernel") };
         Kernel::Dropout {
             probability: probability as f32,
             seed: self.binding.seed,
             op: salt,
             width: self.width(x),
-            keys: self.part(BufferId::Keys, 0, self.rows, 16),
+            keys: self.part(BufferId::Keys(self.source.stream_of(of)), 0, self.rows(x), 16),
             x: self.value(x),
             y: self.value(y),
         }
     }
 
-    fn head_dims(&self, weight: ParamId) -> HeadLossDims {
+    fn head_dims(&self, weight: ParamId, x: Value) -> HeadLossDims {
         let [vocab, hidden] = self.shape(weight);
-        HeadLossDims { rows: self.rows as usize, hidden, vocab }
+        HeadLossDims { rows: self.rows(x) as usize, hidden, vocab }
     }
 
     pub(super) fn forward(&self, node: &Node) -> Kernel {
@@ -91,21 +97,21 @@ impl At<'_> {
                 let [vocab, width] = self.shape(node.params[0]);
                 Kernel::Embedding {
                     dims: EmbeddingDims { vocab, width },
-                    rows: self.rows as usize,
+                    rows: self.rows(node.outputs[0]) as usize,
                     ids: input(0),
                     table: self.param(node.params[0]),
                     y: output(0),
                 }
             }
             Op::Linear => Kernel::Linear {
-                dims: self.linear_dims(node.params[0]),
+                dims: self.linear_dims(node.params[0], node.inputs[0]),
                 x: input(0),
                 w: self.param(node.params[0]),
                 bias: node.params.get(1).map(|bias| self.param(*bias)),
                 y: output(0),
             },
             Op::HeadNormRope { rotary, .. } => {
-                let [cos, sin] = self.angles(rotary);
+                let [cos, sin] = self.angles(rotary, node.inputs[1]);
                 Kernel::HeadNormRope {
                     dims: self.head_norm_rope_dims(node.op, node.inputs[0]),
                     x: input(0),
@@ -132,10 +138,10 @@ impl At<'_> {
                 y: output(1),
                 rstd: output(2),
             },
-            Op::Rope { .. } => self.rope(node.op, node.inputs[0], node.outputs[0], false),
+            Op::Rope { .. } => self.rope(node.op, [node.inputs[0], node.inputs[1]], node.outputs[0], false),
             Op::Attention { .. } => Kernel::Attention {
                 dims: self.attention_dims(node.op, node.inputs[0]),
-                starts: self.starts(),
+                starts: self.starts(node.inputs[0]),
                 q: input(0),
                 k: input(1),
                 v: input(2),
@@ -145,9 +151,9 @@ impl At<'_> {
             Op::GatedActivation(activation) => {
                 Kernel::GatedActivation { activation, gate: input(0), up: input(1), y: output(0) }
             }
-            Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.outputs[0]),
+            Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.inputs[0], node.outputs[0]),
             Op::HeadLoss => Kernel::HeadLoss {
-                dims: self.head_dims(node.params[0]),
+                dims: self.head_dims(node.params[0], node.inputs[0]),
                 x: input(0),
                 w: self.param(node.params[0]),
                 labels: input(1),
@@ -159,10 +165,11 @@ impl At<'_> {
     /// The head on the last token of each sequence.
     pub(super) fn logits(&self, head: &Node, sequences: u64) -> Kernel {
         let [vocab, hidden] = self.shape(head.params[0]);
-        let dims = LogitsDims { rows: self.rows as usize, sequences: sequences as usize, hidden, vocab };
+        let rows = self.rows(head.inputs[0]) as usize;
+        let dims = LogitsDims { rows, sequences: sequences as usize, hidden, vocab };
         Kernel::Logits {
             dims,
-            starts: self.starts(),
+            starts: self.starts(head.inputs[0]),
             x: self.value(head.inputs[0]),
             w: self.param(head.params[0]),
             logits: self.part(BufferId::Logits, 0, sequences * vocab as u64, 4),
@@ -194,7 +201,8 @@ impl At<'_> {
     /// The rows of a gradient that the head leaves to an embedding, and their token ids.
     fn waiting(&self, node: &GradNode, width: usize) -> Option<TiedRowsOut> {
         let tokens = self.source.waiting_tokens(self.section.kind, node)?;
-        let rows = self.part(BufferId::WaitingRows, 0, self.rows * width as u64, 4);
+        let count = self.rows(tokens) * self.width(tokens) as u64;
+        let rows = self.part(BufferId::WaitingRows, 0, count * width as u64, 4);
         Some(TiedRowsOut { ids: self.value(tokens), rows })
     }
 
@@ -204,7 +212,7 @@ impl At<'_> {
         let of = &self.source.graph.nodes[node.of];
         let kernel = match node.op {
             GradOp::HeadLoss => {
-                let (dims, weight) = (self.head_dims(node.params[0]), node.params[0]);
+                let (dims, weight) = (self.head_dims(node.params[0], node.inputs[0]), node.params[0]);
                 let dx = node.outputs.get(1).map(|(dx, _)| self.value(*dx));
                 let lands = node.accumulates_into.contains(&weight);
                 let unasked = zeroth_kernel::GradStore::Write;
@@ -223,14 +231,14 @@ impl At<'_> {
                 }
             }
             GradOp::LinearInput => Kernel::LinearDx {
-                dims: self.linear_dims(node.params[0]),
+                dims: self.linear_dims(node.params[0], node.inputs[0]),
                 dy: input(0),
                 w: self.param(node.params[0]),
                 dx: output(0),
                 add: node.outputs[0].1 == GradWrite::Add,
             },
             GradOp::LinearParams => {
-                let dims = self.linear_dims(of.params[0]);
+                let dims = self.linear_dims(of.params[0], node.inputs[0]);
                 let lands = |param: &&ParamId| node.accumulates_into.contains(*param);
                 let weight = of.params.first().filter(lands).map(|weight| Kernel::LinearDw {
                     dims,
@@ -248,7 +256,7 @@ impl At<'_> {
             }
             GradOp::HeadNormRope(op) => {
                 let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
-                let [cos, sin] = self.angles(op.rotary().expect("it rotates"));
+                let [cos, sin] = self.angles(op.rotary().expect("it rotates"), node.inputs[3]);
                 Kernel::HeadNormRopeBackward {
                     dims: self.head_norm_rope_dims(op, node.inputs[0]),
                     dy: input(2),
@@ -274,10 +282,10 @@ impl At<'_> {
                     dw: self.grad_destination(node, node.params[0]),
                 }
             }
-            GradOp::Rope(op) => self.rope(op, node.inputs[0], node.outputs[0].0, true),
+            GradOp::Rope(op) => self.rope(op, [node.inputs[0], node.inputs[1]], node.outputs[0].0, true),
             GradOp::Attention(op) => Kernel::AttentionBackward {
                 dims: self.attention_dims(op, node.inputs[0]),
-                starts: self.starts(),
+                starts: self.starts(of.inputs[0]),
                 q: input(0),
                 k: input(1),
                 v: input(2),
@@ -296,13 +304,13 @@ impl At<'_> {
                 dgate: output(0),
                 dup: output(1),
             },
-            GradOp::Dropout(op) => self.dropout(op, node.inputs[0], node.outputs[0].0),
+            GradOp::Dropout(op) => self.dropout(op, of.inputs[0], node.inputs[0], node.outputs[0].0),
             GradOp::Embedding => {
                 let (table, [vocab, width]) = (of.params[0], self.shape(of.params[0]));
                 let broken = self.broken(self.program().layout.place(table).0);
                 Kernel::EmbeddingBackward {
                     dims: EmbeddingDims { vocab, width },
-                    rows: self.rows as usize,
+                    rows: self.rows(node.inputs[1]) as usize,
                     ids: input(0),
                     dy: input(1),
                     dtable: self.gradient(table),
