@@ -238,13 +238,15 @@ impl<'c> Engine<'c> {
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), RunError> {
-        if batches.len() as u64 != self.compiled.program.accumulation {
-            let (found, expected) = (batches.len(), self.compiled.program.accumulation);
+        let (found, expected) = (batches.len(), self.compiled.program.accumulation);
+        if found as u64 != expected {
             return Err(RunError::MicroBatches { found, expected });
         }
         let mut next = batches.iter();
-        let mut feed =
-            |engine: &mut Self| engine.feed(next.next().expect("as many were counted as a step has"));
+        let mut feed = |engine: &mut Self| match next.next() {
+            Some(batch) => engine.feed(batch),
+            None => Err(RunError::MicroBatches { found, expected }),
+        };
         self.run_step(&mut feed, trained, first_rate, rates)
     }
 

@@ -20,15 +20,15 @@ impl Engine<'_> {
             return Err(RunError::Streams { what: "streams", found, expected });
         }
         let given = batch.streams.iter().map(|batch| batch.ids.len());
-        let Some((size, rows)) = self.compiled.row_sizes.fit(given.clone()) else {
+        let Some((size, rows)) = self.compiled.row_sizes.fit(&given) else {
             let mut both = given.zip(streams.iter().map(|stream| stream.rows));
             let (rows, most) = both.find(|(rows, most)| *rows as u64 > *most).unwrap_or((0, 0));
             return Err(RunError::Rows { rows, most });
         };
         self.feed.fill(batch, rows)?;
         self.device.equal_sequences(self.feed.length());
-        for stream in 0..rows.len() {
-            self.upload_stream(stream, rows[stream] as usize)?;
+        for (stream, rows) in rows.iter().enumerate() {
+            self.upload_stream(stream, *rows as usize)?;
         }
         for input in &self.feed.inputs {
             let bytes: &[u8] = cast_slice(&input.numbers);

@@ -2,6 +2,7 @@
 //! one rank and on two, and whatever the micro-batches are padded to.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+#![allow(clippy::many_single_char_names, reason = "q, k, v")]
 
 mod job;
 
@@ -147,7 +148,7 @@ fn expected(graph: &Graph, ranks: usize) -> (Vec<f64>, Vec<Vec<f64>>) {
     let mut losses = Vec::new();
     for step in 0..STEPS as usize {
         let batches: Vec<Batch> = (0..ranks).map(|rank| Batch::new(graph, step * ranks + rank)).collect();
-        let trained: u64 = batches.iter().map(|batch| batch.trained()).sum();
+        let trained: u64 = batches.iter().map(Batch::trained).sum();
         let mut machine = Machine::new(graph, &batches[0].streams, weights.clone());
         let mut loss = 0.0;
         for batch in &batches {
@@ -190,7 +191,7 @@ fn rank(
     for step in 0..STEPS as usize {
         let all: Vec<Batch> =
             (0..ranks).map(|rank| Batch::new(&compiled.graph, step * ranks + rank)).collect();
-        let trained = all.iter().map(|batch| batch.trained()).sum();
+        let trained = all.iter().map(Batch::trained).sum();
         let own = &all[engine.rank() as usize];
         with_view(own, |batch| engine.step_streams(&[*batch], trained, step as u64, &[RATE]).unwrap());
         let loss = engine.record().unwrap().head.loss;

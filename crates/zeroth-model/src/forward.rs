@@ -55,13 +55,13 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
             shape: parameter.shape.clone(),
             trainable: parameter.trained,
         });
-        let role = match unit.name {
+        let unit_role = match unit.name {
             UnitName::Embedding | UnitName::Tied => Role::Embedding,
             UnitName::Block(index) => Role::Block(index),
             UnitName::Head => Role::Head,
             _ => Role::Other,
         };
-        b.unit(unit.name.to_string(), role, params.collect())?;
+        b.unit(unit.name.to_string(), unit_role, params.collect())?;
         residual = match (unit.name, residual) {
             (UnitName::Embedding | UnitName::Tied, _) => {
                 let embed = b.param("model.embed_tokens.weight")?;

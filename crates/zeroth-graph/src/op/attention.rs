@@ -1,7 +1,5 @@
 //! Causal attention within each sequence of a stream.
 
-#![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
-
 use std::ops::RangeInclusive;
 
 use crate::gradient::Deriver;
@@ -58,6 +56,14 @@ pub struct Attention<'a> {
     pub starts: &'a [usize],
 }
 
+/// A head's query: its keys with their softmax weights, and the log of the softmax's sum.
+struct Query {
+    row: usize,
+    head: usize,
+    weights: Vec<(usize, f64)>,
+    lse: f64,
+}
+
 impl Attention<'_> {
     /// Keys that a query may attend to: its own sequence, itself and earlier, within the window.
     fn keys(&self, query: usize) -> Option<RangeInclusive<usize>> {
@@ -72,8 +78,8 @@ impl Attention<'_> {
         [(row * self.heads + head) * self.head_dim, (key * self.kv_heads + kv_head) * self.head_dim]
     }
 
-    /// The keys of every query of every head with their softmax weights and the lse: (row, head, (key, weight), lse).
-    fn weights(&self, q: &[f64], k: &[f64]) -> Vec<(usize, usize, Vec<(usize, f64)>, f64)> {
+    /// Every query of every head.
+    fn weights(&self, q: &[f64], k: &[f64]) -> Vec<Query> {
         let rows = q.len() / (self.heads * self.head_dim);
         let queries = (0..rows).flat_map(|row| (0..self.heads).map(move |head| (row, head)));
         let of = |(row, head): (usize, usize)| {
@@ -86,7 +92,7 @@ impl Attention<'_> {
             let total: f64 = scores.iter().map(|(_, score)| (score - greatest).exp()).sum();
             let lse = greatest + total.ln();
             let weights = scores.into_iter().map(|(key, score)| (key, (score - lse).exp())).collect();
-            Some((row, head, weights, lse))
+            Some(Query { row, head, weights, lse })
         };
         queries.filter_map(of).collect()
     }
@@ -95,7 +101,7 @@ impl Attention<'_> {
 /// o [T, heads · D] and lse [T, heads].
 pub fn attention(dims: Attention<'_>, q: &[f64], k: &[f64], v: &[f64]) -> [Vec<f64>; 2] {
     let (mut o, mut lses) = (vec![0.0; q.len()], vec![0.0; q.len() / dims.head_dim]);
-    for (row, head, weights, lse) in dims.weights(q, k) {
+    for Query { row, head, weights, lse } in dims.weights(q, k) {
         lses[row * dims.heads + head] = lse;
         for (key, p) in weights {
             let [at, there] = dims.offsets(row, head, key);
@@ -108,7 +114,7 @@ pub fn attention(dims: Attention<'_>, q: &[f64], k: &[f64], v: &[f64]) -> [Vec<f
 /// dq, dk and dv of [`attention`].
 pub fn attention_backward(dims: Attention<'_>, q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) -> [Vec<f64>; 3] {
     let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
-    for (row, head, weights, _) in dims.weights(q, k) {
+    for Query { row, head, weights, .. } in dims.weights(q, k) {
         let dp = |key: usize| {
             let [at, there] = dims.offsets(row, head, key);
             (0..dims.head_dim).map(|d| dy[at + d] * v[there + d]).sum::<f64>()

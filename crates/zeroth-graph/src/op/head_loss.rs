@@ -52,7 +52,9 @@ pub fn head_loss(x: &[f64], w: &[f64], labels: &[i64], scale: f64) -> (f64, [Vec
         let greatest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = greatest + logits.iter().map(|logit| (logit - greatest).exp()).sum::<f64>().ln();
         loss += lse - logits[label];
-        logits.iter_mut().for_each(|logit| *logit = (*logit - lse).exp() * scale);
+        for logit in logits.iter_mut() {
+            *logit = (*logit - lse).exp() * scale;
+        }
         logits[label] -= scale;
     }
     let [dx, dw, _] = linear_backward(x, w, &dlogits, hidden);

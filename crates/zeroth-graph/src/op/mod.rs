@@ -4,6 +4,8 @@
 //! documented here, for the graph and everything that executes it. The file of an op has its shape rule, its gradient, both
 //! in f64, and its test.
 
+#![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
+
 mod add_rms_norm;
 mod attention;
 mod dropout;

@@ -20,7 +20,9 @@ pub fn mismatch(graph: &Graph, data: &[Data], inputs: &[(Value, Vec<i64>)]) -> O
     };
     let machine = |params| {
         let mut machine = Machine::new(graph, data, params);
-        inputs.iter().for_each(|(input, indices)| machine.set_input(*input, indices));
+        for (input, indices) in inputs {
+            machine.set_input(*input, indices);
+        }
         machine
     };
     let backward = match graph.backward() {

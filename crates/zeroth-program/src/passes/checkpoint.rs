@@ -108,7 +108,9 @@ impl Model<'_> {
     /// For each unit of the graph, whether it is one of these.
     fn inside(&self, units: &[UnitId]) -> Vec<bool> {
         let mut inside = vec![false; self.graph.units.len()];
-        units.iter().for_each(|unit| inside[unit.index()] = true);
+        for unit in units {
+            inside[unit.index()] = true;
+        }
         inside
     }
 
