@@ -53,7 +53,7 @@ fn only_stage_3_gathers() {
         assert!(row(&plan, preset)["gathered_layer"].as_u64().unwrap() > 300_000_000, "{preset}");
     }
     // With a model, the layer is its own largest, and among the buffers.
-    let (_, plan) = zeroth_json(&["plan", "--model", &model("Qwen3-8B"), "--ranks", "4"]);
+    let (_, plan) = zeroth_json(&["plan", "--model", &model("Qwen3-8B"), "--ranks", "4", "--device", "cuda"]);
     let zero3 = row(&plan, "zero3");
     let layer = zero3["gathered_layer"].as_u64().unwrap();
     assert!(layer > 0 && layer <= zero3["device_bytes"]["buffers"].as_u64().unwrap(), "{zero3}");

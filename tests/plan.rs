@@ -80,6 +80,8 @@ fn qwen3_8b_on_five_44_gb_gpus_needs_stage_3() {
         "44GB",
         "--per-device-train-batch-size",
         "1",
+        "--device",
+        "cuda",
     ]);
     assert_eq!(code, 0);
     assert_eq!(plan["params"], 8_190_735_360_u64);
@@ -99,7 +101,9 @@ fn folder_and_config_json_give_the_same_plan() {
 
 #[test]
 fn misfits_exit_with_3_and_suggested_changes_fit() {
-    let base = ["plan", "--model", &model("Qwen3-8B"), "--device-memory", "24GB", "--host-memory", "64GB"];
+    let budgets = ["--device-memory", "24GB", "--host-memory", "64GB", "--device", "cuda"];
+    let model = model("Qwen3-8B");
+    let base = [&["plan", "--model", &model][..], &budgets].concat();
     let (code, plan) = zeroth_json(&[&base[..], &["--ranks", "1"]].concat());
     assert_eq!(code, 3);
     assert_eq!(plan["recommended"], Value::Null);
@@ -229,4 +233,114 @@ fn flags_without_effect_are_noted() {
     assert!(!notes(&["plan", "--params", "8B"]).contains("have no effect"));
     let with_model = ["plan", "--model", &model("Qwen3-0.6B"), "--max-length", "512"];
     assert!(!notes(&with_model).contains("have no effect"));
+}
+
+/// `train` writes the memory it allocates to plan.json; rows of the data are as long as the plan's.
+#[test]
+fn plan_equals_what_train_allocates() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, run) = (folder.path().join("rows.jsonl"), folder.path().join("run"));
+    let ids: Vec<u32> = (1..=48).collect();
+    let row = format!("{}\n", serde_json::json!({ "input_ids": ids, "labels": ids }));
+    std::fs::write(&data, row.repeat(8)).unwrap();
+    for preset in ["zero1", "zero3", "zero3_offload"] {
+        let job =
+            ["--model", "tests/golden/qwen3-tied", "--ranks", "2", "--device", "cpu", "--deepspeed", preset];
+        let job = [&job[..], &["--max-length", "48", "--per-device-train-batch-size", "2"]].concat();
+        let (data, run) = (data.to_str().unwrap(), run.to_str().unwrap());
+        let run_of = ["--data", data, "--output", run, "--max-steps", "1", "--overwrite-output-dir"];
+        let ended = zeroth(&[&["train"], &job[..], &run_of].concat());
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+        let allocated = std::fs::read_to_string(std::path::Path::new(run).join("plan.json")).unwrap();
+        let allocated: Value = serde_json::from_str(&allocated).unwrap();
+        let (_, plan) = zeroth_json(&[&["plan"], &job[..]].concat());
+        let row = &plan["rows"][0];
+        assert_eq!((&row["basis"], &plan["estimate"]), (&"program".into(), &false.into()));
+        assert_eq!(row["device_bytes"], allocated["device_bytes"], "{preset}");
+        let host = |value: &Value| value["host_bytes"]["total"].as_u64().unwrap();
+        assert_eq!(host(row), 2 * host(&allocated), "{preset}");
+    }
+}
+
+#[test]
+fn what_cannot_be_compiled_is_marked_as_an_estimate() {
+    for arguments in [
+        &["plan", "--model", &model("Qwen3-30B-A3B"), "--ranks", "8"][..],
+        &["plan", "--model", &model("t5-3b")],
+        &["plan", "--model", &model("Qwen3-0.6B"), "--train-type", "lora"],
+        &["plan", "--model", &model("Qwen3-0.6B"), "--states", "master"],
+        &["plan", "--params", "8B"],
+    ] {
+        let (_, plan) = zeroth_json(arguments);
+        assert!(
+            plan["rows"].as_array().unwrap().iter().all(|row| row["basis"] == "estimate"),
+            "{arguments:?}"
+        );
+        let text = zeroth(arguments).stdout;
+        assert!(text.contains("zero2 (estimate)"), "{text}");
+    }
+}
+
+#[test]
+fn fp32_runs_are_planned() {
+    let plan = |flag| {
+        let model = model("Qwen3-0.6B");
+        let (code, plan) =
+            zeroth_json(&["plan", "--model", &model, "--ranks", "2", "--device", "cuda", flag]);
+        assert_eq!(code, 0);
+        ["parameters", "gradients", "optimizer"]
+            .map(|part| plan["rows"][2]["device_bytes"][part].as_u64().unwrap())
+    };
+    // bf16: 2 whole, 4 and 2 + 8 sharded; fp32: 4 whole, 4 and 8 sharded.
+    let ([p16, g16, o16], [p32, g32, o32]) = (plan("--bf16"), plan("--fp32"));
+    assert_eq!((p32, g32, 10 * o32), (2 * p16, g16, 8 * o16));
+}
+
+#[test]
+fn rows_say_what_budgets_leave_and_how_far_micro_batches_can_grow() {
+    let base =
+        ["plan", "--model", &model("Qwen3-0.6B"), "--ranks", "2", "--device", "cuda", "--deepspeed", "zero2"];
+    let with = |more: &[&str]| {
+        let (code, plan) = zeroth_json(&[&base[..], &["--device-memory", "24GB"], more].concat());
+        (code, plan["rows"][0].clone())
+    };
+    let (code, row) = with(&["--max-length", "1024"]);
+    assert_eq!(code, 0);
+    let total = row["device_bytes"]["total"].as_u64().unwrap();
+    assert_eq!(row["device_bytes_free"], 24_000_000_000 - total);
+    assert_eq!(row["host_bytes_free"], Value::Null);
+    let (batch, longest) =
+        (row["largest_micro_batch"].as_u64().unwrap(), row["longest_row"].as_u64().unwrap());
+    let fits = |batch: u64, length: u64| {
+        let [batch, length] = [batch, length].map(|count| count.to_string());
+        with(&["--per-device-train-batch-size", &batch, "--max-length", &length]).0 == 0
+    };
+    assert!(fits(batch, 1024) && !fits(batch + 1, 1024), "{batch}");
+    assert!(fits(1, longest) && !fits(1, longest + longest / 50 + 32), "{longest}");
+    // Without a budget there is no limit to report.
+    let (_, plan) = zeroth_json(&base);
+    for key in ["device_bytes_free", "host_bytes_free", "largest_micro_batch", "longest_row"] {
+        assert_eq!(plan["rows"][0][key], Value::Null, "{key}");
+    }
+    let text = zeroth(&[&base[..], &["--device-memory", "24GB", "--max-length", "1024"]].concat()).stdout;
+    assert!(text.contains("largest micro-batch of 1,024 tokens") && text.contains("device free"), "{text}");
+}
+
+#[test]
+fn well_known_models_need_no_files() {
+    let (code, plan) = zeroth_json(&["plan", "--model", "Qwen/Qwen3-8B", "--ranks", "5", "--device", "cuda"]);
+    assert_eq!((code, &plan["params"]), (0, &8_190_735_360_u64.into()));
+    assert!(plan["notes"].to_string().contains("the built-in config is used"), "{}", plan["notes"]);
+    let (_, folder) =
+        zeroth_json(&["plan", "--model", &model("Qwen3-8B"), "--ranks", "5", "--device", "cuda"]);
+    assert_eq!(plan["rows"], folder["rows"]);
+    let (code, resolved) =
+        zeroth_json(&["config", "resolve", "zero3", "--model", "Qwen/Qwen3-8B", "--ranks", "8"]);
+    assert_eq!(code, 0);
+    assert!(resolved["notes"].to_string().contains("built-in config"), "{}", resolved["notes"]);
+    assert_eq!(resolved["config"]["zero_optimization"]["reduce_bucket_size"], 4096 * 4096);
+    // Nothing is trained from a name alone.
+    let ended = zeroth(&["train", "--model", "Qwen/Qwen3-8B", "--data", "none.jsonl", "--output", "none"]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.stderr.contains("Hugging Face cache"), "{}", ended.stderr);
 }

@@ -23,6 +23,8 @@ STAGES = {0: ["none"], 1: ["none", "optimizer"], 2: ["none", "optimizer"], 3: ["
 
 def cases(only=()):
     models = sorted(name for name in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{name}/data.jsonl"))
+    # `train` has no way to freeze parameters: it would train a half-frozen model wholly.
+    models = [name for name in models if not name.endswith("-half-frozen")]
     models = [name for name in models if not only or name in only]
     for model, precision, ranks, recompute in itertools.product(models, ("fp32", "bf16"), (1, 2, 3), ("none", "block")):
         for stage, offloads in STAGES.items():

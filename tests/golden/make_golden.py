@@ -1,4 +1,5 @@
-"""Golden training runs: tiny models of five families, 20 AdamW steps each, by PyTorch and transformers in fp32.
+"""Golden training runs: tiny models of five families, 20 AdamW steps each, by PyTorch and transformers in fp32. In two of them
+every second parameter is frozen.
 
     python tests/golden/make_golden.py           # writes every folder beside this file, then checks what it wrote
     python tests/golden/make_golden.py --check   # reads the committed files and computes step 1 of every run again
@@ -121,7 +122,16 @@ MODELS = {
     "qwen3-gelu-tied": ("qwen3", sizes(
         55, 28, 39, 2, heads=2, kv_heads=2, head_dim=10, max_position_embeddings=64, tie_word_embeddings=True,
         hidden_act="gelu", rms_norm_eps=1e-5, rope_parameters=rope("default", 10000.0))),
+    "qwen3-half-frozen": ("qwen3", sizes(
+        49, 26, 31, 2, heads=3, kv_heads=1, head_dim=8, max_position_embeddings=64, tie_word_embeddings=False,
+        rms_norm_eps=1e-5, rope_parameters=rope("default", 10000.0))),
+    "llama-biases-half-frozen": ("llama", sizes(
+        63, 20, 27, 2, heads=4, kv_heads=2, head_dim=6, max_position_embeddings=64, tie_word_embeddings=True,
+        attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5, rope_parameters=rope("default", 10000.0))),
 }
+# The models of which every second parameter is frozen, by name in alphabetical order: the remainder of the frozen places. The
+# embedding and not the head of the first one is frozen; the second one's tied embedding is.
+FROZEN = {"qwen3-half-frozen": 1, "llama-biases-half-frozen": 0}
 
 
 # --- The data ---------------------------------------------------------------------------------------------------------
@@ -188,8 +198,16 @@ def make_model(family, fields, seed):
     return model
 
 
+def frozen_names(folder):
+    names = sorted(load_file(folder / "model.safetensors"))
+    return names[FROZEN[folder.name]::2] if folder.name in FROZEN else []
+
+
 def load_model(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    frozen = frozen_names(folder)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name not in frozen)
     return model.train()
 
 
@@ -210,9 +228,10 @@ def train(folder, rows, batch, schedule, warmup, steps=STEPS):
     model = load_model(folder)
     decayed = set(get_parameter_names(model, [torch.nn.LayerNorm], UNDECAYED))
     named = list(model.named_parameters())
+    updated = [(n, p) for n, p in named if p.requires_grad]
     groups = [
-        {"params": [p for n, p in named if n in decayed], "weight_decay": RECIPE["weight_decay"]},
-        {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
+        {"params": [p for n, p in updated if n in decayed], "weight_decay": RECIPE["weight_decay"]},
+        {"params": [p for n, p in updated if n not in decayed], "weight_decay": 0.0},
     ]
     betas = (RECIPE["adam_beta1"], RECIPE["adam_beta2"])
     optimizer = torch.optim.AdamW(
@@ -224,7 +243,7 @@ def train(folder, rows, batch, schedule, warmup, steps=STEPS):
         optimizer.zero_grad()
         run["loss"].append(backward(model, taken))
         if step == 0:
-            first = {name: weight.grad.clone() for name, weight in named}
+            first = {name: weight.grad.clone() for name, weight in updated}
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), RECIPE["max_grad_norm"], foreach=False)
         run["grad_norm"].append(norm.item())
         run["lr"].append(scheduler.get_last_lr()[0])
@@ -233,6 +252,8 @@ def train(folder, rows, batch, schedule, warmup, steps=STEPS):
         optimizer.step()
         scheduler.step()
     final = {name: weight.detach().double() for name, weight in named}
+    start = load_file(folder / "model.safetensors")
+    assert all(torch.equal(final[name], start[name].double()) for name in frozen_names(folder))
     return run, first, final, sorted(name for name, _ in named if name not in decayed)
 
 
@@ -245,8 +266,10 @@ class Second:
         self.config = json.loads((folder / "config.json").read_text())
         if change:
             change(self.config)
+        frozen = frozen_names(folder)
         self.weights = {
-            name: weight.double().requires_grad_() for name, weight in load_file(folder / "model.safetensors").items()}
+            name: weight.double().requires_grad_(name not in frozen)
+            for name, weight in load_file(folder / "model.safetensors").items()}
 
     def frequencies(self, length):
         """Angles a position turns each pair by, and what cosine and sine are multiplied by."""
@@ -345,7 +368,8 @@ class Second:
 
     def gradients(self, rows):
         loss = self.loss(rows)
-        return loss.item(), dict(zip(self.weights, torch.autograd.grad(loss, list(self.weights.values()))))
+        updated = {name: weight for name, weight in self.weights.items() if weight.requires_grad}
+        return loss.item(), dict(zip(updated, torch.autograd.grad(loss, list(updated.values()))))
 
     def train(self, rows, batch, lrs, undecayed, steps=STEPS):
         b1, b2 = RECIPE["adam_beta1"], RECIPE["adam_beta2"]
@@ -393,7 +417,7 @@ def check_slope(folder, rows):
     start = {n: w.detach() for n, w in second.weights.items()}
     losses = []
     for sign in (1, -1):
-        second.weights = {n: start[n] + sign * h * way[n] for n in start}
+        second.weights = {n: start[n] + (sign * h * way[n] if n in grads else 0) for n in start}
         losses.append(second.loss(rows).item())
     slope = (losses[0] - losses[1]) / (2 * h)
     expected = sum((grads[n] * way[n]).sum().item() for n in grads)
@@ -511,6 +535,7 @@ def make(name, seed):
             "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
             "safetensors": safetensors.__version__},
         "recipe": {"steps": STEPS, **RECIPE, "undecayed": undecayed},
+        **({"frozen": frozen_names(folder)} if name in FROZEN else {}),
         "gradients_of_step_1": {"run": "batch-4-cosine", "whole": whole, "parameters": gradients},
         "runs": runs,
     })
@@ -549,7 +574,7 @@ def check(name):
     for run in steps["runs"]:
         again, first, _, undecayed = train(folder, rows, run["batch"], run["schedule"], run["warmup_steps"], steps=1)
         second = Second(folder).train(rows, run["batch"], run["lr"], undecayed, steps=1)
-        assert undecayed == steps["recipe"]["undecayed"]
+        assert undecayed == steps["recipe"]["undecayed"] and frozen_names(folder) == steps.get("frozen", [])
         assert all(len(run[key]) == STEPS for key in again)
         assert all(again[key] == run[key][:1] for key in ("lr", "tokens", "trained_tokens"))
         again_apart += [apart(again[key], run[key][:1]) for key in second]

@@ -52,6 +52,8 @@ def train(model, zero, recompute, ranks, accumulation, micro_batch, flags, outpu
 
 def golden(output):
     models = sorted(name for name in os.listdir(GOLDEN) if os.path.isdir(f"{GOLDEN}/{name}"))
+    # `train` has no way to freeze parameters; the example half_frozen_on_gpu of zeroth-engine trains those.
+    models = [name for name in models if not name.endswith("-half-frozen")]
     cases = [(model, stage, *split, "none", "none")
              for model in models for stage in (0, 3) for split in ((1, 1, 4), (1, 4, 1), (2, 1, 2))]
     cases += [("qwen3-tied", stage, *split, offload, recompute)

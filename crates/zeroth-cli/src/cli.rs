@@ -93,7 +93,7 @@ pub(crate) struct PlanArgs {
     /// Hugging Face folder, its config.json, or a name in the local Hugging Face cache
     #[arg(long, alias = "model-name-or-path", value_name = "DIR", required_unless_present = "params")]
     pub(crate) model: Option<String>,
-    /// Number of parameters instead of a model: a closed-form estimate without activations and buffers
+    /// Number of parameters instead of a model: an estimate without activations and buffers
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) params: Option<u64>,
     /// Number of ranks, one device each
@@ -106,6 +106,9 @@ pub(crate) struct PlanArgs {
     /// Memory budget of one device
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
+    /// Device to train on, which decides buffers and gathers [default: cuda with --card or where a GPU is found, else cpu]
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) device: Option<DeviceArg>,
     /// GPU model (A100-80GB, RTX 4090, V100-32GB), for its memory and supported dtypes
     #[arg(long, value_name = "NAME", conflicts_with = "device_memory")]
     pub(crate) card: Option<String>,
@@ -115,7 +118,7 @@ pub(crate) struct PlanArgs {
     /// Plan one preset or DeepSpeed JSON file instead of all presets
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) deepspeed: Option<String>,
-    /// Bytes counted per parameter [default: master with --params, run with --model]
+    /// Estimate states in closed form with these bytes per parameter [default: master with --params]
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) states: Option<StatesArg>,
     /// Full fine-tuning or LoRA

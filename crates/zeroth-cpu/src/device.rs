@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use zeroth_base::DType;
 
 use super::Arena;
-use super::attention::{AttentionSaved, attention, attention_backward};
+use super::attention::{AttentionSaved, attention, attention_backward, cached_attention, store_rows};
 use super::convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
 use super::dropout::{Dropout, dropout};
 use super::embedding::{embedding, embedding_backward, embedding_backward_tied};
@@ -30,8 +30,9 @@ use zeroth_kernel::Element;
 use zeroth_kernel::READBACKS;
 use zeroth_kernel::RowKey;
 use zeroth_kernel::{
-    Access, Control, CpuShare, Device, DeviceError, GradStore, Kernel, Launch, PeerMapping, Queue, RankSum,
-    ReadWrite, Recipe, Record, Report, Shared, Span, StepInput, TiedRowsIn, TiedRowsOut, Tier,
+    Access, Control, CpuShare, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, PeerMapping,
+    Queue, RankSum, ReadWrite, Recipe, Record, Report, Shared, Span, StepInput, TiedRowsIn, TiedRowsOut,
+    Tier,
 };
 use zeroth_kernel::{BLOCK, ExactSum};
 use zeroth_kernel::{RankReport, decide};
@@ -243,8 +244,8 @@ impl CpuDevice {
                         self.read(rstd)?,
                         self.read(w)?,
                         residual,
-                        self.write(dh)?,
-                        self.write(dw)?,
+                        dh.map(|dh| self.write(dh)).transpose()?,
+                        dw.map(|dw| self.write(dw)).transpose()?,
                         scratch()?,
                     );
                 }
@@ -256,8 +257,9 @@ impl CpuDevice {
                 Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw } => {
                     let (dy, h, rstd, w) =
                         (self.read::<T>(dy)?, self.read(h)?, self.read(rstd)?, self.read(w)?);
-                    let (cos, sin, dh, dw) =
-                        (self.read(cos)?, self.read(sin)?, self.write(dh)?, self.write(dw)?);
+                    let (cos, sin) = (self.read(cos)?, self.read(sin)?);
+                    let dh = dh.map(|dh| self.write(dh)).transpose()?;
+                    let dw = dw.map(|dw| self.write(dw)).transpose()?;
                     head_norm_rope_backward(pool, dims, dy, h, rstd, w, cos, sin, dh, dw, scratch()?);
                 }
                 Kernel::Rope { dims, cos, sin, x, y, back } => {
@@ -286,6 +288,13 @@ impl CpuDevice {
                     let (starts, dy) = (self.starts(starts)?, self.read(dy)?);
                     let (dq, dk, dv) = (self.write(dq)?, self.write(dk)?, self.write(dv)?);
                     attention_backward(pool, dims, starts, saved, dy, dq, dk, dv, scratch()?);
+                }
+                Kernel::StoreRows { dims, ranges, x, cache } => {
+                    store_rows::<T>(dims, self.read(ranges)?, self.read(x)?, self.write(cache)?);
+                }
+                Kernel::CachedAttention { ref dims, cached, ranges, q, k, v, y } => {
+                    let (ranges, q, kv) = (self.read(ranges)?, self.read(q)?, [self.read(k)?, self.read(v)?]);
+                    cached_attention::<T>(pool, dims, cached, ranges, q, kv, self.write(y)?, scratch()?);
                 }
                 Kernel::GatedActivation { activation, gate, up, y } => {
                     let (gate, up) = (self.read(gate)?, self.read(up)?);
@@ -317,25 +326,16 @@ impl CpuDevice {
                         scratch()?,
                     );
                 }
-                Kernel::HeadLossBackward {
-                    dims,
-                    x,
-                    w,
-                    labels,
-                    loss,
-                    input,
-                    control,
-                    dx,
-                    dw,
-                    store,
-                    tied_rows,
-                } => {
+                Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw } => {
                     let weight = self.read_one::<StepInput>(input)?.loss_weight;
                     let scale = (weight * self.read_one::<Control>(control)?.loss_scale) as f32;
                     let (x, w, labels) = (self.read::<T>(x)?, self.read(w)?, self.read(labels)?);
-                    let (dx, s) = (self.write(dx)?, scratch()?);
-                    let sum = match (store, tied_rows) {
-                        (GradStore::Round { to, found_inf }, tied_rows) if to == T::DTYPE => {
+                    let (dx, s) = (dx.map(|dx| self.write(dx)).transpose()?, scratch()?);
+                    let sum = match dw {
+                        None => head_loss_backward(pool, dims, x, w, labels, scale, dx, None, false, s),
+                        Some(HeadLossDw { to: dw, store: GradStore::Round { to, found_inf }, tied_rows })
+                            if to == T::DTYPE =>
+                        {
                             let own = match tied_rows {
                                 Some(TiedRowsOut { ids, rows }) => {
                                     Some(TokenRows { ids: self.read(ids)?, rows: self.write(rows)? })
@@ -350,11 +350,15 @@ impl CpuDevice {
                             }
                             sum
                         }
-                        (GradStore::Add | GradStore::Write, None) => {
-                            let (dw, add) = (self.write(dw)?, store == GradStore::Add);
+                        Some(HeadLossDw {
+                            to: dw,
+                            store: store @ (GradStore::Add | GradStore::Write),
+                            tied_rows: None,
+                        }) => {
+                            let (dw, add) = (Some(self.write(dw)?), store == GradStore::Add);
                             head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, add, s)
                         }
-                        (store, tied_rows) => {
+                        Some(HeadLossDw { store, tied_rows, .. }) => {
                             let problem = format!("{store:?} of {} with {tied_rows:?}", T::DTYPE);
                             return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
                         }

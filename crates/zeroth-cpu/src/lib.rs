@@ -62,6 +62,7 @@ pub use affinity::CpuAffinity;
 pub use arena::{Arena, LARGE_PAGE};
 pub use attention::{
     AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
+    cached_attention, cached_attention_scratch, store_rows,
 };
 pub use convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
 pub use device::CpuDevice;

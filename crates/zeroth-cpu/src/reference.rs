@@ -1,100 +1,52 @@
-//! f64 reference implementations of every kernel.
+//! f64 reference implementations of every kernel. Those of ops are the graph's, with the kernels' dimensions.
 
-use zeroth_base::{GatedActivation, philox4x32};
+use zeroth_base::philox4x32;
+use zeroth_graph::reference;
+pub use zeroth_graph::reference::{gated_activation, gated_activation_backward};
 
 use super::Dropout;
 use zeroth_kernel::{
-    AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
-    RopeDims, RowKey,
+    AttentionDims, CacheRange, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
+    RmsNormDims, RopeDims, RowKey,
 };
 use zeroth_kernel::{MOMENTS, Optimizer, Recipe};
 
 /// y = x · wᵀ + bias.
 pub fn linear(dims: LinearDims, x: &[f64], w: &[f64], bias: Option<&[f64]>) -> Vec<f64> {
-    let mut y = Vec::with_capacity(dims.rows * dims.outputs);
-    for x in x.chunks_exact(dims.inputs) {
-        for (o, w) in w.chunks_exact(dims.inputs).enumerate() {
-            y.push(dot(x, w) + bias.map_or(0.0, |bias| bias[o]));
-        }
-    }
-    y
+    reference::linear(x, w, bias, dims.inputs)
 }
 
 /// dx, dw and db of [`linear`].
 pub fn linear_backward(dims: LinearDims, x: &[f64], w: &[f64], dy: &[f64]) -> [Vec<f64>; 3] {
-    let LinearDims { inputs, outputs, .. } = dims;
-    let (mut dx, mut dw, mut db) = (vec![0.0; x.len()], vec![0.0; w.len()], vec![0.0; outputs]);
-    for (r, dy) in dy.chunks_exact(outputs).enumerate() {
-        for (o, dy) in dy.iter().enumerate() {
-            db[o] += dy;
-            for i in 0..inputs {
-                dx[r * inputs + i] += dy * w[o * inputs + i];
-                dw[o * inputs + i] += dy * x[r * inputs + i];
-            }
-        }
-    }
-    [dx, dw, db]
+    reference::linear_backward(x, w, dy, dims.inputs)
 }
 
 /// Embedding lookup; zeros for a negative id.
 pub fn embedding(dims: EmbeddingDims, ids: &[i32], table: &[f64]) -> Vec<f64> {
-    let row = |&id: &i32| match usize::try_from(id) {
-        Ok(id) => table[id * dims.width..][..dims.width].to_vec(),
-        Err(_) => vec![0.0; dims.width],
-    };
-    ids.iter().flat_map(row).collect()
+    reference::embedding(&wide(ids), table, dims.width)
 }
 
 /// The gradient of the table.
 pub fn embedding_backward(dims: EmbeddingDims, ids: &[i32], dy: &[f64]) -> Vec<f64> {
-    let mut dtable = vec![0.0; dims.vocab * dims.width];
-    for (id, dy) in ids.iter().zip(dy.chunks_exact(dims.width)) {
-        if let Ok(id) = usize::try_from(*id) {
-            add(&mut dtable[id * dims.width..][..dims.width], dy);
-        }
-    }
-    dtable
+    reference::embedding_backward(&wide(ids), dy, dims.vocab * dims.width)
 }
 
 /// y and rstd of the norm of h.
 pub fn rms_norm(dims: RmsNormDims, h: &[f64], w: &[f64]) -> [Vec<f64>; 2] {
-    let (mut y, mut rstds) = (Vec::new(), Vec::new());
-    for h in h.chunks_exact(dims.width) {
-        let rstd = 1.0 / (dot(h, h) / dims.width as f64 + f64::from(dims.eps)).sqrt();
-        y.extend(h.iter().zip(w).map(|(h, w)| h * rstd * w));
-        rstds.push(rstd);
-    }
-    [y, rstds]
+    reference::rms_norm(h, w, f64::from(dims.eps))
 }
 
 /// dh and dw of [`rms_norm`].
 pub fn rms_norm_backward(dims: RmsNormDims, h: &[f64], w: &[f64], dy: &[f64]) -> [Vec<f64>; 2] {
-    let [_, rstds] = rms_norm(dims, h, w);
-    let (mut dh, mut dw) = (Vec::new(), vec![0.0; dims.width]);
-    for ((h, dy), rstd) in h.chunks_exact(dims.width).zip(dy.chunks_exact(dims.width)).zip(rstds) {
-        let along = (0..dims.width).map(|i| dy[i] * w[i] * h[i] * rstd).sum::<f64>() / dims.width as f64;
-        for i in 0..dims.width {
-            dh.push(rstd * (dy[i] * w[i] - h[i] * rstd * along));
-            dw[i] += dy[i] * h[i] * rstd;
-        }
-    }
-    [dh, dw]
+    let [_, rstd] = rms_norm(dims, h, w);
+    reference::rms_norm_backward(h, &rstd, w, dy)
 }
 
 /// x rotated by `sign` times the angles.
 pub fn rope(dims: RopeDims, cos: &[f32], sin: &[f32], sign: f64, x: &[f64]) -> Vec<f64> {
-    let (half, mut y) = (dims.rotated / 2, x.to_vec());
-    for row in 0..dims.rows {
-        for head in 0..dims.heads {
-            let at = (row * dims.heads + head) * dims.head_dim;
-            for i in 0..half {
-                let (cos, sin) = (f64::from(cos[row * half + i]), sign * f64::from(sin[row * half + i]));
-                y[at + i] = x[at + i] * cos - x[at + half + i] * sin;
-                y[at + half + i] = x[at + half + i] * cos + x[at + i] * sin;
-            }
-        }
-    }
-    y
+    let cos: Vec<f64> = cos.iter().map(|cos| f64::from(*cos)).collect();
+    let sin: Vec<f64> = sin.iter().map(|sin| sign * f64::from(*sin)).collect();
+    reference::rope(x, dims.heads, dims.head_dim, &cos, &sin)
 }
 
 /// y and rstd: the norm of each head of x, rotated.
@@ -121,48 +73,50 @@ pub fn head_norm_rope_backward(
     rms_norm_backward(dims.norm(), h, w, &rope(dims.rope, cos, sin, -1.0, dy))
 }
 
-/// The softmax weights that one query gives its keys, and lse: `(first key, weights, lse)`.
-fn weights(
+fn attention_of<'a>(dims: &AttentionDims, starts: &'a [usize]) -> reference::Attention<'a> {
+    let AttentionDims { heads, kv_heads, head_dim, window, scale, .. } = *dims;
+    reference::Attention { heads, kv_heads, head_dim, window, scale: f64::from(scale), starts }
+}
+
+/// out, and lse as the kernels store it: [heads, rows].
+pub fn attention(dims: &AttentionDims, starts: &[u32], q: &[f64], k: &[f64], v: &[f64]) -> [Vec<f64>; 2] {
+    let starts: Vec<usize> = starts.iter().map(|start| *start as usize).collect();
+    let [out, lse] = reference::attention(attention_of(dims, &starts), q, k, v);
+    let by_head = |at: usize| lse[at % dims.rows * dims.heads + at / dims.rows];
+    [out, (0..lse.len()).map(by_head).collect()]
+}
+
+/// Attention of each row over the cached rows of its range.
+pub fn cached_attention(
     dims: &AttentionDims,
-    starts: &[u32],
+    ranges: &[CacheRange],
     q: &[f64],
     k: &[f64],
-    row: usize,
-    head: usize,
-) -> Option<(usize, Vec<f64>, f64)> {
-    let sequence = starts.windows(2).find(|pair| (pair[0]..pair[1]).contains(&(row as u32)))?[0] as usize;
-    let first = sequence.max((row + 1).saturating_sub(dims.window.unwrap_or(usize::MAX)));
-    let q = head_of(dims, q, dims.heads, row, head);
-    let kv_head = head * dims.kv_heads / dims.heads;
-    let scores = (first..=row)
-        .map(|key| dot(q, head_of(dims, k, dims.kv_heads, key, kv_head)) * f64::from(dims.scale));
-    let scores: Vec<f64> = scores.collect();
-    let peak = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let lse = peak + scores.iter().map(|score| (score - peak).exp()).sum::<f64>().ln();
-    Some((first, scores.iter().map(|score| (score - lse).exp()).collect(), lse))
+    v: &[f64],
+) -> Vec<f64> {
+    let mut out = Vec::with_capacity(q.len());
+    for (row, range) in ranges.iter().enumerate() {
+        let (end, window) = (range.end as usize, dims.window.unwrap_or(usize::MAX));
+        let keys = (range.first as usize).max(end.saturating_sub(window))..end;
+        for head in 0..dims.heads {
+            let (q, kv_head) = (head_of(dims, q, dims.heads, row, head), head * dims.kv_heads / dims.heads);
+            let of = |data, key| head_of(dims, data, dims.kv_heads, key, kv_head);
+            let scores: Vec<f64> =
+                keys.clone().map(|key| dot(q, of(k, key)) * f64::from(dims.scale)).collect();
+            let peak = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - peak).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            out.extend((0..dims.head_dim).map(|i| {
+                let sum: f64 = keys.clone().zip(&weights).map(|(key, weight)| weight * of(v, key)[i]).sum();
+                if keys.is_empty() { 0.0 } else { sum / total }
+            }));
+        }
+    }
+    out
 }
 
 fn head_of<'a>(dims: &AttentionDims, data: &'a [f64], heads: usize, row: usize, head: usize) -> &'a [f64] {
     &data[(row * heads + head) * dims.head_dim..][..dims.head_dim]
-}
-
-/// out and lse.
-pub fn attention(dims: &AttentionDims, starts: &[u32], q: &[f64], k: &[f64], v: &[f64]) -> [Vec<f64>; 2] {
-    let (mut out, mut lses) = (vec![0.0; q.len()], vec![0.0; dims.heads * dims.rows]);
-    for row in 0..dims.rows {
-        for head in 0..dims.heads {
-            let Some((first, weights, lse)) = weights(dims, starts, q, k, row, head) else { continue };
-            lses[head * dims.rows + row] = lse;
-            let kv_head = head * dims.kv_heads / dims.heads;
-            for (key, weight) in weights.iter().enumerate() {
-                let v = head_of(dims, v, dims.kv_heads, first + key, kv_head);
-                for i in 0..dims.head_dim {
-                    out[(row * dims.heads + head) * dims.head_dim + i] += weight * v[i];
-                }
-            }
-        }
-    }
-    [out, lses]
 }
 
 /// dq, dk and dv of [`attention`].
@@ -174,75 +128,13 @@ pub fn attention_backward(
     v: &[f64],
     dout: &[f64],
 ) -> [Vec<f64>; 3] {
-    let head_dim = dims.head_dim;
-    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
-    for row in 0..dims.rows {
-        for head in 0..dims.heads {
-            let Some((first, weights, _)) = weights(dims, starts, q, k, row, head) else { continue };
-            let kv_head = head * dims.kv_heads / dims.heads;
-            let at = (row * dims.heads + head) * head_dim;
-            let dout = &dout[at..at + head_dim];
-            let dweights: Vec<f64> = (0..weights.len())
-                .map(|key| dot(dout, head_of(dims, v, dims.kv_heads, first + key, kv_head)))
-                .collect();
-            let delta = dot(&weights, &dweights);
-            for (key, weight) in weights.iter().enumerate() {
-                let key_at = ((first + key) * dims.kv_heads + kv_head) * head_dim;
-                let dscore = weight * (dweights[key] - delta) * f64::from(dims.scale);
-                for i in 0..head_dim {
-                    dq[at + i] += dscore * k[key_at + i];
-                    dk[key_at + i] += dscore * q[at + i];
-                    dv[key_at + i] += weight * dout[i];
-                }
-            }
-        }
-    }
-    [dq, dk, dv]
-}
-
-/// f(gate) · up, f the activation.
-pub fn gated_activation(activation: GatedActivation, gate: &[f64], up: &[f64]) -> Vec<f64> {
-    gate.iter().zip(up).map(|(gate, up)| activation.value(*gate) * up).collect()
-}
-
-/// dgate and dup of [`gated_activation`].
-pub fn gated_activation_backward(
-    activation: GatedActivation,
-    gate: &[f64],
-    up: &[f64],
-    dy: &[f64],
-) -> [Vec<f64>; 2] {
-    let dgate = |i: usize| dy[i] * up[i] * activation.slope(gate[i]);
-    let dup = |i: usize| dy[i] * activation.value(gate[i]);
-    [(0..dy.len()).map(dgate).collect(), (0..dy.len()).map(dup).collect()]
+    let starts: Vec<usize> = starts.iter().map(|start| *start as usize).collect();
+    reference::attention_backward(attention_of(dims, &starts), q, k, v, dout)
 }
 
 /// The sum of losses, dx and dw.
-pub fn head_loss(
-    dims: HeadLossDims,
-    x: &[f64],
-    w: &[f64],
-    labels: &[i32],
-    scale: f64,
-) -> (f64, [Vec<f64>; 2]) {
-    let shape = LinearDims { rows: dims.rows, inputs: dims.hidden, outputs: dims.vocab };
-    let mut grads = linear(shape, x, w, None);
-    let mut loss = 0.0;
-    for (logits, &label) in grads.chunks_exact_mut(dims.vocab).zip(labels) {
-        let Ok(label) = usize::try_from(label) else {
-            logits.fill(0.0);
-            continue;
-        };
-        let peak = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let lse = peak + logits.iter().map(|logit| (logit - peak).exp()).sum::<f64>().ln();
-        loss += lse - logits[label];
-        for logit in logits.iter_mut() {
-            *logit = (*logit - lse).exp() * scale;
-        }
-        logits[label] -= scale;
-    }
-    let [dx, dw, _] = linear_backward(shape, x, w, &grads);
-    (loss, [dx, dw])
+pub fn head_loss(_: HeadLossDims, x: &[f64], w: &[f64], labels: &[i32], scale: f64) -> (f64, [Vec<f64>; 2]) {
+    reference::head_loss(x, w, &wide(labels), scale)
 }
 
 /// The last row of each sequence · wᵀ; zeros for an empty or missing sequence.
@@ -331,6 +223,6 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn add(to: &mut [f64], from: &[f64]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+fn wide(numbers: &[i32]) -> Vec<i64> {
+    numbers.iter().map(|number| i64::from(*number)).collect()
 }

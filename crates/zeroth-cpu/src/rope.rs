@@ -151,7 +151,7 @@ pub(super) fn rotate_head_from<T: Element>(x: &[T], y: &mut [T], cos: &[f32], si
 
 /// A rotated pair of dimensions.
 #[inline(always)]
-fn rotate_pair<T: Element>(u: T, v: T, cos: f32, sin: f32) -> [T; 2] {
+pub(super) fn rotate_pair<T: Element>(u: T, v: T, cos: f32, sin: f32) -> [T; 2] {
     let (u, v) = (u.to_f32(), v.to_f32());
     [T::from_f32(u * cos - v * sin), T::from_f32(v * cos + u * sin)]
 }

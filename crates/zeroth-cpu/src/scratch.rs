@@ -1,13 +1,13 @@
 //! Scratch sizes of the CPU kernels, from dimensions and threads alone: a memory plan is exact before a run.
 
-use super::attention::{attention_backward_scratch, attention_scratch};
+use super::attention::{attention_backward_scratch, attention_scratch, cached_attention_scratch};
 use super::head_loss::{head_loss_rounded_scratch, head_loss_scratch};
 use super::head_norm_rope::head_norm_rope_scratch;
 use super::linear::linear_scratch;
 use super::logits::logits_scratch;
 use super::rms_norm::rms_norm_scratch;
 use zeroth_kernel::BLOCK;
-use zeroth_kernel::{GradStore, Kernel};
+use zeroth_kernel::{GradStore, HeadLossDw, Kernel};
 
 /// Bytes of scratch of a kernel on a pool of `threads`.
 pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
@@ -17,13 +17,17 @@ pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
             floats(linear_scratch(*dims, threads))
         }
         Kernel::LinearDb { dims, .. } => floats(linear_scratch(*dims, threads)),
+        Kernel::RmsNormBackward { dw: None, .. } | Kernel::HeadNormRopeBackward { dw: None, .. } => 0,
         Kernel::RmsNormBackward { dims, .. } => floats(rms_norm_scratch(*dims)),
         Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),
         Kernel::Attention { dims, .. } => floats(attention_scratch(dims, threads)),
         Kernel::AttentionBackward { dims, .. } => floats(attention_backward_scratch(dims, threads)),
-        Kernel::HeadLossBackward { dims, store: GradStore::Round { .. }, .. } => {
-            floats(head_loss_rounded_scratch(*dims, threads))
-        }
+        Kernel::CachedAttention { dims, .. } => floats(cached_attention_scratch(dims, threads)),
+        Kernel::HeadLossBackward {
+            dims,
+            dw: Some(HeadLossDw { store: GradStore::Round { .. }, .. }),
+            ..
+        } => floats(head_loss_rounded_scratch(*dims, threads)),
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {
             floats(head_loss_scratch(*dims, threads))
         }

@@ -16,9 +16,10 @@ use super::{
     sum_ranks,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
+use super::{cached_attention, cached_attention_scratch};
 use zeroth_kernel::{
-    AttentionDims, Element, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
-    RmsNormDims, RopeDims, RowKey,
+    AttentionDims, CacheRange, Element, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims,
+    LogitsDims, RmsNormDims, RopeDims, RowKey,
 };
 
 use zeroth_kernel::{DeviceError, Moment, Optimizer, Recipe, StepNumbers};
@@ -89,6 +90,7 @@ impl<T: Element> SelfTester<'_, T> {
         self.sums_and_casts();
         self.logits();
         self.head_norm_rope();
+        self.cached_attention();
     }
 
     fn linear(&mut self) {
@@ -142,7 +144,18 @@ impl<T: Element> SelfTester<'_, T> {
         self.compare("rms_norm without residual", &y, &expected);
         let (mut dh, mut dw) = (vec![T::default(); count], vec![0.0f32; 77]);
         let mut scratch = vec![0.0; rms_norm_scratch(dims)];
-        rms_norm_backward(self.pool, dims, &dy, &h, &rstd, &w, Some(&past), &mut dh, &mut dw, &mut scratch);
+        rms_norm_backward(
+            self.pool,
+            dims,
+            &dy,
+            &h,
+            &rstd,
+            &w,
+            Some(&past),
+            Some(&mut dh),
+            Some(&mut dw),
+            &mut scratch,
+        );
         let [mut expected, weights] = reference::rms_norm_backward(dims, &wide(&h), &wide(&w), &wide(&dy));
         expected.iter_mut().zip(wide(&past)).for_each(|(dh, past)| *dh += past);
         self.compare("rms_norm dh", &dh, &expected);
@@ -187,8 +200,8 @@ impl<T: Element> SelfTester<'_, T> {
             &w,
             &cos,
             &sin,
-            &mut dh,
-            &mut dw,
+            Some(&mut dh),
+            Some(&mut dw),
             &mut scratch,
         );
         let [expected, _] =
@@ -227,6 +240,20 @@ impl<T: Element> SelfTester<'_, T> {
         }
     }
 
+    fn cached_attention(&mut self) {
+        // One key, more than a tile, and padding.
+        let ranges = [(0, 1), (1, 300), (0, 0), (300, 330)].map(|(first, end)| CacheRange { first, end });
+        for (name, window) in [("cached attention", None), ("cached attention with a window", Some(50))] {
+            let dims = AttentionDims { rows: 4, heads: 4, kv_heads: 2, head_dim: 24, window, scale: 0.3 };
+            let (q, k, v) = (self.random(4 * 96), self.random(330 * 48), self.random(330 * 48));
+            let mut out = vec![T::default(); q.len()];
+            let mut scratch = vec![0.0; cached_attention_scratch(&dims, self.pool.threads())];
+            cached_attention(self.pool, &dims, 330, &ranges, &q, [&k, &v], &mut out, &mut scratch);
+            let expected = reference::cached_attention(&dims, &ranges, &wide(&q), &wide(&k), &wide(&v));
+            self.compare(name, &out, &expected);
+        }
+    }
+
     fn gated_activations(&mut self) {
         let (gate, up, dy) = (self.random(9001), self.random(9001), self.random(9001));
         for activation in GatedActivation::ALL {
@@ -251,15 +278,36 @@ impl<T: Element> SelfTester<'_, T> {
         let mut scratch = vec![0.0; head_loss_scratch(dims, self.pool.threads())];
         let (mut dx, mut dw) = (vec![T::default(); x.len()], vec![0.0f32; w.len()]);
         let evaluated = head_loss(self.pool, dims, &x, &w, &labels, &mut scratch);
-        let trained =
-            head_loss_backward(self.pool, dims, &x, &w, &labels, 0.125, &mut dx, &mut dw, true, &mut scratch);
+        let trained = head_loss_backward(
+            self.pool,
+            dims,
+            &x,
+            &w,
+            &labels,
+            0.125,
+            Some(&mut dx),
+            Some(&mut dw),
+            true,
+            &mut scratch,
+        );
         let (loss, [expected_dx, expected_dw]) =
             reference::head_loss(dims, &wide(&x), &wide(&w), &labels, 0.125);
         self.compare("head_loss", &[evaluated as f32, trained as f32], &[loss, loss]);
         self.compare("head_loss dx", &dx, &expected_dx);
         self.compare("head_loss dw", &dw, &expected_dw);
         dw.fill(f32::NAN);
-        head_loss_backward(self.pool, dims, &x, &w, &labels, 0.125, &mut dx, &mut dw, false, &mut scratch);
+        head_loss_backward(
+            self.pool,
+            dims,
+            &x,
+            &w,
+            &labels,
+            0.125,
+            Some(&mut dx),
+            Some(&mut dw),
+            false,
+            &mut scratch,
+        );
         self.compare("head_loss dw written", &dw, &expected_dw);
         self.tied_head(dims, &x, &w, &labels, &expected_dw);
     }
@@ -272,7 +320,18 @@ impl<T: Element> SelfTester<'_, T> {
         let (mut dx, mut dw) = (x.to_vec(), w.to_vec());
         let mut waiting = vec![f32::NAN; rows * hidden];
         let own = Some(TokenRows { ids: &ids, rows: &mut waiting });
-        head_loss_backward_rounded(self.pool, dims, x, w, labels, 0.125, &mut dx, &mut dw, own, &mut scratch);
+        head_loss_backward_rounded(
+            self.pool,
+            dims,
+            x,
+            w,
+            labels,
+            0.125,
+            Some(&mut dx),
+            &mut dw,
+            own,
+            &mut scratch,
+        );
         let dims = EmbeddingDims { vocab, width: hidden };
         embedding_backward_tied(self.pool, dims, &ids, x, &mut waiting, &mut dw);
         let mut expected = reference::embedding_backward(dims, &ids, &wide(x));

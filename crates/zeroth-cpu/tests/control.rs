@@ -8,8 +8,8 @@ use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_cpu::CpuDevice;
 use zeroth_kernel::{
-    Control, Device, DeviceError, GradStore, Kernel, Launch, MasterForm, Moment, Optimizer, Queue, Recipe,
-    Record, Report, Rounding, Span, StepInput, TiedRowsOut,
+    Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, MasterForm, Moment, Optimizer,
+    Queue, Recipe, Record, Report, Rounding, Span, StepInput, TiedRowsOut,
 };
 use zeroth_kernel::{ExactSum, HeadLossDims};
 
@@ -324,10 +324,8 @@ fn a_head_refuses_unsupported_gradient_stores() {
         loss: place(5, 8),
         input: place(6, size_of::<StepInput>() as u64),
         control: place(7, size_of::<Control>() as u64),
-        dx: place(8, 12),
-        dw,
-        store,
-        tied_rows,
+        dx: Some(place(8, 12)),
+        dw: Some(HeadLossDw { to: dw, store, tied_rows }),
     };
     let round = |to: DType| GradStore::Round { to, found_inf };
     // Another dtype; tied rows with a gradient that is not rounded.

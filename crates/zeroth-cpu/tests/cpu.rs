@@ -18,6 +18,8 @@ mod golden;
 mod gradients;
 #[path = "cpu/matmuls.rs"]
 mod matmuls;
+#[path = "cpu/optional_gradients.rs"]
+mod optional_gradients;
 #[path = "cpu/threads.rs"]
 mod threads;
 #[path = "cpu/tied_head.rs"]

@@ -18,7 +18,7 @@ const HEAD_ELEMENTS: usize = 128;
 /// Largest number of rows that flash attention can index with 32 bits.
 const MAX_ROWS: usize = 1 << 30;
 
-fn check(cx: &LaunchContext, dims: &AttentionDims) -> Result<(), DeviceError> {
+pub(super) fn check(cx: &LaunchContext, dims: &AttentionDims) -> Result<(), DeviceError> {
     let AttentionDims { heads, kv_heads, window, .. } = *dims;
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         return Err(cx.invalid(format!("{heads} heads cannot share {kv_heads} kv heads")));
@@ -40,7 +40,7 @@ pub(super) fn starts_of(cx: &LaunchContext, starts: Span) -> Result<[Address; 2]
 }
 
 /// Rows, heads, kv heads, head_dim, window (0: none) and scale, as kernel arguments.
-fn shape(dims: &AttentionDims) -> [u64; 6] {
+pub(super) fn shape(dims: &AttentionDims) -> [u64; 6] {
     let AttentionDims { rows, heads, kv_heads, head_dim, window, scale } = *dims;
     let sizes = [rows, heads, kv_heads, head_dim, window.map_or(0, |window| window.min(i32::MAX as usize))];
     let [rows, heads, kv_heads, head_dim, window] = sizes.map(|size| size as u64);

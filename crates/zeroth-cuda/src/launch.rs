@@ -5,15 +5,16 @@ use zeroth_base::DType;
 use super::cublaslt::dtype_index;
 use super::cudnn::FusedAttention;
 use super::launch_context::{LaunchContext, THREADS, float};
+use super::lm_head::HeadGradients;
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::modules::EntryPoint;
 use super::scratch::{WORKSPACE, blocks, exact_sums};
-use super::{attention, lm_head, norm_rope, rowwise};
+use super::{attention, cached_attention, lm_head, norm_rope, rowwise};
+use zeroth_kernel::{CacheRange, ExactSum, LinearDims, RowKey};
 use zeroth_kernel::{
-    Control, DeviceError, GROUPS, GradStore, Kernel, MOMENTS, MasterForm, Moment, Optimizer, Recipe, Record,
-    Report, Rounding, Span, StepInput,
+    Control, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, MOMENTS, MasterForm, Moment, Optimizer,
+    Recipe, Record, Report, Rounding, Span, StepInput,
 };
-use zeroth_kernel::{ExactSum, LinearDims, RowKey};
 
 /// Enqueues a kernel.
 pub(super) fn dispatch(
@@ -31,8 +32,11 @@ pub(super) fn dispatch(
             rowwise::embedding_backward(cx, dims, rows, [ids, dy, dtable])
         }
         Kernel::EmbeddingBackward { tied_rows: Some(_), .. }
-        | Kernel::HeadLossBackward { store: GradStore::Round { .. }, .. }
-        | Kernel::HeadLossBackward { tied_rows: Some(_), .. } => {
+        | Kernel::HeadLossBackward {
+            dw:
+                Some(HeadLossDw { store: GradStore::Round { .. }, .. } | HeadLossDw { tied_rows: Some(_), .. }),
+            ..
+        } => {
             let problem =
                 "on a GPU the gradient of the LM head is stored in f32 and rounded later".to_owned();
             Err(DeviceError::Operands { what: kernel.name(), problem })
@@ -50,20 +54,26 @@ pub(super) fn dispatch(
             rowwise::norm(cx, dims, x, Some((residual, h)), [w, y, rstd])
         }
         Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw } => {
-            rowwise::norm_backward(cx, dims, [dy, h, rstd, w], residual, [dh, dw])
+            rowwise::norm_backward(cx, dims, [dy, h, rstd, w], residual, dh, dw)
         }
         Kernel::Rope { dims, cos, sin, x, y, back } => norm_rope::rope(cx, dims, [cos, sin], x, y, back),
         Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd } => {
             norm_rope::forward(cx, dims, [x, w], [cos, sin], [y, rstd])
         }
         Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw } => {
-            norm_rope::backward(cx, dims, [dy, h, rstd, w], [cos, sin], [dh, dw])
+            norm_rope::backward(cx, dims, [dy, h, rstd, w], [cos, sin], dh, dw)
         }
         Kernel::Attention { dims, starts, q, k, v, y, lse } => {
             attention::forward(cx, fused, &dims, starts, [q, k, v], y, lse)
         }
         Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv } => {
             attention::backward(cx, &dims, starts, [q, k, v], [y, lse, dy], [dq, dk, dv])
+        }
+        Kernel::StoreRows { dims, ranges, x, cache } => {
+            cached_attention::store_rows(cx, dims, ranges, x, cache)
+        }
+        Kernel::CachedAttention { dims, cached, ranges, q, k, v, y } => {
+            cached_attention::forward(cx, &dims, cached, ranges, [q, k, v], y)
         }
         Kernel::GatedActivation { activation, gate, up, y } => {
             let count = cx.count("y", y, dtype)?;
@@ -100,21 +110,10 @@ pub(super) fn dispatch(
         Kernel::HeadLoss { dims, x, w, labels, loss } => {
             lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], None)
         }
-        Kernel::HeadLossBackward {
-            dims,
-            x,
-            w,
-            labels,
-            loss,
-            input,
-            control,
-            dx,
-            dw,
-            store: store @ (GradStore::Add | GradStore::Write),
-            tied_rows: None,
-        } => {
-            let add = store == GradStore::Add;
-            lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], Some(([input, control, dx, dw], add)))
+        Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw } => {
+            let dw = dw.map(|dw| (dw.to, dw.store == GradStore::Add));
+            let gradients = HeadGradients { input, control, dx, dw };
+            lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], Some(gradients))
         }
         Kernel::Logits { dims, starts, x, w, logits } => {
             lm_head::logits(cx, matmuls, dims, starts, [x, w], logits)
@@ -336,4 +335,4 @@ fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
 const _: () =
     assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 168 && size_of::<StepInput>() == 528);
 const _: () = assert!(size_of::<Control>() == 216 && size_of::<Record>() == 80 && size_of::<Report>() == 8);
-const _: () = assert!(size_of::<RowKey>() == 16);
+const _: () = assert!(size_of::<RowKey>() == 16 && size_of::<CacheRange>() == 8);

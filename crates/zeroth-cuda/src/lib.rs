@@ -10,6 +10,7 @@ mod arenas;
 mod attention;
 mod autotune;
 mod bindings;
+mod cached_attention;
 mod compiler;
 mod cpu_optimizer;
 mod cublaslt;

@@ -18,32 +18,42 @@ use zeroth_kernel::{HeadLossDims, LogitsDims};
 /// Threads per row of logits, and of the sum of losses (`THREADS` in cross_entropy.cu).
 const THREADS: u32 = 1024;
 
-/// The loss and, with `backward`, the gradients: input, control, dx and dw, and whether to add to dw.
+/// The gradients to compute; one without a destination is skipped.
+pub(super) struct HeadGradients {
+    pub(super) input: Span,
+    pub(super) control: Span,
+    pub(super) dx: Option<Span>,
+    /// dw, and whether to add to it.
+    pub(super) dw: Option<(Span, bool)>,
+}
+
+/// The loss and, with `gradients`, those.
 pub(super) fn loss(
     cx: &mut LaunchContext,
     matmuls: &mut Matmuls,
     dims: HeadLossDims,
     [x, w, labels, loss]: [Span; 4],
-    backward: Option<([Span; 4], bool)>,
+    gradients: Option<HeadGradients>,
 ) -> Result<(), DeviceError> {
     let HeadLossDims { rows, hidden, vocab } = dims;
     let dtype = cx.dtype;
     let (x, w) = (cx.typed("x", x, rows * hidden)?, cx.typed("w", w, vocab * hidden)?);
     let (labels, loss) = (cx.words("labels", labels, rows)?, cx.structure::<f64>("loss", loss)?);
-    let add = backward.is_some_and(|(_, add)| add);
-    let backward = match backward {
-        Some(([input, control, dx, dw], _)) => Some([
-            cx.structure::<StepInput>("input", input)? + offset_of!(StepInput, loss_weight) as u64,
-            cx.structure::<Control>("control", control)? + offset_of!(Control, loss_scale) as u64,
-            cx.typed("dx", dx, rows * hidden)?,
-            cx.words("dw", dw, vocab * hidden)?,
-        ]),
-        None => None,
-    };
-    if let Some([.., dw]) = backward
-        && !add
-        && rows == 0
-    {
+    // Without gradients the cross-entropy leaves the logits as they are.
+    let (mut scales, mut dx, mut dw) = ([0; 2], None, None);
+    if let Some(gradients) = gradients {
+        let HeadGradients { input, control, .. } = gradients;
+        let input = cx.structure::<StepInput>("input", input)? + offset_of!(StepInput, loss_weight) as u64;
+        let control = cx.structure::<Control>("control", control)? + offset_of!(Control, loss_scale) as u64;
+        dx = gradients.dx.map(|dx| cx.typed("dx", dx, rows * hidden)).transpose()?;
+        if let Some((to, add)) = gradients.dw {
+            dw = Some((cx.words("dw", to, vocab * hidden)?, add));
+        }
+        if dx.is_some() || dw.is_some() {
+            scales = [input, control];
+        }
+    }
+    if let (0, Some((dw, false))) = (rows, dw) {
         cx.driver.set_bytes(dw, 0, 4 * (vocab * hidden) as u64, cx.stream)?;
     }
     let (row_stride, slice) = (logits_row_stride(dims), slice_rows(dims, dtype));
@@ -65,10 +75,10 @@ pub(super) fn loss(
         };
         matmuls.enqueue(cx, &forward, workspace)?;
         let at = 4 * first as u64;
-        let [weight, scale] = backward.map_or([0; 2], |[weight, scale, ..]| [weight, scale]);
+        let [weight, scale] = scales;
         let arguments = [logits, row_stride as u64, labels + at, losses + at, vocab as u64, weight, scale];
         cx.run(EntryPoint::CrossEntropy, &[dtype], [count, 1, 1], THREADS, &arguments)?;
-        if let Some([_, _, dx, dw]) = backward {
+        if let Some(dx) = dx {
             let input_grad = Matmul {
                 size: [count, hidden, vocab],
                 p: Matrix::rows(logits, row_stride),
@@ -77,6 +87,8 @@ pub(super) fn loss(
                 ..forward
             };
             matmuls.enqueue(cx, &input_grad, workspace)?;
+        }
+        if let Some((dw, add)) = dw {
             let weight_grad = Matmul {
                 size: [vocab, hidden, count],
                 p: Matrix::transposed(logits, row_stride),

@@ -31,7 +31,7 @@ struct Program {
 }
 
 /// Programs that every device loads when it is opened.
-fn programs() -> [Program; 6] {
+fn programs() -> [Program; 7] {
     let program = |name: &str, files| Program { name: name.to_owned(), defines: String::new(), files };
     [
         program("elementwise.cu", files!("elementwise.cu")),
@@ -40,6 +40,7 @@ fn programs() -> [Program; 6] {
         program("matmul.cu", files!("matmul.cu")),
         program("rowwise.cu", files!("rowwise.cu")),
         program("optimizer_step.cu", files!("optimizer_step.cu")),
+        program("cached_attention.cu", files!("cached_attention.cu")),
     ]
 }
 
@@ -160,6 +161,8 @@ entries! {
     Control: "optimizer_step.cu", "control", None;
     Optimize: "optimizer_step.cu", "optimize", None;
     OptimizeWithThird: "optimizer_step.cu", "optimize_with_third", None;
+    StoreRows: "cached_attention.cu", "store_rows", One;
+    CachedAttention: "cached_attention.cu", "cached_attention", One;
 }
 
 impl EntryPoint {

@@ -4,8 +4,8 @@
 use super::driver::Address;
 use super::launch_context::{LaunchContext, THREADS, VEC, aligned16, float};
 use super::modules::EntryPoint;
-use super::rowwise::{RowPartition, add_column_sums, norm, norm_backward};
-use super::scratch::column_sums;
+use super::rowwise::{RowPartition, add_column_sums, norm, norm_backward, norm_gradients};
+use super::scratch::{column_sums, rotated_back};
 use zeroth_kernel::{DeviceError, Span};
 use zeroth_kernel::{HeadNormRopeDims, RmsNormDims, RopeDims};
 
@@ -20,6 +20,16 @@ pub(super) fn rope(
     let [cos, sin] = angles_of(cx, dims, angles)?;
     let elements = dims.rows * dims.heads * dims.head_dim;
     let (x, y) = (cx.typed("x", x, elements)?, cx.typed("y", y, elements)?);
+    rotate(cx, dims, [cos, sin, x, y], back)
+}
+
+/// RoPE of checked operands.
+fn rotate(
+    cx: &LaunchContext,
+    dims: RopeDims,
+    [cos, sin, x, y]: [Address; 4],
+    back: bool,
+) -> Result<(), DeviceError> {
     let pairs = dims.rotated / 2;
     let whole = pairs.is_multiple_of(VEC) && dims.head_dim.is_multiple_of(VEC);
     let vectorized = whole && aligned16(&[cos, sin, x, y]);
@@ -74,18 +84,31 @@ pub(super) fn backward(
     dims: HeadNormRopeDims,
     [dy, h, rstd, w]: [Span; 4],
     angles: [Span; 2],
-    [dh, dw]: [Span; 2],
+    dh: Option<Span>,
+    dw: Option<Span>,
 ) -> Result<(), DeviceError> {
     let RmsNormDims { rows, width, .. } = dims.norm();
     let [cos, sin] = angles_of(cx, dims.rope, angles)?;
     let (from, normed) = (cx.typed("dy", dy, rows * width)?, cx.typed("h", h, rows * width)?);
     let (statistic, weight) = (cx.words("rstd", rstd, rows)?, cx.typed("w", w, width)?);
-    let (to, total) = (cx.typed("dh", dh, rows * width)?, cx.words("dw", dw, width)?);
-    let Some(partition) = fused_partition(dims.rope, &[from, normed, weight, cos, sin, to]) else {
+    let to = dh.map(|dh| cx.typed("dh", dh, rows * width)).transpose()?;
+    let total = dw.map(|dw| cx.words("dw", dw, width)).transpose()?;
+    let operands = [from, normed, weight, cos, sin, to.unwrap_or(0)];
+    let Some(partition) = fused_partition(dims.rope, &operands) else {
+        let Some(dh) = dh else {
+            // The gradient of w needs dy rotated back and rounded.
+            let rotated = cx.scratch.take(rotated_back(cx.dtype, dims))?;
+            rotate(cx, dims.rope, [cos, sin, from, rotated], true)?;
+            return norm_gradients(cx, dims.norm(), [rotated, normed, statistic, weight, 0], None, total);
+        };
         rope(cx, dims.rope, angles, dy, dh, true)?;
-        return norm_backward(cx, dims.norm(), [dh, h, rstd, w], None, [dh, dw]);
+        return norm_backward(cx, dims.norm(), [dh, h, rstd, w], None, Some(dh), dw);
     };
-    let partials = cx.scratch.take(column_sums(rows, width))?;
+    // The kernel skips a gradient whose address is null.
+    let partials = match total {
+        Some(_) => cx.scratch.take(column_sums(rows, width))?,
+        None => 0,
+    };
     let ((rows_of_block, blocks), row_threads) =
         (partition.gradient_blocks(rows), partition.row_threads as u64);
     let (heads, block_rows) = (dims.rope.heads as u64, rows_of_block as u64);
@@ -96,7 +119,7 @@ pub(super) fn backward(
         weight,
         cos,
         sin,
-        to,
+        to.unwrap_or(0),
         partials,
         rows as u64,
         heads,
@@ -104,7 +127,7 @@ pub(super) fn backward(
         block_rows,
     ];
     cx.run(EntryPoint::HeadNormRopeBackward, &[cx.dtype], [blocks, 1, 1], THREADS, &arguments)?;
-    add_column_sums(cx, partials, total, [blocks, width])
+    total.map_or(Ok(()), |total| add_column_sums(cx, partials, total, [blocks, width]))
 }
 
 #[cfg(test)]

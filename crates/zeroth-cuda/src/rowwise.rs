@@ -137,31 +137,53 @@ pub(super) fn norm_backward(
     dims: RmsNormDims,
     [dy, h, rstd, w]: [Span; 4],
     residual: Option<Span>,
-    [dh, dw]: [Span; 2],
+    dh: Option<Span>,
+    dw: Option<Span>,
 ) -> Result<(), DeviceError> {
     let elements = dims.rows * dims.width;
     let (dy, h) = (cx.typed("dy", dy, elements)?, cx.typed("h", h, elements)?);
     let (rstd, w) = (cx.words("rstd", rstd, dims.rows)?, cx.typed("w", w, dims.width)?);
     let residual =
         residual.map(|residual| cx.typed("residual", residual, elements)).transpose()?.unwrap_or(0);
-    let (dh, dw) = (cx.typed("dh", dh, elements)?, cx.words("dw", dw, dims.width)?);
+    let dh = dh.map(|dh| cx.typed("dh", dh, elements)).transpose()?;
+    let dw = dw.map(|dw| cx.words("dw", dw, dims.width)).transpose()?;
+    norm_gradients(cx, dims, [dy, h, rstd, w, residual], dh, dw)
+}
+
+/// The gradients of a norm, of checked operands; one without a destination is skipped. A residual of 0 is none.
+pub(super) fn norm_gradients(
+    cx: &mut LaunchContext,
+    dims: RmsNormDims,
+    [dy, h, rstd, w, residual]: [Address; 5],
+    dh: Option<Address>,
+    dw: Option<Address>,
+) -> Result<(), DeviceError> {
     let (rows, width) = (dims.rows as u64, dims.width as u64);
-    let Some(partition) = RowPartition::new(dims.width).filter(|_| aligned16(&[dy, h, w, residual, dh]))
-    else {
+    let operands = [dy, h, w, residual, dh.unwrap_or(0)];
+    let Some(partition) = RowPartition::new(dims.width).filter(|_| aligned16(&operands)) else {
         // Column sums first: dh may alias dy or h.
-        sum_columns(cx, dy, Some((h, rstd)), [dims.rows, dims.width], dw)?;
-        return cx.run_rowwise(
-            EntryPoint::RmsNormBackward,
-            dims.rows,
-            &[dy, h, rstd, w, residual, dh, rows, width],
-        );
+        if let Some(dw) = dw {
+            sum_columns(cx, dy, Some((h, rstd)), [dims.rows, dims.width], dw)?;
+        }
+        return match dh {
+            Some(dh) => {
+                let arguments = [dy, h, rstd, w, residual, dh, rows, width];
+                cx.run_rowwise(EntryPoint::RmsNormBackward, dims.rows, &arguments)
+            }
+            None => Ok(()),
+        };
     };
-    let partials = cx.scratch.take(column_sums(dims.rows, dims.width))?;
+    // The kernel skips a gradient whose address is null.
+    let partials = match dw {
+        Some(_) => cx.scratch.take(column_sums(dims.rows, dims.width))?,
+        None => 0,
+    };
+    let dh = dh.unwrap_or(0);
     let ((block_rows, blocks), row_threads) =
         (partition.gradient_blocks(dims.rows), partition.row_threads as u64);
     let arguments = [dy, h, rstd, w, residual, dh, partials, rows, width, row_threads, block_rows as u64];
     cx.run(EntryPoint::RmsNormBackwardVec, &[cx.dtype], [blocks, 1, 1], THREADS, &arguments)?;
-    add_column_sums(cx, partials, dw, [blocks, dims.width])
+    dw.map_or(Ok(()), |dw| add_column_sums(cx, partials, dw, [blocks, dims.width]))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use zeroth_base::DType;
 use super::cudnn::workspace;
 use super::driver::Address;
 use super::rowwise::RowPartition;
-use zeroth_kernel::{AttentionDims, BLOCK, ExactSum, HeadLossDims};
+use zeroth_kernel::{AttentionDims, BLOCK, ExactSum, HeadLossDims, HeadNormRopeDims};
 use zeroth_kernel::{DeviceError, Kernel};
 
 /// Workspace of a matmul: NVIDIA's recommendation for Hopper.
@@ -41,6 +41,12 @@ pub(super) fn column_sums(rows: usize, width: usize) -> u64 {
     4 * (blocks.max(rows.div_ceil(COLUMN_ROWS)) * width) as u64
 }
 
+/// Bytes of dy rotated back, where there is no dh to hold it.
+pub(super) const fn rotated_back(dtype: DType, dims: HeadNormRopeDims) -> u64 {
+    let norm = dims.norm();
+    dtype.bytes() * (norm.rows * norm.width) as u64
+}
+
 /// Number of row sums of y · dy, in f32.
 pub(super) const fn deltas(dims: &AttentionDims) -> usize {
     dims.heads * dims.rows
@@ -61,10 +67,12 @@ pub fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
     let parts = match *kernel {
         Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => [WORKSPACE, 0, 0],
         Kernel::LinearDb { dims, .. } => [column_sums(dims.rows, dims.outputs), 0, 0],
+        Kernel::RmsNormBackward { dw: None, .. } | Kernel::HeadNormRopeBackward { dw: None, .. } => [0; 3],
         Kernel::RmsNormBackward { dims, .. } => [column_sums(dims.rows, dims.width), 0, 0],
-        Kernel::HeadNormRopeBackward { dims, .. } => {
+        Kernel::HeadNormRopeBackward { dims, dh, .. } => {
             let norm = dims.norm();
-            [column_sums(norm.rows, norm.width), 0, 0]
+            let rotated = if dh.is_none() { rotated_back(dtype, dims) } else { 0 };
+            [column_sums(norm.rows, norm.width), rotated, 0]
         }
         Kernel::Attention { dims, .. } => [workspace(&dims, dtype), 0, 0],
         Kernel::AttentionBackward { dims, .. } => [4 * deltas(&dims) as u64, 0, 0],

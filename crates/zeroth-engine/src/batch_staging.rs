@@ -1,13 +1,12 @@
 //! Host staging of micro-batches: data padded to a row count that the program was lowered for.
 
 use zeroth_cpu::{Pool, RopeTable, rope_angles};
-use zeroth_graph::{Graph, Op, Rotary};
-use zeroth_kernel::RowKey;
+use zeroth_graph::{Graph, Node, Op, Rotary, Rows, Stream, Value};
+use zeroth_kernel::{CacheRange, RowKey};
 
 use super::RunError;
-use zeroth_program::vocabulary;
 
-/// A micro-batch of concatenated sequences.
+/// A micro-batch of concatenated sequences: of a model's only stream, or of one of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MicroBatch<'a> {
     /// Token ids.
@@ -32,6 +31,15 @@ pub trait MicroBatches {
     fn next(&mut self) -> Result<MicroBatch<'_>, Self::Error>;
 }
 
+/// A micro-batch of a model with several token streams, or with further inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamBatch<'a> {
+    /// The micro-batch of each stream.
+    pub streams: &'a [MicroBatch<'a>],
+    /// The further inputs, in the order of the graph's: as many numbers as tokens times its width, each.
+    pub inputs: &'a [&'a [i32]],
+}
+
 /// Micro-batches in a slice.
 pub(super) struct SliceBatches<'a>(pub(super) std::slice::Iter<'a, MicroBatch<'a>>);
 
@@ -45,26 +53,133 @@ impl MicroBatches for SliceBatches<'_> {
 
 /// The upload buffers of a micro-batch, allocated once and refilled.
 pub(super) struct BatchStaging {
+    pub(super) streams: Vec<StreamStaging>,
+    pub(super) inputs: Vec<InputStaging>,
+    /// The cache rows of every token's sequence; empty without a cache.
+    pub(super) ranges: Vec<CacheRange>,
+}
+
+impl BatchStaging {
+    /// Buffers for the largest micro-batch; the cache of an inference program, which has one stream, holds
+    /// `cached_tokens`.
+    pub(super) fn new(graph: &Graph, cached_tokens: u64) -> Self {
+        let of_streams = |input: &Value| {
+            graph.streams.iter().any(|stream| [stream.ids, stream.labels, stream.positions].contains(input))
+        };
+        let further = graph.inputs.iter().filter(|input| !of_streams(input));
+        Self {
+            streams: graph
+                .streams
+                .iter()
+                .map(|stream| StreamStaging::new(graph, stream, cached_tokens))
+                .collect(),
+            inputs: further.map(|input| InputStaging::new(graph, *input)).collect(),
+            ranges: match graph.streams.first() {
+                Some(stream) if cached_tokens > 0 => vec![CacheRange::default(); stream.rows as usize],
+                _ => Vec::new(),
+            },
+        }
+    }
+
+    /// Copies a micro-batch and the cache rows of its tokens, padded to the rows of each stream.
+    pub(super) fn fill(
+        &mut self,
+        batch: &StreamBatch<'_>,
+        ranges: &[CacheRange],
+        rows: &[u64],
+    ) -> Result<(), RunError> {
+        if let Some(to) = rows.first().and_then(|rows| self.ranges.get_mut(..*rows as usize)) {
+            pad(to, ranges, CacheRange::default());
+        }
+        for ((staging, batch), rows) in self.streams.iter_mut().zip(batch.streams).zip(rows) {
+            staging.fill(batch, *rows as usize)?;
+        }
+        let (found, expected) = (batch.inputs.len(), self.inputs.len());
+        if found != expected {
+            return Err(RunError::Streams { what: "further inputs", found, expected });
+        }
+        for (staging, numbers) in self.inputs.iter_mut().zip(batch.inputs) {
+            staging.fill(numbers, batch.streams[staging.stream].ids.len(), rows[staging.stream] as usize)?;
+        }
+        Ok(())
+    }
+
+    /// The common length of all sequences of all streams, where they fill the rows.
+    pub(super) fn length(&self) -> Option<usize> {
+        let first = self.streams.first()?.length;
+        first.filter(|_| self.streams.iter().all(|stream| stream.length == first))
+    }
+}
+
+/// A further input.
+pub(super) struct InputStaging {
+    /// The value.
+    pub(super) value: Value,
+    pub(super) numbers: Vec<i32>,
+    stream: usize,
+    width: usize,
+    /// Rows of the smallest table that its numbers index.
+    known: u64,
+    /// What pads it: the first row of a table, or a label that is not trained.
+    padding: i32,
+}
+
+impl InputStaging {
+    fn new(graph: &Graph, value: Value) -> Self {
+        let info = graph.info(value);
+        let Rows::Stream(stream) = info.rows else { unreachable!("inputs have the rows of a stream") };
+        let is_label = graph.losses().any(|node| graph.nodes[node].inputs[1] == value);
+        Self {
+            value,
+            numbers: vec![0; (graph.streams[stream].rows * info.width) as usize],
+            stream,
+            width: info.width as usize,
+            known: known(graph, value),
+            padding: if is_label { -100 } else { 0 },
+        }
+    }
+
+    fn fill(&mut self, numbers: &[i32], tokens: usize, rows: usize) -> Result<(), RunError> {
+        let (found, expected) = (numbers.len(), tokens * self.width);
+        if found != expected {
+            return Err(RunError::Batch { what: "numbers of a further input", found, expected });
+        }
+        let used = numbers.iter().filter(|number| self.padding == 0 || **number >= 0);
+        within("number", used, self.known)?;
+        self.numbers.truncate(0);
+        self.numbers.extend_from_slice(numbers);
+        self.numbers.resize(rows * self.width, self.padding);
+        Ok(())
+    }
+}
+
+/// The upload buffers of a stream.
+pub(super) struct StreamStaging {
     pub(super) ids: Vec<i32>,
     pub(super) labels: Vec<i32>,
     pub(super) positions: Vec<i32>,
     /// The number of entries, then the entries.
     pub(super) starts: Vec<u32>,
     pub(super) keys: Vec<RowKey>,
-    /// [rows, pairs].
-    pub(super) cosines: Vec<f32>,
-    pub(super) sines: Vec<f32>,
+    pub(super) rotaries: Vec<RotaryStaging>,
     /// The common length of all sequences, where they fill the rows.
-    pub(super) length: Option<usize>,
+    length: Option<usize>,
     /// Rows of the smallest embedding table.
     known_ids: u64,
     /// Rows of the head's projection.
     known_labels: u64,
+    pool: Pool,
+}
+
+/// The angles of a micro-batch for one rotary embedding.
+pub(super) struct RotaryStaging {
+    /// [rows, pairs].
+    pub(super) cosines: Vec<f32>,
+    pub(super) sines: Vec<f32>,
     rotary: Rotary,
     table: Angles,
     /// The frequencies of a sequence beyond the trained context, computed per sequence.
     stretched: RopeTable,
-    pool: Pool,
 }
 
 /// Cosines and sines of every position, for sequences within the trained context.
@@ -73,36 +188,29 @@ struct Angles {
     sines: Vec<f32>,
 }
 
-impl BatchStaging {
-    pub(super) fn new(graph: &Graph, most_rows: u64) -> Self {
-        let rows = most_rows as usize;
-        let (rotary, pool) = (graph.rotary.clone(), Pool::new(1));
-        let pairs = rotary.frequencies.len();
-        let positions: Vec<i32> = (0..rows as i32).collect();
-        let mut table = Angles { cosines: vec![0.0; rows * pairs], sines: vec![0.0; rows * pairs] };
-        let mut frequencies =
-            RopeTable { inv_freq: Vec::with_capacity(pairs), attention_scaling: rotary.scale as f32 };
-        angles(&pool, &rotary, &mut frequencies, 0, &positions, &mut table.cosines, &mut table.sines);
+impl StreamStaging {
+    fn new(graph: &Graph, stream: &Stream, cached_tokens: u64) -> Self {
+        // A cached sequence may be longer than the rows of a micro-batch.
+        let (positions, rows) = (stream.rows.max(cached_tokens) as usize, stream.rows as usize);
+        let pool = Pool::new(1);
+        let rotaries = graph.rotaries.iter();
+        let rotaries = rotaries.map(|rotary| RotaryStaging::new(rotary, rows, positions, &pool)).collect();
         Self {
             ids: vec![0; rows],
             labels: vec![0; rows],
             positions: vec![0; rows],
             starts: vec![0; rows + 2],
             keys: vec![RowKey { sample: 0, position: 0, epoch: 0 }; rows],
-            cosines: vec![0.0; rows * pairs],
-            sines: vec![0.0; rows * pairs],
+            rotaries,
             length: None,
-            known_ids: embedded(graph),
-            known_labels: vocabulary(graph),
-            rotary,
-            table,
-            stretched: frequencies,
+            known_ids: known(graph, stream.ids),
+            known_labels: known(graph, stream.labels),
             pool,
         }
     }
 
     /// Copies a micro-batch, padded to `rows`.
-    pub(super) fn fill(&mut self, batch: &MicroBatch<'_>, rows: usize) -> Result<(), RunError> {
+    fn fill(&mut self, batch: &MicroBatch<'_>, rows: usize) -> Result<(), RunError> {
         let tokens = batch.ids.len();
         let check = |what, found: usize, expected: usize| {
             if found == expected { Ok(()) } else { Err(RunError::Batch { what, found, expected }) }
@@ -125,17 +233,36 @@ impl BatchStaging {
             pad(&mut self.keys[..rows], batch.keys, RowKey { sample: 0, position: 0, epoch: 0 });
         }
         self.length = one_length(batch.starts, rows);
-        self.turn(batch, rows);
+        for rotary in &mut self.rotaries {
+            rotary.fill(batch, &self.positions[..rows], &self.pool);
+        }
         Ok(())
     }
+}
 
-    fn turn(&mut self, batch: &MicroBatch<'_>, rows: usize) {
-        let pairs = self.rotary.frequencies.len();
-        if pairs == 0 {
-            return;
-        }
-        for row in 0..rows {
-            let (to, from) = (row * pairs, self.positions[row] as usize * pairs);
+impl RotaryStaging {
+    fn new(rotary: &Rotary, rows: usize, positions: usize, pool: &Pool) -> Self {
+        let pairs = rotary.frequencies.len();
+        let zeros = || vec![0.0; positions * pairs];
+        let mut table = Angles { cosines: zeros(), sines: zeros() };
+        let positions: Vec<i32> = (0..positions as i32).collect();
+        let mut stretched =
+            RopeTable { inv_freq: Vec::with_capacity(pairs), attention_scaling: rotary.scale as f32 };
+        angles(pool, rotary, &mut stretched, 0, &positions, &mut table.cosines, &mut table.sines);
+        let (cosines, sines) = (vec![0.0; rows * pairs], vec![0.0; rows * pairs]);
+        Self { cosines, sines, rotary: rotary.clone(), table, stretched }
+    }
+
+    /// Pairs of elements that it rotates.
+    pub(super) fn pairs(&self) -> usize {
+        self.rotary.frequencies.len()
+    }
+
+    /// Copies the angles of these positions, padding included.
+    fn fill(&mut self, batch: &MicroBatch<'_>, positions: &[i32], pool: &Pool) {
+        let pairs = self.pairs();
+        for (row, position) in positions.iter().enumerate() {
+            let (to, from) = (row * pairs, *position as usize * pairs);
             self.cosines[to..to + pairs].copy_from_slice(&self.table.cosines[from..from + pairs]);
             self.sines[to..to + pairs].copy_from_slice(&self.table.sines[from..from + pairs]);
         }
@@ -149,16 +276,20 @@ impl BatchStaging {
                 );
                 let positions = &batch.positions[begin..end];
                 let (table, length) = (&mut self.stretched, (end - begin) as u64);
-                angles(&self.pool, &self.rotary, table, length, positions, cosines, sines);
+                angles(pool, &self.rotary, table, length, positions, cosines, sines);
             }
         }
     }
 }
 
-/// Rows of the smallest embedding table that a batch's ids index.
-fn embedded(graph: &Graph) -> u64 {
-    let ids = graph.inputs.first();
-    let tables = graph.nodes.iter().filter(|node| node.op == Op::Embedding && node.inputs.first() == ids);
+/// Rows of the smallest table that an input's numbers index: those of an embedding or of a head.
+fn known(graph: &Graph, input: Value) -> u64 {
+    let indexes = |node: &&Node| match node.op {
+        Op::Embedding => node.inputs[0] == input,
+        Op::HeadLoss => node.inputs[1] == input,
+        _ => false,
+    };
+    let tables = graph.nodes.iter().filter(indexes);
     tables.map(|node| graph.param(node.params[0]).spec.shape[0]).min().unwrap_or(u64::MAX)
 }
 

@@ -1,6 +1,6 @@
 //! One rank of a run: a device, the communicator, and the program lowered for them.
 
-use bytemuck::{Zeroable, bytes_of, cast_slice};
+use bytemuck::{Zeroable, bytes_of};
 use zeroth_comm::{Comm, OpName};
 use zeroth_graph::ParamId;
 use zeroth_kernel::{Control, Device, DeviceError, Queue, RATES, READBACKS, Recipe, Record, StepInput};
@@ -12,9 +12,9 @@ use super::cpu_share::cpu_share;
 use super::early_loads::{EarlyLoad, awaited, early};
 use super::error::CollectiveError;
 use super::graph_capture::CapturedSections;
-use super::{InstructionTime, MicroBatch, MicroBatches, RunError, Trace};
+use super::{InstructionTime, MicroBatch, MicroBatches, RunError, StreamBatch, Trace};
 use zeroth_program::Compiled;
-use zeroth_program::{Binding, BufferId, Lowering, SectionKind, Work, vocabulary};
+use zeroth_program::{Binding, BufferId, Lowering, SectionKind, Work};
 
 /// What an engine is built from, besides the program.
 pub struct Rank<'a> {
@@ -53,7 +53,7 @@ pub struct Engine<'c> {
     comm: Option<Box<dyn Comm>>,
     pub(super) device: Box<dyn Device>,
     pub(super) rank: u64,
-    /// Indexed by row size, then section.
+    /// Indexed by row size, those of the decode section last, then section.
     lowered: Vec<Vec<Lowered>>,
     /// For each section and instruction, whether another queue waits for it.
     awaited: Vec<Vec<bool>>,
@@ -65,7 +65,7 @@ pub struct Engine<'c> {
     update: usize,
     early: Vec<EarlyLoad>,
     captured: CapturedSections,
-    feed: BatchStaging,
+    pub(super) feed: BatchStaging,
     pub(super) collectives: Collectives,
     pub(super) step: u64,
     pub(super) recipe: Recipe,
@@ -86,18 +86,22 @@ impl<'c> Engine<'c> {
         }
         let lowering = Lowering::new(&compiled.program, &compiled.graph, &compiled.backward, compiled.target);
         let binding = Binding { rank: number, seed, decayed };
-        let of_section = |section: usize, rows: u64| {
+        let of_section = |section: usize, rows: &[u64]| {
             let spans = compiled.spans(section);
             let span = |id: BufferId| spans[&id];
             let scratch = |at| spans.get(&BufferId::Scratch(at)).copied();
             lowering.lower(&compiled.program.sections[section], &span, &scratch, binding, rows)
         };
         let sections = compiled.program.sections.len();
-        let lowered: Vec<Vec<Lowered>> = compiled
-            .row_sizes
-            .iter()
-            .map(|rows| (0..sections).map(|section| of_section(section, *rows)).collect())
-            .collect();
+        let decode = compiled.program.decode();
+        let of_size = |rows: &[u64], decodes: bool| -> Vec<Lowered> {
+            let runs = |section: usize| (Some(section) == decode) == decodes;
+            let lower = |section| if runs(section) { of_section(section, rows) } else { Vec::new() };
+            (0..sections).map(lower).collect()
+        };
+        let of_rows = compiled.row_sizes.iter().map(|rows| of_size(rows, false));
+        let of_decode = compiled.decode_sizes.iter().map(|rows| of_size(rows, true));
+        let lowered: Vec<Vec<Lowered>> = of_rows.chain(of_decode).collect();
         let mut first_mark = Vec::with_capacity(sections);
         let mut marks = 2 * Queue::ALL.len();
         for section in &compiled.program.sections {
@@ -134,7 +138,7 @@ impl<'c> Engine<'c> {
         })()
         .map_err(started)?;
         Ok(Self {
-            feed: BatchStaging::new(&compiled.graph, *compiled.row_sizes.last().unwrap_or(&0)),
+            feed: BatchStaging::new(&compiled.graph, compiled.program.cached_tokens),
             awaited: awaited(compiled, &early),
             captured: CapturedSections::new(compiled, &lowered, overlaps_next_step),
             overlaps_next_step,
@@ -230,6 +234,26 @@ impl<'c> Engine<'c> {
         self.step_from(&mut SliceBatches(batches.iter()), trained, first_rate, rates)
     }
 
+    /// As [`Self::step`], for a model with several streams or further inputs.
+    pub fn step_streams(
+        &mut self,
+        batches: &[StreamBatch<'_>],
+        trained: u64,
+        first_rate: u64,
+        rates: &[f64],
+    ) -> Result<(), RunError> {
+        let (found, expected) = (batches.len(), self.compiled.program.accumulation);
+        if found as u64 != expected {
+            return Err(RunError::MicroBatches { found, expected });
+        }
+        let mut next = batches.iter();
+        let mut feed = |engine: &mut Self| match next.next() {
+            Some(batch) => engine.feed(batch),
+            None => Err(RunError::MicroBatches { found, expected }),
+        };
+        self.run_step(&mut feed, trained, first_rate, rates)
+    }
+
     /// As [`Self::step`], with micro-batches produced on demand.
     pub fn step_from<B: MicroBatches>(
         &mut self,
@@ -238,6 +262,18 @@ impl<'c> Engine<'c> {
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), B::Error> {
+        let mut feed = |engine: &mut Self| Ok(engine.feed_stream(&batches.next()?)?);
+        self.run_step(&mut feed, trained, first_rate, rates)
+    }
+
+    /// Runs a step; `feed` uploads its next micro-batch and returns the index of its size.
+    fn run_step<E: From<RunError>>(
+        &mut self,
+        feed: &mut dyn FnMut(&mut Self) -> Result<usize, E>,
+        trained: u64,
+        first_rate: u64,
+        rates: &[f64],
+    ) -> Result<(), E> {
         self.step += 1;
         let mut input = StepInput { first_rate, ..StepInput::zeroed() };
         // Without trained tokens the loss and all gradients are zero, whatever they are divided by.
@@ -254,7 +290,7 @@ impl<'c> Engine<'c> {
         for section in self.compiled.program.in_order() {
             let kind = self.compiled.program.sections[section].kind;
             let is_micro_batch = self.compiled.program.sections[section].is_micro_batch();
-            let size = if is_micro_batch { self.feed(&batches.next()?)? } else { 0 };
+            let size = if is_micro_batch { feed(self)? } else { 0 };
             if !self.overlaps_next_step {
                 self.run_section(section, size)?;
                 self.join(section)?;
@@ -287,6 +323,11 @@ impl<'c> Engine<'c> {
 
     /// The summed loss of a micro-batch's trained tokens on this rank, without gradients.
     pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, RunError> {
+        self.evaluate_streams(&StreamBatch { streams: &[*batch], inputs: &[] })
+    }
+
+    /// As [`Self::evaluate`], for a model with several streams or further inputs.
+    pub fn evaluate_streams(&mut self, batch: &StreamBatch<'_>) -> Result<f64, RunError> {
         self.drain()?;
         let size = self.feed(batch)?;
         let Some(section) = self.compiled.program.eval() else { return Ok(0.0) };
@@ -304,25 +345,6 @@ impl<'c> Engine<'c> {
         let downloaded = self.device.download(Queue::Compute, at, bytemuck::bytes_of_mut(&mut loss));
         self.collectives.checked(step, "download of the loss", downloaded)?;
         Ok(loss)
-    }
-
-    /// Next-token logits `[sequences, vocab]` of a micro-batch, by an inference program.
-    pub fn logits(&mut self, batch: &MicroBatch<'_>) -> Result<Vec<f32>, RunError> {
-        let Some((section, most)) = self.compiled.program.logits() else { return Err(RunError::NoLogits) };
-        let found = batch.starts.len().saturating_sub(1);
-        if found as u64 > most {
-            return Err(RunError::Sequences { found, most });
-        }
-        let size = self.feed(batch)?;
-        self.run_section(section, size)?;
-        self.join(section)?;
-        let all = self.compiled.span(section, BufferId::Logits);
-        let mut logits = vec![0.0f32; found * vocabulary(&self.compiled.graph) as usize];
-        let from = all.part(0, logits.len() as u64, 4);
-        let step = self.step;
-        let downloaded = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(&mut logits));
-        self.collectives.checked(step, "download of logits", downloaded)?;
-        Ok(logits)
     }
 
     /// Waits for the last step and returns its record.
@@ -366,39 +388,8 @@ impl<'c> Engine<'c> {
         self.step
     }
 
-    /// Uploads a micro-batch and returns the index of its row size.
-    fn feed(&mut self, batch: &MicroBatch<'_>) -> Result<usize, RunError> {
-        let rows = batch.ids.len();
-        let sizes = &self.compiled.row_sizes;
-        let Some(size) = sizes.iter().position(|size| *size >= rows as u64) else {
-            return Err(RunError::Rows { rows, most: sizes.last().copied().unwrap_or(0) });
-        };
-        let rows = sizes[size] as usize;
-        self.feed.fill(batch, rows)?;
-        self.device.equal_sequences(self.feed.length);
-        let (feed, compiled, step) = (&self.feed, self.compiled, self.step);
-        let pairs = compiled.graph.rotary.frequencies.len();
-        let inputs = &compiled.graph.inputs;
-        let parts: [(Option<BufferId>, &[u8]); 7] = [
-            (Some(BufferId::Value(inputs[0].index())), cast_slice(&feed.ids[..rows])),
-            (Some(BufferId::Value(inputs[1].index())), cast_slice(&feed.labels[..rows])),
-            (Some(BufferId::Value(inputs[2].index())), cast_slice(&feed.positions[..rows])),
-            (Some(BufferId::Starts), cast_slice(&feed.starts)),
-            (compiled.find(0, BufferId::Keys).map(|_| BufferId::Keys), cast_slice(&feed.keys[..rows])),
-            ((pairs > 0).then_some(BufferId::Cosines), cast_slice(&feed.cosines[..rows * pairs])),
-            ((pairs > 0).then_some(BufferId::Sines), cast_slice(&feed.sines[..rows * pairs])),
-        ];
-        for (id, bytes) in parts {
-            let Some(id) = id else { continue };
-            let to = compiled.span(0, id).part(0, bytes.len() as u64, 1);
-            let uploaded = self.device.upload(Queue::Compute, bytes, to);
-            uploaded.map_err(RunError::device(step, "upload of a micro-batch"))?;
-        }
-        Ok(size)
-    }
-
     /// Runs a section's instructions in program order or, with chaos, in any allowed order.
-    fn run_section(&mut self, section: usize, size: usize) -> Result<(), RunError> {
+    pub(super) fn run_section(&mut self, section: usize, size: usize) -> Result<(), RunError> {
         if self.chaos.is_some() {
             let until = match self.compiled.program.sections[section].kind {
                 SectionKind::Only | SectionKind::Last if self.overlaps_next_step => ChaosUntil::Any,
@@ -432,7 +423,7 @@ impl<'c> Engine<'c> {
             return Ok(false);
         }
         let works = &self.lowered[size][section];
-        let replayed = self.captured.run(self.device.as_mut(), [size, section], self.feed.length, works);
+        let replayed = self.captured.run(self.device.as_mut(), [size, section], self.feed.length(), works);
         replayed.map_err(RunError::device(self.step, "launch of a captured section"))
     }
 
@@ -495,7 +486,7 @@ impl<'c> Engine<'c> {
     }
 
     /// Makes all queues wait for each other, so that sections run one after the other.
-    fn join(&mut self, section: usize) -> Result<(), RunError> {
+    pub(super) fn join(&mut self, section: usize) -> Result<(), RunError> {
         let used = |queue: &Queue| {
             let instructions = &self.compiled.program.sections[section].instructions;
             instructions.iter().any(|instruction| instruction.queue == *queue)

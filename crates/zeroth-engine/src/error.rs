@@ -26,6 +26,16 @@ pub enum RunError {
         /// The cause.
         source: CommError,
     },
+    /// A micro-batch without all streams or inputs of the model.
+    #[error("a micro-batch has {found} {what}, and the model has {expected}")]
+    Streams {
+        /// Streams or further inputs.
+        what: &'static str,
+        /// The number given.
+        found: usize,
+        /// The number of the model's.
+        expected: usize,
+    },
     /// A micro-batch larger than the program was compiled for.
     #[error("a micro-batch of {rows} tokens was given to a program that was compiled for at most {most}")]
     Rows {
@@ -67,6 +77,30 @@ pub enum RunError {
         found: usize,
         /// The limit.
         most: u64,
+    },
+    /// Decoding was requested from a program without a cache.
+    #[error("this program has no cache of keys and values: decoding needs one that was compiled with it")]
+    NoCache,
+    /// A token beyond the cache.
+    #[error(
+        "a token was given row {row} of the cache of keys and values, which was compiled with {rows} rows"
+    )]
+    CacheRows {
+        /// Its row.
+        row: u64,
+        /// Rows of the cache.
+        rows: u64,
+    },
+    /// Dynamic rotary scaling invalidates the cached keys.
+    #[error(
+        "a token at position {position} cannot be decoded with cached keys: dynamic rotary scaling changes the keys of \
+         sequences longer than {max_positions} tokens; compute the whole sequence instead"
+    )]
+    Rescaled {
+        /// Its position.
+        position: u32,
+        /// The longest sequence without scaling.
+        max_positions: u64,
     },
     /// A step with the wrong number of micro-batches.
     #[error("a step of {expected} micro-batch(es) was given {found}")]

@@ -67,12 +67,7 @@ impl Engine<'_> {
                 if are_alike {
                     engine.put_master(flat, at - updated.start, elements)?;
                 }
-                engine.put(
-                    BufferId::Weights(flat),
-                    engine.compiled.program.types.compute,
-                    at - weights.start,
-                    elements,
-                )
+                engine.put(BufferId::Weights(flat), held.storage, at - weights.start, elements)
             })?;
             if has_master && !are_alike {
                 self.each_piece(flat, &updated, &mut elements, &mut |engine, param, range, at, elements| {
@@ -232,9 +227,10 @@ impl Engine<'_> {
     /// The buffer of the compute weights, as [`Self::place_of`].
     fn place_of_weights(&self, flat: usize) -> (BufferId, DType, u64) {
         let program = &self.compiled.program;
-        let shard = program.layout.flats[flat].shard(self.rank, program.layout.ranks).start;
+        let held = &program.layout.flats[flat];
+        let shard = held.shard(self.rank, program.layout.ranks).start;
         let first = if program.stays_gathered(flat) { 0 } else { shard };
-        (BufferId::Weights(flat), program.types.compute, first)
+        (BufferId::Weights(flat), held.storage, first)
     }
 
     /// Reads a state from element `at` of its flat.
@@ -260,8 +256,8 @@ impl Engine<'_> {
     /// Loads master weights from element `first` of this rank's part. The compute weights are loaded separately.
     fn put_master(&mut self, flat: usize, first: u64, elements: &mut [f32]) -> Result<(), RunError> {
         let program = &self.compiled.program;
-        let (run, form, id) = (program.types.compute, program.master_form(flat), BufferId::Master(flat));
-        if run == DType::Bf16 {
+        let (form, id) = (program.master_form(flat), BufferId::Master(flat));
+        if program.layout.flats[flat].storage == DType::Bf16 {
             for element in elements.iter_mut() {
                 *element = canonical_master(*element);
             }

@@ -49,6 +49,10 @@ fn assert_golden(golden: &Golden, batch: u64, outcome: &Outcome, what: &str) {
             parameter.name
         );
     }
+    let parameters = golden.table.iter().zip(&golden.weights).zip(&outcome.weights);
+    for ((parameter, before), after) in parameters.filter(|((p, _), _)| golden.is_frozen(&p.name)) {
+        assert_eq!(after, before, "{} {what} {}: frozen", golden.name, parameter.name);
+    }
     let file = golden.folder.join("final.safetensors");
     if batch == 4 && file.is_file() {
         for (parameter, weights) in golden.table.iter().zip(&outcome.weights) {
@@ -72,7 +76,15 @@ fn assert_golden(golden: &Golden, batch: u64, outcome: &Outcome, what: &str) {
 /// Gradients of step 1 belong to a step of 4 samples.
 fn assert_gradients(golden: &Golden, outcome: &Outcome, what: &str) {
     let expected = &golden.steps["gradients_of_step_1"]["parameters"];
-    for (parameter, gradient) in golden.table.iter().zip(&outcome.gradients) {
+    let trained = || {
+        golden
+            .table
+            .iter()
+            .zip(&outcome.gradients)
+            .filter(|(parameter, _)| !golden.is_frozen(&parameter.name))
+    };
+    assert_eq!(expected.as_object().unwrap().len(), trained().count(), "{}", golden.name);
+    for (parameter, gradient) in trained() {
         let name = format!("{} {what} {}", golden.name, parameter.name);
         let said = &expected[&parameter.name];
         let norm = said["norm"].as_f64().unwrap();
@@ -85,7 +97,7 @@ fn assert_gradients(golden: &Golden, outcome: &Outcome, what: &str) {
     }
     let file = golden.folder.join("grads.safetensors");
     if file.is_file() {
-        for (parameter, gradient) in golden.table.iter().zip(&outcome.gradients) {
+        for (parameter, gradient) in trained() {
             let whole = tensor(&file, &parameter.name);
             let apart = length(gradient.iter().zip(&whole).map(|(a, b)| f64::from(*a) - f64::from(*b)));
             let norm = length(whole.iter().map(|g| f64::from(*g)));

@@ -40,7 +40,7 @@ fn engine<'c>(golden: &Golden, compiled: &'c Compiled) -> Engine<'c> {
 
 fn inference(golden: &Golden, run: DType, sequences: u64, row_sizes: &[u64]) -> Compiled {
     let graph = forward(&golden.config, &golden.table, Batch { tokens: *row_sizes.last().unwrap() }).unwrap();
-    Compiled::inference(graph, run, sequences, TARGET, row_sizes.to_vec()).unwrap()
+    Compiled::inference(graph, run, sequences, 0, TARGET, row_sizes.to_vec()).unwrap()
 }
 
 /// The loss of the token after a prefix says the same as its logits: -log of its share of the softmax.

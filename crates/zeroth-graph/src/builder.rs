@@ -1,230 +1,117 @@
-//! The builder: a model's forward is a sequence of op calls, each of which checks its shapes.
+//! The builder: a model's forward is a sequence of op calls, each of which checks its shapes. The calls are in the files of the
+//! ops.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::{
-    GatedActivation, Graph, GraphError, Kind, Node, Op, Param, ParamId, ParamSpec, Rotary, Unit, UnitId,
+    Graph, GraphError, Kind, Node, Op, Param, ParamId, ParamSpec, Role, Rotary, Rows, Stream, Unit, UnitId,
     Value, ValueInfo,
 };
 
 /// Builds a model's forward.
 #[derive(Debug)]
 pub struct Builder {
-    graph: Graph,
-    tokens: u64,
+    pub(crate) graph: Graph,
+    names: HashMap<String, ParamId>,
+    /// The index of the rotary embedding of the next ropes.
+    pub(crate) rotary: Option<usize>,
     unit: Option<UnitId>,
-    ids: Value,
-    labels: Value,
-    positions: Value,
-    dropouts: u32,
+    /// Dropouts so far.
+    pub(crate) dropouts: u32,
 }
 
 impl Builder {
-    /// A forward over micro-batches of this many tokens (rows).
-    pub fn new(tokens: u64) -> Self {
-        let index = ValueInfo { rows: tokens, width: 1, kind: Kind::Index };
-        let inputs = vec![Value(0), Value(1), Value(2)];
+    /// A forward over micro-batches with a token stream of at most so many tokens for each of these.
+    pub fn new(streams: &[u64]) -> Self {
         let graph = Graph {
             units: Vec::new(),
             params: Vec::new(),
-            values: vec![index; inputs.len()],
-            inputs,
+            values: Vec::new(),
+            streams: Vec::new(),
+            inputs: Vec::new(),
             nodes: Vec::new(),
-            rotary: Rotary::default(),
+            rotaries: Vec::new(),
         };
-        Self { graph, tokens, unit: None, ids: Value(0), labels: Value(1), positions: Value(2), dropouts: 0 }
+        let mut builder = Self { graph, names: HashMap::new(), rotary: None, unit: None, dropouts: 0 };
+        for (stream, &rows) in streams.iter().enumerate() {
+            let [ids, labels, positions] = [(); 3].map(|()| builder.input(stream, 1));
+            builder.graph.streams.push(Stream { rows, ids, labels, positions });
+        }
+        builder
     }
 
-    /// The tokens of the micro-batch `[T]`.
+    /// The tokens of the first stream `[T]`.
     pub fn ids(&self) -> Value {
-        self.ids
+        self.stream(0).ids
     }
 
-    /// Their labels `[T]`, already shifted; -100 is not trained.
-    pub fn labels(&self) -> Value {
-        self.labels
+    /// A token stream.
+    pub fn stream(&self, stream: usize) -> Stream {
+        self.graph.streams[stream]
     }
 
-    /// Their positions in their sequences `[T]`.
-    pub fn positions(&self) -> Value {
-        self.positions
+    /// A further input [T, width] with a row for each token of a stream: 32-bit integers.
+    pub fn input(&mut self, stream: usize, width: u64) -> Value {
+        let input = Value(self.graph.values.len() as u32);
+        self.graph.values.push(ValueInfo { rows: Rows::Stream(stream), width, kind: Kind::Index });
+        self.graph.inputs.push(input);
+        input
     }
 
-    /// Sets the rotary embedding of every `rope` of this model.
+    /// Sets the rotary embedding of the ropes after this call. Equal ones are kept once.
     pub fn rotary(&mut self, rotary: Rotary) {
-        self.graph.rotary = rotary;
+        let known = self.graph.rotaries.iter().position(|known| *known == rotary);
+        self.rotary = Some(known.unwrap_or_else(|| {
+            self.graph.rotaries.push(rotary);
+            self.graph.rotaries.len() - 1
+        }));
     }
 
     /// Begins a unit with these parameters. Later ops belong to it.
-    pub fn unit(&mut self, name: impl Into<String>, params: Vec<ParamSpec>) -> Result<UnitId, GraphError> {
+    pub fn unit(
+        &mut self,
+        name: impl Into<String>,
+        role: Role,
+        params: Vec<ParamSpec>,
+    ) -> Result<UnitId, GraphError> {
         let unit = UnitId(self.graph.units.len() as u32);
         let name = name.into();
         let mut ids = Vec::with_capacity(params.len());
         for spec in params {
-            if let Some(first) = self.graph.params.iter().find(|param| param.spec.name == spec.name) {
-                let first = if first.unit == unit { &name } else { self.graph.unit_name(first.unit) };
-                return Err(GraphError::ParamTwice {
-                    name: spec.name,
-                    first: first.to_owned(),
-                    second: name,
-                });
-            }
-            ids.push(ParamId(self.graph.params.len() as u32));
+            let id = ParamId(self.graph.params.len() as u32);
+            match self.names.entry(spec.name.clone()) {
+                Entry::Vacant(place) => place.insert(id),
+                Entry::Occupied(known) => {
+                    let first = self.graph.param(*known.get()).unit;
+                    let first = if first == unit { &name } else { self.graph.unit_name(first) };
+                    let first = first.to_owned();
+                    return Err(GraphError::ParamTwice { name: spec.name, first, second: name });
+                }
+            };
+            ids.push(id);
             self.graph.params.push(Param { spec, unit });
         }
-        self.graph.units.push(Unit { name, params: ids });
+        self.graph.units.push(Unit { name, role, params: ids });
         self.unit = Some(unit);
         Ok(unit)
     }
 
     /// The parameter of this name, in any unit.
     pub fn param(&self, name: &str) -> Result<ParamId, GraphError> {
-        // From the end: an op mostly reads a parameter of the unit just begun.
-        let found = self.graph.params.iter().rposition(|param| param.spec.name == name);
-        found.map(|index| ParamId(index as u32)).ok_or_else(|| GraphError::NoParam { name: name.to_owned() })
-    }
-
-    /// Embedding lookup.
-    pub fn embedding(&mut self, ids: Value, table: ParamId) -> Result<Value, GraphError> {
-        let [_, width] = self.param_shape(Op::Embedding, table, "the table")?;
-        self.expect_kind(Op::Embedding, ids, Kind::Index)?;
-        self.push(Op::Embedding, &[ids], &[table], &[self.activation(width)]).map(|outputs| outputs[0])
-    }
-
-    /// `x · wᵀ`, plus `bias` where it is given.
-    pub fn linear(&mut self, x: Value, weight: ParamId, bias: Option<ParamId>) -> Result<Value, GraphError> {
-        let [out, inner] = self.param_shape(Op::Linear, weight, "the weight")?;
-        self.expect_width(Op::Linear, x, inner)?;
-        let mut params = vec![weight];
-        if let Some(bias) = bias {
-            let [width] = self.param_shape(Op::Linear, bias, "the bias")?;
-            self.expect(Op::Linear, "the bias's width", out, width)?;
-            params.push(bias);
-        }
-        self.push(Op::Linear, &[x], &params, &[self.activation(out)]).map(|outputs| outputs[0])
-    }
-
-    /// RMSNorm of `x`.
-    pub fn rms_norm(&mut self, x: Value, weight: ParamId, eps: f64) -> Result<Value, GraphError> {
-        let op = Op::RmsNorm { eps };
-        let width = self.graph.info(x).width;
-        self.expect_vector(op, weight, width)?;
-        self.push(op, &[x], &[weight], &[self.activation(width), self.statistic(1)]).map(|outputs| outputs[0])
-    }
-
-    /// Residual add and RMSNorm: returns the sum and its norm.
-    pub fn add_rms_norm(
-        &mut self,
-        residual: Value,
-        x: Value,
-        weight: ParamId,
-        eps: f64,
-    ) -> Result<(Value, Value), GraphError> {
-        let op = Op::AddRmsNorm { eps };
-        let width = self.graph.info(residual).width;
-        self.expect_width(op, x, width)?;
-        self.expect_vector(op, weight, width)?;
-        let outputs = [self.activation(width), self.activation(width), self.statistic(1)];
-        let outputs = self.push(op, &[residual, x], &[weight], &outputs)?;
-        Ok((outputs[0], outputs[1]))
-    }
-
-    /// RMSNorm of each head, then RoPE.
-    pub fn head_norm_rope(
-        &mut self,
-        x: Value,
-        weight: ParamId,
-        heads: u64,
-        eps: f64,
-    ) -> Result<Value, GraphError> {
-        let op = Op::HeadNormRope { heads, eps };
-        let head_dim = self.rotated_dim(op, x, heads)?;
-        self.expect_vector(op, weight, head_dim)?;
-        let outputs = [self.activation(heads * head_dim), self.statistic(heads)];
-        self.push(op, &[x, self.positions], &[weight], &outputs).map(|outputs| outputs[0])
-    }
-
-    /// RoPE of `x`.
-    pub fn rope(&mut self, x: Value, heads: u64) -> Result<Value, GraphError> {
-        let op = Op::Rope { heads };
-        let head_dim = self.rotated_dim(op, x, heads)?;
-        self.push(op, &[x, self.positions], &[], &[self.activation(heads * head_dim)])
-            .map(|outputs| outputs[0])
-    }
-
-    /// Causal attention within each sequence.
-    pub fn attention(
-        &mut self,
-        [q, k, v]: [Value; 3],
-        heads: u64,
-        kv_heads: u64,
-        window: Option<u64>,
-        scale: f64,
-    ) -> Result<Value, GraphError> {
-        let op = Op::Attention { heads, kv_heads, window, scale };
-        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            let expected = format!("a multiple of the {kv_heads} heads of k and v");
-            return Err(self.shape_error(op, "the number of heads", &expected, heads.to_string()));
-        }
-        let head_dim = self.head_dim(op, q, heads)?;
-        self.expect_width(op, k, kv_heads * head_dim)?;
-        self.expect_width(op, v, kv_heads * head_dim)?;
-        let outputs = [self.activation(heads * head_dim), self.statistic(heads)];
-        self.push(op, &[q, k, v], &[], &outputs).map(|outputs| outputs[0])
-    }
-
-    /// `f(gate) · up`, f the activation.
-    pub fn gated_activation(
-        &mut self,
-        activation: GatedActivation,
-        gate: Value,
-        up: Value,
-    ) -> Result<Value, GraphError> {
-        let (op, width) = (Op::GatedActivation(activation), self.graph.info(gate).width);
-        self.expect_width(op, up, width)?;
-        self.push(op, &[gate, up], &[], &[self.activation(width)]).map(|outputs| outputs[0])
-    }
-
-    /// `silu(gate) · up`.
-    pub fn swiglu(&mut self, gate: Value, up: Value) -> Result<Value, GraphError> {
-        self.gated_activation(GatedActivation::Silu, gate, up)
-    }
-
-    /// Dropout; no op where the probability is 0.
-    pub fn dropout(&mut self, x: Value, probability: f64) -> Result<Value, GraphError> {
-        if probability == 0.0 {
-            return Ok(x);
-        }
-        let op = Op::Dropout { probability, salt: self.dropouts };
-        if !(0.0..1.0).contains(&probability) {
-            return Err(self.shape_error(
-                op,
-                "the probability",
-                "at least 0 and below 1",
-                probability.to_string(),
-            ));
-        }
-        self.dropouts += 1;
-        let width = self.graph.info(x).width;
-        self.push(op, &[x], &[], &[self.activation(width)]).map(|outputs| outputs[0])
-    }
-
-    /// The loss. Every forward ends with it.
-    pub fn head_loss(&mut self, x: Value, weight: ParamId) -> Result<Value, GraphError> {
-        if self.graph.loss_node().is_ok() {
-            return Err(GraphError::TwoLosses);
-        }
-        let [_, inner] = self.param_shape(Op::HeadLoss, weight, "the weight")?;
-        self.expect_width(Op::HeadLoss, x, inner)?;
-        let loss = ValueInfo { rows: 1, width: 1, kind: Kind::Statistic };
-        self.push(Op::HeadLoss, &[x, self.labels], &[weight], &[loss]).map(|outputs| outputs[0])
+        self.names.get(name).copied().ok_or_else(|| GraphError::NoParam { name: name.to_owned() })
     }
 
     /// The graph. Fails where it has no loss, or an op that does not reach it.
     pub fn finish(self) -> Result<Graph, GraphError> {
         let graph = self.graph;
-        graph.loss_node()?;
-        let used = |value: &Value| graph.nodes.iter().any(|node| node.inputs.contains(value));
-        for node in graph.nodes.iter().filter(|node| node.op != Op::HeadLoss) {
-            if !node.outputs.iter().any(used) {
+        graph.losses().next().ok_or(GraphError::NoLoss)?;
+        let mut used = vec![false; graph.values.len()];
+        for input in graph.nodes.iter().flat_map(|node| &node.inputs) {
+            used[input.index()] = true;
+        }
+        for node in graph.nodes.iter().filter(|node| !node.op.is_loss()) {
+            if !node.outputs.iter().any(|output| used[output.index()]) {
                 let unit = graph.unit_name(node.unit).to_owned();
                 return Err(GraphError::DeadEnd { op: node.op.name(), unit });
             }
@@ -232,15 +119,52 @@ impl Builder {
         Ok(graph)
     }
 
-    fn activation(&self, width: u64) -> ValueInfo {
-        ValueInfo { rows: self.tokens, width, kind: Kind::Activation }
+    /// A value's shape and kind.
+    pub fn info(&self, value: Value) -> ValueInfo {
+        self.graph.info(value)
     }
 
-    fn statistic(&self, width: u64) -> ValueInfo {
-        ValueInfo { rows: self.tokens, width, kind: Kind::Statistic }
+    /// An activation with the rows of another value.
+    pub(crate) fn activation(&self, like: Value, width: u64) -> ValueInfo {
+        ValueInfo { rows: self.info(like).rows, width, kind: Kind::Activation }
     }
 
-    fn push(
+    /// A statistic with the rows of another value.
+    pub(crate) fn statistic(&self, like: Value, width: u64) -> ValueInfo {
+        ValueInfo { rows: self.info(like).rows, width, kind: Kind::Statistic }
+    }
+
+    /// The stream of an operand that must have a row for each of its tokens.
+    pub(crate) fn stream_of(&self, op: Op, value: Value) -> Result<Stream, GraphError> {
+        match self.info(value).rows {
+            Rows::Stream(stream) => Ok(self.stream(stream)),
+            other => {
+                let expected = "one row for each token of a stream";
+                Err(self.shape_error(op, "an operand's rows", expected, format!("{other:?}")))
+            }
+        }
+    }
+
+    pub(crate) fn expect_rows(&self, op: Op, value: Value, like: Value) -> Result<(), GraphError> {
+        let (found, expected) = (self.info(value).rows, self.info(like).rows);
+        if found == expected {
+            return Ok(());
+        }
+        Err(self.shape_error(op, "an operand's rows", &format!("{expected:?}"), format!("{found:?}")))
+    }
+
+    /// Expects an activation of the shape of another.
+    pub(crate) fn expect_like(&self, op: Op, value: Value, like: Value) -> Result<(), GraphError> {
+        self.expect_width(op, value, self.info(like).width)?;
+        self.expect_rows(op, value, like)
+    }
+
+    /// The name of the current unit; empty before the first.
+    pub(crate) fn unit_name(&self) -> &str {
+        self.unit.map_or("", |unit| self.graph.unit_name(unit))
+    }
+
+    pub(crate) fn push(
         &mut self,
         op: Op,
         inputs: &[Value],
@@ -261,24 +185,24 @@ impl Builder {
         Ok(outputs)
     }
 
-    fn shape_error(&self, op: Op, what: &str, expected: &str, found: String) -> GraphError {
-        let unit = self.unit.map_or("", |unit| self.graph.unit_name(unit)).to_owned();
+    pub(crate) fn shape_error(&self, op: Op, what: &str, expected: &str, found: String) -> GraphError {
+        let unit = self.unit_name().to_owned();
         GraphError::Shape { op: op.name(), unit, what: what.to_owned(), expected: expected.to_owned(), found }
     }
 
-    fn expect(&self, op: Op, what: &str, expected: u64, found: u64) -> Result<(), GraphError> {
+    pub(crate) fn expect(&self, op: Op, what: &str, expected: u64, found: u64) -> Result<(), GraphError> {
         if expected == found {
             return Ok(());
         }
         Err(self.shape_error(op, what, &expected.to_string(), found.to_string()))
     }
 
-    fn expect_width(&self, op: Op, value: Value, width: u64) -> Result<(), GraphError> {
+    pub(crate) fn expect_width(&self, op: Op, value: Value, width: u64) -> Result<(), GraphError> {
         self.expect_kind(op, value, Kind::Activation)?;
         self.expect(op, "an operand's width", width, self.graph.info(value).width)
     }
 
-    fn expect_kind(&self, op: Op, value: Value, kind: Kind) -> Result<(), GraphError> {
+    pub(crate) fn expect_kind(&self, op: Op, value: Value, kind: Kind) -> Result<(), GraphError> {
         let found = self.graph.info(value).kind;
         if found == kind {
             return Ok(());
@@ -286,12 +210,12 @@ impl Builder {
         Err(self.shape_error(op, "an operand's kind", &format!("{kind:?}"), format!("{found:?}")))
     }
 
-    fn expect_vector(&self, op: Op, param: ParamId, width: u64) -> Result<(), GraphError> {
+    pub(crate) fn expect_vector(&self, op: Op, param: ParamId, width: u64) -> Result<(), GraphError> {
         let [found] = self.param_shape(op, param, "the weight")?;
         self.expect(op, "the weight's width", width, found)
     }
 
-    fn head_dim(&self, op: Op, x: Value, heads: u64) -> Result<u64, GraphError> {
+    pub(crate) fn head_dim(&self, op: Op, x: Value, heads: u64) -> Result<u64, GraphError> {
         self.expect_kind(op, x, Kind::Activation)?;
         let width = self.graph.info(x).width;
         if heads == 0 || !width.is_multiple_of(heads) {
@@ -301,18 +225,7 @@ impl Builder {
         Ok(width / heads)
     }
 
-    /// The width of a rotated head.
-    fn rotated_dim(&self, op: Op, x: Value, heads: u64) -> Result<u64, GraphError> {
-        let head_dim = self.head_dim(op, x, heads)?;
-        if !head_dim.is_multiple_of(2) {
-            return Err(self.shape_error(op, "a head's width", "even", head_dim.to_string()));
-        }
-        let frequencies = self.graph.rotary.frequencies.len() as u64;
-        self.expect(op, "the number of rotary frequencies", head_dim / 2, frequencies)?;
-        Ok(head_dim)
-    }
-
-    fn param_shape<const N: usize>(
+    pub(crate) fn param_shape<const N: usize>(
         &self,
         op: Op,
         param: ParamId,

@@ -45,9 +45,14 @@ pub enum GraphError {
     /// A graph without a loss has no gradients.
     #[error("the forward has no head_loss, so there is nothing to take a gradient of")]
     NoLoss,
-    /// Two losses.
-    #[error("the forward has two losses; a micro-batch has one")]
-    TwoLosses,
+    /// A rope without a rotary embedding.
+    #[error("{op} in unit `{unit}` has no rotary embedding: call `rotary` first")]
+    NoRotary {
+        /// The op.
+        op: &'static str,
+        /// Its unit.
+        unit: String,
+    },
     /// An op none of whose outputs reaches the loss.
     #[error("{op} in unit `{unit}` leads nowhere: none of its outputs reaches the loss")]
     DeadEnd {

@@ -1,6 +1,6 @@
 //! The graph: units with their parameters, values, and nodes in execution order.
 
-use crate::{GraphError, Op, Value, ValueInfo};
+use crate::{Op, Rows, Value, ValueInfo};
 
 /// A unit: an index into the graph's units, in the order in which forward first needs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,8 +54,23 @@ pub struct Param {
 pub struct Unit {
     /// Its name in messages, traces and plans.
     pub name: String,
+    /// What it is to the model.
+    pub role: Role,
     /// Its parameters, in the order of its flat buffers.
     pub params: Vec<ParamId>,
+}
+
+/// What a unit is to its model: passes that treat blocks apart from the rest go by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// It embeds tokens.
+    Embedding,
+    /// A repeated block, counted from 0.
+    Block(u64),
+    /// It computes a loss.
+    Head,
+    /// Anything else.
+    Other,
 }
 
 /// One op with its operands.
@@ -73,10 +88,10 @@ pub struct Node {
     pub outputs: Vec<Value>,
 }
 
-/// A model's rotary embedding: at position p, pair i of each head is rotated by p · `frequencies[i]`.
+/// A rotary embedding: at position p, pair i of each head is rotated by p · `frequencies[i]`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rotary {
-    /// One per pair of a head's elements; empty where nothing is rotated.
+    /// One per pair of a head's elements.
     pub frequencies: Vec<f64>,
     /// Factor of the rotated elements.
     pub scale: f64,
@@ -119,12 +134,27 @@ pub struct Graph {
     pub params: Vec<Param>,
     /// Values, by [`Value`].
     pub values: Vec<ValueInfo>,
-    /// Values that come from the dataset.
+    /// The token streams of a micro-batch.
+    pub streams: Vec<Stream>,
+    /// Values that come from the dataset: those of the streams, and further ones.
     pub inputs: Vec<Value>,
-    /// Nodes, in execution order. The last is the head_loss.
+    /// Nodes, in execution order.
     pub nodes: Vec<Node>,
-    /// The rotary embedding.
-    pub rotary: Rotary,
+    /// Rotary embeddings, by the index in rope ops.
+    pub rotaries: Vec<Rotary>,
+}
+
+/// A stream of tokens, such as the source or the target of an encoder-decoder model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    /// The most tokens of a micro-batch.
+    pub rows: u64,
+    /// The tokens `[T]`.
+    pub ids: Value,
+    /// Their labels `[T]`, already shifted; -100 is not trained.
+    pub labels: Value,
+    /// Their positions in their sequences `[T]`.
+    pub positions: Value,
 }
 
 impl Param {
@@ -135,6 +165,16 @@ impl Param {
 }
 
 impl Graph {
+    /// The most rows of every stream.
+    pub fn stream_rows(&self) -> Vec<u64> {
+        self.streams.iter().map(|stream| stream.rows).collect()
+    }
+
+    /// The most rows of a value.
+    pub fn most_rows(&self, rows: Rows) -> u64 {
+        rows.count(&self.stream_rows())
+    }
+
     /// A value's shape and kind.
     pub fn info(&self, value: Value) -> ValueInfo {
         self.values[value.index()]
@@ -167,8 +207,14 @@ impl Graph {
         &self.units[unit.index()].name
     }
 
-    /// The index of the head_loss.
-    pub(crate) fn loss_node(&self) -> Result<usize, GraphError> {
-        self.nodes.iter().position(|node| node.op == Op::HeadLoss).ok_or(GraphError::NoLoss)
+    /// The nodes that compute a loss, as indices. The model's loss is their sum.
+    pub fn losses(&self) -> impl Iterator<Item = usize> {
+        (0..self.nodes.len()).filter(|index| self.nodes[*index].op.is_loss())
+    }
+
+    /// The blocks, in execution order.
+    pub fn blocks(&self) -> impl Iterator<Item = UnitId> {
+        let is_block = |index: &usize| matches!(self.units[*index].role, Role::Block(_));
+        (0..self.units.len()).filter(is_block).map(UnitId::at)
     }
 }

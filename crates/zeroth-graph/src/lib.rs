@@ -1,10 +1,11 @@
 //! A model's computation graph over shapes, without memory or device.
 //!
 //! A model writes its forward once with a [`Builder`]: units declare parameters, ops connect values. The result is a
-//! [`Graph`], a list of [`Node`]s in execution order. [`Graph::backward`] derives the gradients: each op defines in one place
-//! what its gradient reads and computes.
+//! [`Graph`], a list of [`Node`]s in execution order. [`Graph::backward`] derives the gradients. Everything about an op is in
+//! one file: its shape rule, what its gradient reads and computes, and both in f64.
 //!
-//! Activations are [tokens, width]. The sequences of a micro-batch are packed contiguously; the executor holds their starts.
+//! Activations are [rows, width], with a row for each token of a stream, several for each, or a fixed number. The sequences of
+//! a micro-batch are packed contiguously; the executor holds their starts.
 //! Describing a 70B model takes milliseconds and no tensor memory.
 
 mod builder;
@@ -18,7 +19,7 @@ mod value;
 pub use builder::Builder;
 pub use error::GraphError;
 pub use gradient::{Backward, GradNode, GradOp, GradWrite};
-pub use graph::{DynamicScaling, Graph, Node, Param, ParamId, ParamSpec, Rotary, Unit, UnitId};
+pub use graph::{DynamicScaling, Graph, Node, Param, ParamId, ParamSpec, Role, Rotary, Stream, Unit, UnitId};
 pub use op::Op;
-pub use value::{Kind, Value, ValueInfo};
+pub use value::{Kind, Rows, Value, ValueInfo};
 pub use zeroth_base::GatedActivation;

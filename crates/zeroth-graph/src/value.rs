@@ -22,20 +22,46 @@ pub enum Kind {
     Index,
 }
 
+/// The number of a value's rows. That of a stream differs between micro-batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// One for each token of a stream.
+    Stream(usize),
+    /// So many for each token of a stream.
+    Times(usize, u64),
+    /// Always as many.
+    Fixed(u64),
+}
+
+impl Rows {
+    /// The number, given that of every stream.
+    pub fn count(self, streams: &[u64]) -> u64 {
+        match self {
+            Self::Stream(stream) => streams[stream],
+            Self::Times(stream, factor) => factor * streams[stream],
+            Self::Fixed(rows) => rows,
+        }
+    }
+
+    /// So many rows for each of these.
+    #[must_use]
+    pub const fn times(self, factor: u64) -> Self {
+        match (self, factor) {
+            (rows, 1) => rows,
+            (Self::Stream(stream), factor) => Self::Times(stream, factor),
+            (Self::Times(stream, rows), factor) => Self::Times(stream, rows * factor),
+            (Self::Fixed(rows), factor) => Self::Fixed(rows * factor),
+        }
+    }
+}
+
 /// A value's shape and kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueInfo {
-    /// Rows: the tokens of a micro-batch, or 1.
-    pub rows: u64,
+    /// Rows.
+    pub rows: Rows,
     /// Elements of a row.
     pub width: u64,
     /// The kind of its elements.
     pub kind: Kind,
-}
-
-impl ValueInfo {
-    /// Number of elements.
-    pub const fn elements(&self) -> u64 {
-        self.rows * self.width
-    }
 }

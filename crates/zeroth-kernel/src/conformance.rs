@@ -9,12 +9,12 @@ use half::{bf16, f16};
 use zeroth_base::{DType, GatedActivation, normal_at};
 
 use crate::{
-    Access, Control, Device, DeviceError, GROUPS, GradStore, Kernel, Launch, MasterForm, Moment, Optimizer,
-    Queue, RATES, Recipe, Record, Report, Span, StepInput, StepNumbers,
+    Access, Control, Device, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, Launch, MasterForm, Moment,
+    Optimizer, Queue, RATES, Recipe, Record, Report, Span, StepInput, StepNumbers,
 };
 use crate::{
-    AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
-    RmsNormDims, RopeDims, RowKey,
+    AttentionDims, CacheRange, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims,
+    LogitsDims, RmsNormDims, RopeDims, RowKey, StoreRowsDims,
 };
 
 /// Bytes of device arena that the test needs.
@@ -110,6 +110,27 @@ enum Output {
     Exact,
     /// One f64.
     F64,
+}
+
+/// Which gradients of an op with a weight have a destination: one of a frozen weight, or of an input below which nothing is
+/// trained, has none.
+#[derive(Clone, Copy)]
+struct Wanted {
+    input: bool,
+    weight: bool,
+}
+
+const WANTED: [Wanted; 3] = [
+    Wanted { input: true, weight: true },
+    Wanted { input: true, weight: false },
+    Wanted { input: false, weight: true },
+];
+
+impl Wanted {
+    fn outputs(self, input: Output, weight: Output) -> Vec<Output> {
+        let both = [(self.input, input), (self.weight, weight)];
+        both.into_iter().filter(|(wanted, _)| *wanted).map(|(_, output)| output).collect()
+    }
 }
 
 /// Both devices, and the operands of the next launch.
@@ -268,12 +289,18 @@ impl Pair<'_> {
         let (h, y, rstd) = (self.like(x), self.like(x), self.empty(4 * ROWS));
         let kernel = Kernel::AddRmsNorm { dims, x, residual, w, h, y, rstd };
         self.compare(kernel, &[Output::Rounded(dtype), Output::Rounded(dtype), Output::Rounded(DType::F32)])?;
-        let [dy, h, residual] = [0; 3].map(|_| self.random(ROWS * width));
-        let (w, dh, dw) = (self.random(width), self.like(h), self.words(width));
-        let rstd: Vec<f32> = (0..ROWS).map(|row| 0.5 + row as f32 / 100.0).collect();
-        let rstd = self.given(cast_slice(&rstd));
-        let kernel = Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual: Some(residual), dh, dw };
-        self.compare(kernel, &[Output::Rounded(dtype), Output::Rounded(DType::F32)])?;
+        for wanted in WANTED {
+            let [dy, h, residual] = [0; 3].map(|_| self.random(ROWS * width));
+            let w = self.random(width);
+            let rstd: Vec<f32> = (0..ROWS).map(|row| 0.5 + row as f32 / 100.0).collect();
+            let rstd = self.given(cast_slice(&rstd));
+            let (dh, dw) = self.norm_gradients(wanted, h, width);
+            // The gradient of later uses belongs to dh.
+            let residual = dh.map(|_| residual);
+            let kernel = Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw };
+            let outputs = wanted.outputs(Output::Rounded(dtype), Output::Rounded(DType::F32));
+            self.compare(kernel, &outputs)?;
+        }
         for back in [false, true] {
             let dims = RopeDims { rows: ROWS, heads: 3, head_dim: 40, rotated: 32 };
             let (cos, sin) = (self.words(ROWS * 16), self.words(ROWS * 16));
@@ -291,12 +318,16 @@ impl Pair<'_> {
             let (y, rstd) = (self.like(x), self.empty(4 * rstds));
             let kernel = Kernel::HeadNormRope { dims, x, w, cos, sin, y, rstd };
             self.compare(kernel, &[Output::Rounded(dtype), Output::Rounded(DType::F32)])?;
-            let (dy, h, w) = (self.random(elements), self.random(elements), self.random(head_dim));
-            let (cos, sin) = (self.words(angles), self.words(angles));
-            let rstd: Vec<f32> = (0..rstds).map(|row| 0.5 + row as f32 / 300.0).collect();
-            let (rstd, dh, dw) = (self.given(cast_slice(&rstd)), self.like(h), self.words(head_dim));
-            let kernel = Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw };
-            self.compare(kernel, &[Output::Rounded(dtype), Output::Rounded(DType::F32)])?;
+            for wanted in WANTED {
+                let (dy, h, w) = (self.random(elements), self.random(elements), self.random(head_dim));
+                let (cos, sin) = (self.words(angles), self.words(angles));
+                let rstd: Vec<f32> = (0..rstds).map(|row| 0.5 + row as f32 / 300.0).collect();
+                let rstd = self.given(cast_slice(&rstd));
+                let (dh, dw) = self.norm_gradients(wanted, h, head_dim);
+                let kernel = Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw };
+                let outputs = wanted.outputs(Output::Rounded(dtype), Output::Rounded(DType::F32));
+                self.compare(kernel, &outputs)?;
+            }
         }
         let starts = self.given(cast_slice(&[4u32, 0, 30, 31, ROWS as u32]));
         let dims = LogitsDims { rows: ROWS, sequences: 3, hidden: width, vocab };
@@ -342,6 +373,31 @@ impl Pair<'_> {
             self.compare(kernel, &[Output::Rounded(dtype); 3])?;
         }
         self.device.equal_sequences(None);
+        self.cached_attention()
+    }
+
+    fn cached_attention(&mut self) -> Result<(), DeviceError> {
+        // A key, several tiles of keys, and padding.
+        let (rows, cached) = (5, 410);
+        let ranges = [(0, 1), (1, 310), (0, 0), (310, 330), (330, 410)];
+        let ranges = ranges.map(|(first, end)| CacheRange { first, end });
+        for (head_dim, window) in [(64, None), (40, Some(20)), (200, None)] {
+            let dims = AttentionDims { rows, heads: 4, kv_heads: 2, head_dim, window, scale: 0.125 };
+            let ranges_at = self.given(cast_slice(&ranges));
+            let q = self.random(rows * 4 * head_dim);
+            let (k, v) = (self.random(cached * 2 * head_dim), self.random(cached * 2 * head_dim));
+            let y = self.like(q);
+            let kernel = Kernel::CachedAttention { dims, cached, ranges: ranges_at, q, k, v, y };
+            self.compare(kernel, &[Output::Rounded(self.dtype)])?;
+            let dims = StoreRowsDims { rows, width: 2 * head_dim, cached };
+            let kernel = Kernel::StoreRows {
+                dims,
+                ranges: self.given(cast_slice(&ranges)),
+                x: self.random(rows * dims.width),
+                cache: self.random(cached * dims.width),
+            };
+            self.compare(kernel, &[Output::Exact])?;
+        }
         Ok(())
     }
 
@@ -401,15 +457,24 @@ impl Pair<'_> {
         };
         let [x, w, labels, loss] = operands(self);
         self.compare(Kernel::HeadLoss { dims, x, w, labels, loss }, &[Output::F64])?;
-        let [x, w, labels, loss] = operands(self);
-        let input = self.given(bytes_of(&StepInput { loss_weight: 0.01, ..StepInput::zeroed() }));
-        let control = self.given(bytes_of(&Control::new(64.0)));
-        let (dx, dw) = (self.like(x), self.words(vocab * hidden));
-        let (store, tied_rows) = (GradStore::Write, None);
-        let kernel =
-            Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw, store, tied_rows };
-        // The gradients of logits are rounded before they are multiplied.
-        self.compare(kernel, &[Output::F64, Output::RoundedTerms(dtype), Output::RoundedTerms(DType::F32)])
+        for wanted in WANTED.into_iter().chain([Wanted { input: false, weight: false }]) {
+            let [x, w, labels, loss] = operands(self);
+            let input = self.given(bytes_of(&StepInput { loss_weight: 0.01, ..StepInput::zeroed() }));
+            let control = self.given(bytes_of(&Control::new(64.0)));
+            let dx = wanted.input.then(|| self.like(x));
+            let (store, tied_rows) = (GradStore::Write, None);
+            let dw = wanted.weight.then(|| HeadLossDw { to: self.words(vocab * hidden), store, tied_rows });
+            let kernel = Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw };
+            // The gradients of logits are rounded before they are multiplied.
+            let gradients = wanted.outputs(Output::RoundedTerms(dtype), Output::RoundedTerms(DType::F32));
+            self.compare(kernel, &[&[Output::F64], &gradients[..]].concat())?;
+        }
+        Ok(())
+    }
+
+    /// Destinations of the gradients of a norm: of its input, like `h`, and of its weight.
+    fn norm_gradients(&mut self, wanted: Wanted, h: Span, width: usize) -> (Option<Span>, Option<Span>) {
+        (wanted.input.then(|| self.like(h)), wanted.weight.then(|| self.words(width)))
     }
 
     fn optimizer_step(&mut self) -> Result<(), DeviceError> {

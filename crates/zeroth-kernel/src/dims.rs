@@ -123,6 +123,17 @@ impl AttentionDims {
     }
 }
 
+/// Dimensions of a copy of rows into the cache of keys or values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreRowsDims {
+    /// Tokens, padding included.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Rows of the cache.
+    pub cached: usize,
+}
+
 /// f32 elements of a slice's exponentials: 160 MiB.
 const SLICE: usize = 40 << 20;
 /// Rows of a slice of f32 exponentials, at most and at least; twice as many for bf16.

@@ -8,7 +8,7 @@ use zeroth_base::{DType, GatedActivation};
 
 use crate::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
-    RopeDims,
+    RopeDims, StoreRowsDims,
 };
 use crate::{MOMENTS, MasterForm, Optimizer, Tier};
 
@@ -63,6 +63,17 @@ pub struct RowKey {
     pub epoch: u32,
 }
 
+/// The cache rows of a token's sequence up to the token itself, whose keys and values are in row `end - 1`: what it attends
+/// to, before a sliding window. Empty for padding, which is not stored and gives zeros.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct CacheRange {
+    /// The row of the sequence's first token.
+    pub first: u32,
+    /// One past the row of this token.
+    pub end: u32,
+}
+
 /// A kernel with its storage dtype and scratch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
@@ -106,7 +117,7 @@ pub enum Kernel {
     RmsNorm { dims: RmsNormDims, x: Span, w: Span, y: Span, rstd: Span },
     /// h = residual + x, then y and rstd of `RmsNorm` on h.
     AddRmsNorm { dims: RmsNormDims, x: Span, residual: Span, w: Span, h: Span, y: Span, rstd: Span },
-    /// dh = the norm's gradient + `residual`; adds to dw `[width]`.
+    /// dh = the norm's gradient + `residual`; adds to dw `[width]`. A gradient without a destination is not computed.
     RmsNormBackward {
         dims: RmsNormDims,
         dy: Span,
@@ -114,14 +125,15 @@ pub enum Kernel {
         rstd: Span,
         w: Span,
         residual: Option<Span>,
-        dh: Span,
-        dw: Span,
+        dh: Option<Span>,
+        dw: Option<Span>,
     },
     /// y = x rotated by the angles of cos and sin `[rows, rotated / 2]` (f32); by the negative angles where `back`.
     Rope { dims: RopeDims, cos: Span, sin: Span, x: Span, y: Span, back: bool },
     /// `RmsNorm` of each head of x, rounded, then `Rope`; writes rstd `[rows, heads]`.
     HeadNormRope { dims: HeadNormRopeDims, x: Span, w: Span, cos: Span, sin: Span, y: Span, rstd: Span },
-    /// dh = the norm's gradient of dy rotated back and rounded; adds to dw `[head_dim]`.
+    /// dh = the norm's gradient of dy rotated back and rounded; adds to dw `[head_dim]`. A gradient without a destination is
+    /// not computed.
     HeadNormRopeBackward {
         dims: HeadNormRopeDims,
         dy: Span,
@@ -130,8 +142,8 @@ pub enum Kernel {
         w: Span,
         cos: Span,
         sin: Span,
-        dh: Span,
-        dw: Span,
+        dh: Option<Span>,
+        dw: Option<Span>,
     },
     /// y = causal attention within each sequence; `lse` `[heads, rows]`. `starts` holds u32: the number of entries, then the
     /// first row of each sequence and the end of the last (cu_seqlens). Rows beyond it give zeros.
@@ -150,6 +162,11 @@ pub enum Kernel {
         dk: Span,
         dv: Span,
     },
+    /// Copies each row of x `[dims.rows, dims.width]` to row `end - 1` of `cache` `[dims.cached, dims.width]`, which has the row
+    /// stride of x. `ranges` holds one [`CacheRange`] per row.
+    StoreRows { dims: StoreRowsDims, ranges: Span, x: Span, cache: Span },
+    /// y = attention of each row over the cached rows of its [`CacheRange`]: k and v are `[cached, kv_heads · head_dim]`.
+    CachedAttention { dims: AttentionDims, cached: usize, ranges: Span, q: Span, k: Span, v: Span, y: Span },
     /// y = f(gate) · up, f the activation.
     GatedActivation { activation: GatedActivation, gate: Span, up: Span, y: Span },
     /// Writes dgate and dup.
@@ -166,8 +183,7 @@ pub enum Kernel {
     /// Adds the sum of the losses of the tokens with a label (≥ 0) to `loss`, an f64.
     HeadLoss { dims: HeadLossDims, x: Span, w: Span, labels: Span, loss: Span },
     /// `HeadLoss` with gradients: writes dx and stores the gradient of w in dw, both times [`crate::StepInput::loss_weight`] ·
-    /// [`crate::Control::loss_scale`]. [`GradStore::Round`] needs [`HeadLossDims::is_one_slice`]. With `tied_rows` the rows of the
-    /// micro-batch's own tokens are left to an `EmbeddingBackward`, which completes, rounds and checks them.
+    /// [`crate::Control::loss_scale`]. A gradient without a destination is not computed.
     HeadLossBackward {
         dims: HeadLossDims,
         x: Span,
@@ -176,10 +192,8 @@ pub enum Kernel {
         loss: Span,
         input: Span,
         control: Span,
-        dx: Span,
-        dw: Span,
-        store: GradStore,
-        tied_rows: Option<TiedRowsOut>,
+        dx: Option<Span>,
+        dw: Option<HeadLossDw>,
     },
     /// `logits` `[sequences, vocab]` (f32) = the last row of each sequence of x · wᵀ, with `starts` of `Attention`. A missing or
     /// empty sequence gives zeros.
@@ -255,6 +269,18 @@ impl GradStore {
     }
 }
 
+/// Where and how the head stores the gradient of its weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadLossDw {
+    /// The gradient `[vocab, hidden]`.
+    pub to: Span,
+    /// How it is stored. [`GradStore::Round`] needs [`HeadLossDims::is_one_slice`].
+    pub store: GradStore,
+    /// The rows of the micro-batch's own tokens, which are left to an `EmbeddingBackward` that completes, rounds and checks
+    /// them.
+    pub tied_rows: Option<TiedRowsOut>,
+}
+
 /// Rows of a tied table's gradient that the head leaves in f32, because the embedding still adds to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TiedRowsOut {
@@ -313,6 +339,8 @@ impl Kernel {
             Self::HeadNormRopeBackward { .. } => "head_norm_rope_backward",
             Self::Attention { .. } => "attention",
             Self::AttentionBackward { .. } => "attention_backward",
+            Self::StoreRows { .. } => "store_rows",
+            Self::CachedAttention { .. } => "cached_attention",
             Self::GatedActivation { activation, .. } => activation.name(),
             Self::GatedActivationBackward { activation, .. } => activation.backward_name(),
             Self::Dropout { .. } => "dropout",
@@ -364,17 +392,19 @@ impl Kernel {
             Self::AttentionBackward { starts, q, k, v, y, lse, dy, dq, dk, dv, .. } => {
                 touch!([starts, q, k, v, y, lse, dy], [dq, dk, dv]);
             }
+            Self::StoreRows { ranges, x, cache, .. } => touch!([ranges, x], [cache]),
+            Self::CachedAttention { ranges, q, k, v, y, .. } => touch!([ranges, q, k, v], [y]),
             Self::GatedActivation { gate, up, y, .. } => touch!([gate, up], [y]),
             Self::GatedActivationBackward { dy, gate, up, dgate, dup, .. } => {
                 touch!([dy, gate, up], [dgate, dup]);
             }
             Self::Dropout { keys, x, y, .. } => touch!([keys, x], [y]),
             Self::HeadLoss { x, w, labels, loss, .. } => touch!([x, w, labels], [loss]),
-            Self::HeadLossBackward {
-                x, w, labels, loss, input, control, dx, dw, store, tied_rows, ..
-            } => {
+            Self::HeadLossBackward { x, w, labels, loss, input, control, dx, dw, .. } => {
+                let tied_rows = dw.and_then(|dw| dw.tied_rows);
                 let [ids, rows] = [tied_rows.map(|tied| tied.ids), tied_rows.map(|tied| tied.rows)];
-                touch!([x, w, labels, input, control, ids], [loss, dx, dw, store.found_inf(), rows]);
+                let (to, found_inf) = (dw.map(|dw| dw.to), dw.and_then(|dw| dw.store.found_inf()));
+                touch!([x, w, labels, input, control, ids], [loss, dx, to, found_inf, rows]);
             }
             Self::Logits { starts, x, w, logits, .. } => touch!([starts, x, w], [logits]),
             Self::Sum { a, b, y } => touch!([a, b], [y]),

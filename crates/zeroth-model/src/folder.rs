@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use zeroth_base::nearest;
 
+use crate::builtin::{builtin_config, builtin_names};
 use crate::fields::kind;
 use crate::{ModelError, Needs};
 
@@ -20,14 +21,35 @@ pub fn locate(name_or_path: &str) -> Result<PathBuf, ModelError> {
     HubCache::from_environment().locate(name_or_path)
 }
 
-/// [`locate`] for what reads no more of a model than its `config.json`, and says so where there is none.
-pub fn locate_config(name_or_path: &str) -> Result<PathBuf, ModelError> {
-    locate(name_or_path).map_err(|error| match error {
-        ModelError::NotInCache { name, cache, near, .. } => {
-            ModelError::NotInCache { name, cache, near, needs: Needs::Config }
+/// A model's `config.json` and where it is from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedConfig {
+    /// The fields.
+    pub map: Map<String, Value>,
+    /// What messages call it.
+    pub origin: String,
+    /// The model's folder; `None` for a built-in config.
+    pub folder: Option<PathBuf>,
+}
+
+/// The `config.json` of a model named on the command line, for what reads no more of it: that of [`locate`], or a
+/// built-in one where neither a folder nor the cache has the name.
+pub fn named_config(name_or_path: &str) -> Result<NamedConfig, ModelError> {
+    match locate(name_or_path) {
+        Ok(folder) => {
+            let (map, origin) = read_config(&folder)?;
+            Ok(NamedConfig { map, origin, folder: Some(folder) })
         }
-        other => other,
-    })
+        Err(ModelError::NotInCache { name, cache, near, .. }) => {
+            if let Some(map) = builtin_config(&name) {
+                let origin = format!("the built-in config of {name}");
+                return Ok(NamedConfig { map, origin, folder: None });
+            }
+            let near = near.or_else(|| nearest(&name, builtin_names()).map(str::to_owned));
+            Err(ModelError::NotInCache { name, cache, near, needs: Needs::Config })
+        }
+        Err(other) => Err(other),
+    }
 }
 
 /// The local cache of the Hugging Face Hub.

@@ -3,10 +3,10 @@
 //! Block: norm, attention, residual add and norm, feed-forward. The residual add of one part and the norm of the next
 //! are one op, so a block ends with its branch and the sum so far, and the next begins with both.
 
-use zeroth_graph::{Builder, GatedActivation, Graph, GraphError, ParamSpec, Value};
+use zeroth_graph::{Builder, GatedActivation, Graph, GraphError, ParamSpec, Role, Value};
 
 use crate::rotary::rotary;
-use crate::{Activation, Family, ModelConfig, ParameterTable, Positions, UnitName};
+use crate::{Activation, Family, ModelConfig, Parameter, ParameterTable, Positions, UnitName};
 
 /// The micro-batches a forward is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +31,18 @@ pub enum ForwardError {
     Graph(#[from] GraphError),
 }
 
-/// The forward of a model. Every parameter of the table is trained; `table` is the model's own.
+/// The forward of a model; `table` is the model's own and says which parameters are trained.
 pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Result<Graph, ForwardError> {
+    forward_training(config, table, batch, |parameter| parameter.trained)
+}
+
+/// [`forward`] of a model of which only the parameters that `is_trained` names are trained; the others are frozen.
+pub fn forward_training(
+    config: &ModelConfig,
+    table: &ParameterTable,
+    batch: Batch,
+    is_trained: impl Fn(&Parameter) -> bool,
+) -> Result<Graph, ForwardError> {
     let not_yet = |what| ForwardError::NotYet { family: config.family, what };
     let Positions::Rope(rope) = &config.positions else { return Err(not_yet("an encoder")) };
     if config.experts.is_some() {
@@ -46,16 +56,22 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
             return Err(not_yet("another activation than silu, gelu, gelu_new or gelu_pytorch_tanh"));
         }
     };
-    let mut b = Builder::new(batch.tokens);
+    let mut b = Builder::new(&[batch.tokens]);
     b.rotary(rotary(rope, config.head_dim, config.max_positions));
     let mut residual = None;
     for unit in &table.units {
         let params = unit.parameters.iter().map(|parameter| ParamSpec {
             name: parameter.name.clone(),
             shape: parameter.shape.clone(),
-            trainable: true,
+            trainable: is_trained(parameter),
         });
-        b.unit(unit.name.to_string(), params.collect())?;
+        let unit_role = match unit.name {
+            UnitName::Embedding | UnitName::Tied => Role::Embedding,
+            UnitName::Block(index) => Role::Block(index),
+            UnitName::Head => Role::Head,
+            _ => Role::Other,
+        };
+        b.unit(unit.name.to_string(), unit_role, params.collect())?;
         residual = match (unit.name, residual) {
             (UnitName::Embedding | UnitName::Tied, _) => {
                 let embed = b.param("model.embed_tokens.weight")?;

@@ -10,6 +10,7 @@
 
 mod architecture;
 mod auto;
+mod builtin;
 mod config;
 mod config_json;
 mod decoder;
@@ -30,12 +31,13 @@ mod t5;
 mod table;
 
 pub use auto::hidden_size_for_auto;
+pub use builtin::builtin_names;
 pub use config::{Activation, Experts, ModelConfig, Positions};
 pub use config_json::UnwritableConfig;
 pub use error::{FieldError, ModelError, Needs};
 pub use family::Family;
-pub use folder::{HubCache, locate, locate_config, read_config};
-pub use forward::{Batch, ForwardError, forward};
+pub use folder::{HubCache, NamedConfig, locate, named_config, read_config};
+pub use forward::{Batch, ForwardError, forward, forward_training};
 pub use init::{INITIALIZER_RANGE, fill_new};
 pub use limits::MAX_PARAMETERS;
 pub use load::table;
@@ -47,4 +49,4 @@ pub use safetensors::{
     WeightWriter, WeightsError, WrittenWeights, f32_to_stored, has_weights, is_weight_file, read_header,
     stored_to_f32, write_header,
 };
-pub use table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName};
+pub use table::{Parameter, ParameterKind, ParameterTable, Part, Routing, Unit, UnitName};

@@ -9,7 +9,7 @@ use crate::config::ModelConfig;
 use crate::error::{FieldError, ModelError};
 use crate::family::Family;
 use crate::fields::Fields;
-use crate::folder::{model_folder, parse, read_config};
+use crate::folder::{NamedConfig, model_folder, parse, read_config};
 use crate::limits::MAX_PARAMETERS;
 use crate::safetensors::weights_include;
 use crate::table::ParameterTable;
@@ -24,6 +24,14 @@ impl ModelConfig {
             config.tied_head = weights_include(&model_folder(path)?, "lm_head.weight") != Some(true);
         }
         Ok(config)
+    }
+
+    /// Reads a config found by name: with the weights beside it, as [`Self::from_folder`] does, where it has a folder.
+    pub fn from_named(named: &NamedConfig) -> Result<Self, ModelError> {
+        match &named.folder {
+            Some(folder) => Self::from_folder(folder),
+            None => Self::from_map(&named.map, &named.origin),
+        }
     }
 
     /// Reads the text of a `config.json`; `origin` is what messages call it.

@@ -1,6 +1,8 @@
 //! Parameter tables: every parameter of a model by unit, with its name on disk, its shape and its kind.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 
 /// All parameters of a model, unit by unit, in the order a forward pass first needs the units.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,17 +52,31 @@ pub enum UnitName {
     Head,
 }
 
-/// One parameter: a tensor in the model's safetensors files.
+/// One parameter: a tensor in the model's safetensors files, or a concatenation of parts of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name on disk.
+    /// Its name; on disk too, where it is one tensor.
     pub name: String,
-    /// Its shape on disk; a linear's is [out, in].
+    /// Its shape; a linear's is [out, in].
     pub shape: Vec<u64>,
     /// The value found.
     pub kind: ParameterKind,
     /// Other names under which a file may hold the same tensor, because modules share it.
     pub aliases: &'static [&'static str],
+    /// The parts of tensors on disk that it is the concatenation of, in order. Empty where it is one whole tensor of
+    /// its own name and shape.
+    pub parts: Vec<Part>,
+    /// Whether it is trained; a frozen one has no gradient and no optimizer state.
+    pub trained: bool,
+}
+
+/// Consecutive elements of a tensor on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// The tensor's name.
+    pub name: String,
+    /// The elements.
+    pub elements: Range<u64>,
 }
 
 /// What a parameter is. Weight decay, LoRA and the kernels go by it.
@@ -103,12 +119,18 @@ impl ParameterKind {
 
 impl Parameter {
     pub(crate) fn new(name: String, shape: Vec<u64>, kind: ParameterKind) -> Self {
-        Self { name, shape, kind, aliases: &[] }
+        Self { name, shape, kind, aliases: &[], parts: Vec::new(), trained: true }
     }
 
     /// Its name and the other names it may have in a file.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().copied())
+    }
+
+    /// The names of all tensors on disk that hold it or a part of it.
+    pub(crate) fn stored_names(&self) -> impl Iterator<Item = &str> {
+        let own = self.parts.is_empty().then(|| self.names());
+        own.into_iter().flatten().chain(self.parts.iter().map(|part| part.name.as_str()))
     }
 
     /// How many numbers it holds.
@@ -153,6 +175,11 @@ impl ParameterTable {
     /// All parameters, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
         self.units.iter().flat_map(|unit| &unit.parameters)
+    }
+
+    /// The parameters by name.
+    pub fn by_name(&self) -> HashMap<&str, &Parameter> {
+        self.iter().map(|parameter| (parameter.name.as_str(), parameter)).collect()
     }
 
     /// The number of parameters of the model; a tied one counts once.

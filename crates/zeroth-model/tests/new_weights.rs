@@ -17,7 +17,14 @@ mod new_weights {
     };
 
     fn parameter(name: &str, shape: &[u64]) -> Parameter {
-        Parameter { name: name.to_owned(), shape: shape.to_vec(), kind: ParameterKind::Linear, aliases: &[] }
+        Parameter {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            kind: ParameterKind::Linear,
+            aliases: &[],
+            parts: Vec::new(),
+            trained: true,
+        }
     }
 
     fn values(seed: u64, name: &str, range: std::ops::Range<u64>) -> Vec<f32> {

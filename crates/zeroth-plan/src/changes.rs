@@ -121,7 +121,8 @@ impl<'a> Search<'a> {
     fn try_at(&self, kind: ChangeKind, to: u64) -> Option<(&'a Placement, Footprint)> {
         let request = with_change(self.request, kind, to);
         self.placements.iter().find_map(|placement| {
-            let needs = footprint(&request, placement);
+            // A change that cannot be compiled is none to offer.
+            let needs = footprint(&request, placement).ok()?;
             (request.fits(needs.device_needs(), needs.host.total) == Some(true))
                 .then_some((*placement, needs))
         })
@@ -129,7 +130,8 @@ impl<'a> Search<'a> {
 
     fn change(&self, kind: ChangeKind, from: u64, to: u64) -> Option<Change> {
         let (placement, needs) = self.try_at(kind, to)?;
-        let (device, host) = (needs.device_needs(), needs.host.total);
+        let device = needs.device_needs();
+        let host = self.request.host_needs(device, needs.host.total);
         let did = match kind {
             ChangeKind::Lora => {
                 format!("train LoRA's {} parameters instead of all {}", format_count(to), format_count(from))
@@ -204,13 +206,30 @@ impl<'a> Search<'a> {
         } else {
             MOST_RANKS
         };
-        (now.saturating_add(1)..=most).find_map(|to| self.change(ChangeKind::Ranks, now, to))
+        self.smallest(ChangeKind::Ranks, now, most)
     }
 
     fn hosts(&self) -> Option<Change> {
         let now = self.request.hosts();
         let most = MOST_RANKS / self.request.ranks_on_host().max(1);
-        (now.saturating_add(1)..=most).find_map(|to| self.change(ChangeKind::Hosts, now, to))
+        self.smallest(ChangeKind::Hosts, now, most)
+    }
+
+    /// The smallest count above `now` with which something fits, if the largest does: doubled until it fits, then
+    /// bisected.
+    fn smallest(&self, kind: ChangeKind, now: u64, most: u64) -> Option<Change> {
+        if now >= most || self.try_at(kind, most).is_none() {
+            return None;
+        }
+        let (mut too_few, mut enough) = (now, now + 1);
+        while self.try_at(kind, enough).is_none() {
+            (too_few, enough) = (enough, enough.saturating_mul(2).min(most));
+        }
+        while enough - too_few > 1 {
+            let middle = too_few.midpoint(enough);
+            *(if self.try_at(kind, middle).is_some() { &mut enough } else { &mut too_few }) = middle;
+        }
+        self.change(kind, now, enough)
     }
 
     fn device_memory(&self) -> Option<Change> {
@@ -224,7 +243,7 @@ impl<'a> Search<'a> {
     /// The smallest need of one memory among placements within the other's budget.
     fn memory(&self, kind: ChangeKind, now: u64, total: impl Fn(Footprint) -> u64) -> Option<Change> {
         let unbounded = with_change(self.request, kind, u64::MAX);
-        let needs = self.placements.iter().map(|placement| footprint(self.request, placement));
+        let needs = self.placements.iter().filter_map(|placement| footprint(self.request, placement).ok());
         let within =
             needs.filter(|needs| unbounded.missing(needs.device_needs(), needs.host.total) == (0, 0));
         let least = within.map(total).min()?;

@@ -1,34 +1,45 @@
 //! Memory planning: how many bytes a training job needs, before it runs.
 //!
-//! The plan is a closed form: arithmetic over the caller's numbers, without files or flags. [`plan`] answers a
-//! [`PlanRequest`] with a row for every [`Placement`]: bytes per device and host, bytes sent per rank, what fits, a
-//! recommendation and, where nothing fits, single changes after which something does. A run counts its memory from its
-//! compiled program instead.
+//! [`plan()`] answers a [`PlanRequest`] with a row for every [`Placement`]: bytes per device and host, bytes sent per rank,
+//! what fits, a recommendation and, where nothing fits, single changes after which something does. With a model that
+//! can be trained, the step of every row is compiled, and its bytes are those of the run; otherwise they are closed
+//! forms, and the row says so. [`Sizing`] searches the settings that a config leaves open, for runs and for plans.
 
 mod activations;
 mod advice;
 mod buffers;
+mod by_program;
 mod changes;
 mod claims;
 mod closed_form;
 mod communication;
 pub mod deepspeed;
 mod format;
+mod misfit;
+mod most_tokens;
+mod overhead;
 mod plan;
 mod recommend;
 mod request;
 mod row;
+mod row_sizes;
+mod sizing;
 mod state_bytes;
 
 pub use activations::{ActivationShape, Block, FeedForward, HEAD_SLICE_TOKENS, Stack};
 pub use advice::{Advice, GpuAdvice, SizeAdvice, TRY_ORDER, advice_by_gpu, advice_by_size};
 pub use buffers::{DeviceBuffers, device_buffers, gathered_layer, host_buffers};
+pub use by_program::{PlanDevice, TrainableModel};
 pub use changes::{Change, ChangeKind, MOST_RANKS, SHORTEST_LENGTH, changes};
 pub use claims::{Claim, ClaimRange, CountedIn, claims};
 pub use closed_form::{device_states, host_states};
 pub use communication::{bytes_sent_per_step, volume_in_parameters};
+pub use misfit::Misfit;
+pub use overhead::{DataSize, Overhead, Processes};
 pub use plan::{Plan, plan};
 pub use request::{
     Adapters, BytesPerParameter, Offload, Placement, PlanError, PlanRequest, Shape, States, TrainType,
 };
-pub use row::{Footprint, Row, footprint};
+pub use row::{Basis, Footprint, Row, footprint};
+pub use row_sizes::RowSizes;
+pub use sizing::{BatchShape, Budget, Choice, Freedom, Sizing, SizingError};

@@ -3,14 +3,16 @@
 use crate::advice::{self, Advice};
 use crate::changes::{self, Change};
 use crate::deepspeed::{self, Cluster, Estimate, Zero3Options};
+use crate::most_tokens::most_tokens;
 use crate::recommend::recommend;
-use crate::row::{Footprint, Row, footprint};
+use crate::row::{Basis, Footprint, Row, footprint};
 use crate::{
-    BytesPerParameter, Offload, Placement, PlanError, PlanRequest, States, TrainType, bytes_sent_per_step,
+    BytesPerParameter, Offload, Placement, PlanError, PlanRequest, Shape, States, TrainType,
     volume_in_parameters,
 };
 use serde::Serialize;
 use zeroth_base::format_bytes;
+use zeroth_program::Settings;
 
 /// The plan of a job; serialized, the JSON output of `zeroth plan`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -41,17 +43,24 @@ pub struct Plan {
 pub fn plan(request: &PlanRequest, placements: &[Placement]) -> Result<Plan, PlanError> {
     request.check()?;
     placements.iter().try_for_each(Placement::check)?;
-    let rows = rows(request, placements);
+    let planned = of_each(placements, |placement| {
+        let needs = footprint(request, placement)?;
+        Ok((needs, most_tokens(request, placement, &needs)?))
+    })?;
+    let (footprints, most_tokens): (Vec<Footprint>, Vec<Option<u64>>) = planned.into_iter().unzip();
+    let rows = rows(request, placements, &footprints, &most_tokens)?;
+    let bytes_per_parameter =
+        footprints.first().map_or_else(|| request.bytes_per_parameter(), |first| first.bytes_per_parameter);
     let (recommended, reason) = recommend(request, &rows);
     let none_fits = !rows.is_empty() && rows.iter().all(|row| row.fits == Some(false));
     Ok(Plan {
         params: request.params,
         ranks: request.ranks,
-        notes: notes(request, &rows, recommended.as_deref()),
+        notes: notes(request, &rows, bytes_per_parameter, recommended.as_deref()),
         recommended,
         reason,
         states: request.states,
-        bytes_per_parameter: request.bytes_per_parameter(),
+        bytes_per_parameter,
         changes: if none_fits { changes::changes(request, placements) } else { Vec::new() },
         advice: advice::beside(request, &rows),
         rows,
@@ -65,32 +74,69 @@ impl Plan {
     }
 }
 
-fn rows(request: &PlanRequest, placements: &[Placement]) -> Vec<Row> {
+/// Plans every placement, each in a thread of its own: compiling a step takes milliseconds.
+fn of_each<T: Send>(
+    placements: &[Placement],
+    plan: impl Fn(&Placement) -> Result<T, PlanError> + Sync,
+) -> Result<Vec<T>, PlanError> {
+    std::thread::scope(|scope| {
+        let plan = &plan;
+        let threads: Vec<_> =
+            placements.iter().map(|placement| scope.spawn(move || plan(placement))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+fn rows(
+    request: &PlanRequest,
+    placements: &[Placement],
+    footprints: &[Footprint],
+    most_tokens: &[Option<u64>],
+) -> Result<Vec<Row>, PlanError> {
     // Savings are relative to plain data parallelism, as planned where it is among the placements.
-    let stage_0 = placements.iter().find(|placement| placement.stage == 0);
-    let baseline = stage_0.cloned().unwrap_or_else(|| Placement::new("zero0", 0, Offload::None));
-    let baseline = footprint(request, &baseline).device.total;
-    placements
-        .iter()
-        .map(|placement| {
-            let needs = footprint(request, placement);
-            let Footprint { device, host, gathered_layer } = needs;
-            Row {
-                preset: placement.preset.clone(),
-                stage: placement.stage,
-                offload: placement.offload,
-                train_type: request.train_type,
-                device_bytes: device,
-                host_bytes: host,
-                comm_bytes_per_step: bytes_sent_per_step(request, placement.stage),
-                saving: (device.total > 0).then(|| baseline as f64 / device.total as f64),
-                fits: request.fits(needs.device_needs(), host.total),
-                gathered_layer,
-                volume_in_parameters: volume_in_parameters(request, placement.stage),
-                deepspeed_estimate: deepspeed_estimate(request, placement),
-            }
-        })
-        .collect()
+    let baseline = match placements.iter().position(|placement| placement.stage == 0) {
+        Some(at) => footprints[at],
+        None => footprint(request, &replicated(placements.first()))?,
+    };
+    let free = |need: u64, budget: Option<u64>| budget.map(|budget| budget.saturating_sub(need));
+    let row = |((placement, needs), tokens): ((&Placement, &Footprint), &Option<u64>)| {
+        let (tokens, shape) = (*tokens, request.shape.as_ref());
+        let per = |count: fn(&Shape) -> u64| Some(tokens? / count(shape?).max(1));
+        let Footprint { device, host, gathered_layer, sent, basis, .. } = *needs;
+        Row {
+            preset: placement.preset.clone(),
+            stage: placement.stage,
+            offload: placement.offload,
+            train_type: request.train_type,
+            device_bytes: device,
+            host_bytes: host,
+            comm_bytes_per_step: sent,
+            saving: (device.total > 0).then(|| baseline.device.total as f64 / device.total as f64),
+            fits: request.fits(needs.device_needs(), host.total),
+            gathered_layer,
+            volume_in_parameters: volume_in_parameters(request, placement.stage),
+            deepspeed_estimate: deepspeed_estimate(request, placement),
+            basis,
+            device_bytes_free: free(needs.device_needs(), request.device_memory),
+            host_bytes_free: free(request.host_needs(needs.device_needs(), host.total), request.host_memory),
+            largest_micro_batch: per(|shape| shape.max_length),
+            longest_row: per(|shape| shape.micro_batch),
+        }
+    };
+    Ok(placements.iter().zip(footprints).zip(most_tokens).map(row).collect())
+}
+
+/// Plain data parallelism with the remaining settings of a placement.
+fn replicated(placement: Option<&Placement>) -> Placement {
+    let settings = placement.and_then(|placement| placement.settings).map(|settings| Settings {
+        stage: 0,
+        offload: zeroth_program::Offload { optimizer: None, parameters: None, ..settings.offload },
+        ..settings
+    });
+    Placement { settings, ..Placement::new("zero0", 0, Offload::None) }
 }
 
 /// DeepSpeed estimates ZeRO-2 and ZeRO-3 with all parameters trained. `zero_init` is true, since no process here holds
@@ -115,7 +161,12 @@ fn deepspeed_estimate(request: &PlanRequest, placement: &Placement) -> Option<Es
 /// Approximate memory of a GPU's context.
 const CONTEXT: u64 = 500_000_000;
 
-fn notes(request: &PlanRequest, rows: &[Row], recommended: Option<&str>) -> Vec<String> {
+fn notes(
+    request: &PlanRequest,
+    rows: &[Row],
+    each: BytesPerParameter,
+    recommended: Option<&str>,
+) -> Vec<String> {
     let mut notes = Vec::new();
     let tight = rows.iter().find(|row| Some(row.preset.as_str()) == recommended).filter(|row| {
         request.device_memory.is_some_and(|budget| row.device_needs().saturating_add(CONTEXT) > budget)
@@ -128,11 +179,14 @@ fn notes(request: &PlanRequest, rows: &[Row], recommended: Option<&str>) -> Vec<
             format_bytes(budget - row.device_needs().min(budget))
         ));
     }
-    if request.shape.is_some() {
+    let is_estimate = rows.iter().any(|row| row.basis == Basis::Estimate);
+    if request.shape.is_some() && is_estimate {
         notes.push(
-            "activations and buffers are closed forms from the model's shape; a run counts its own".into(),
+            "an estimate: activations and buffers are closed forms from the model's shape, since no training step can \
+             be compiled for this job yet"
+                .into(),
         );
-    } else {
+    } else if is_estimate {
         let counted = if request.largest_layer.is_some() {
             "activations are 0, and buffers are the largest layer at stage 3 only: the rest needs a model"
         } else {
@@ -157,9 +211,9 @@ fn notes(request: &PlanRequest, rows: &[Row], recommended: Option<&str>) -> Vec<
         );
     }
     // For users whose job fitted before they added ZeRO.
-    let each = request.bytes_per_parameter();
     if request.train_type == TrainType::Full {
         let apart = match request.offload_extra_bytes() {
+            _ if !is_estimate => String::new(),
             0 => String::new(),
             more => format!(" ({more} more with offload)"),
         };

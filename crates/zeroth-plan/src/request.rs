@@ -1,7 +1,10 @@
 //! The planner's input: a job (model, ranks, budgets), and the placements of its states.
 
-use crate::ActivationShape;
+use std::sync::Arc;
+
+use crate::{ActivationShape, SizingError, TrainableModel};
 use serde::Serialize;
+use zeroth_program::Settings;
 
 /// A job to plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +29,8 @@ pub struct PlanRequest {
     pub accumulation: u64,
     /// The model's shape; without it activations and buffers count as 0.
     pub shape: Option<Shape>,
+    /// The model to compile a step of; without it, and for LoRA, figures are closed forms.
+    pub model: Option<Arc<TrainableModel>>,
     /// Parameters of the largest layer as DeepSpeed's estimator counts them: one module's own, without its children's.
     pub largest_layer: Option<u64>,
     /// Memory of a device, in bytes.
@@ -131,7 +136,7 @@ pub enum Offload {
 }
 
 /// The placement of states by a preset or a config file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     /// The preset's or the file's name.
     pub preset: String,
@@ -152,11 +157,21 @@ pub struct Placement {
     pub persistent: u64,
     /// `overlap_comm`.
     pub overlap: bool,
+    /// All settings of the config, from which a step is compiled; closed forms read the fields above.
+    pub settings: Option<Settings>,
 }
 
 /// A request that cannot be planned.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
+    /// A step that cannot be compiled.
+    #[error("{preset}: {source}")]
+    Compile {
+        /// The placement's name.
+        preset: String,
+        /// What the compiler refused.
+        source: Box<SizingError>,
+    },
     /// A count that must be at least 1 is 0.
     #[error("0 {what} requested: give at least 1")]
     Zero {
@@ -202,6 +217,7 @@ impl PlanRequest {
             accumulates_in_16_bits: false,
             accumulation: 1,
             shape: None,
+            model: None,
             largest_layer: None,
             device_memory: None,
             host_memory: None,
@@ -268,6 +284,13 @@ impl PlanRequest {
         self.ranks.div_ceil(self.ranks_on_host().max(1))
     }
 
+    /// Bytes of a host, with the devices' where CPUs compute in the host's memory and have no budget of their own.
+    pub(crate) fn host_needs(&self, device: u64, host: u64) -> u64 {
+        let is_shared = self.model.as_ref().is_some_and(|model| model.shares_host_memory());
+        let devices = if is_shared && self.device_memory.is_none() { self.ranks_on_host() } else { 0 };
+        host.saturating_add(device.saturating_mul(devices))
+    }
+
     /// Whether these totals are within the budgets; `None` without a budget.
     pub(crate) fn fits(&self, device: u64, host: u64) -> Option<bool> {
         if self.device_memory.is_none() && self.host_memory.is_none() {
@@ -278,6 +301,7 @@ impl PlanRequest {
 
     /// Bytes of device and host memory by which these totals exceed the budgets.
     pub(crate) fn missing(&self, device: u64, host: u64) -> (u64, u64) {
+        let host = self.host_needs(device, host);
         let beyond = |need: u64, budget: Option<u64>| budget.map_or(0, |budget| need.saturating_sub(budget));
         (beyond(device, self.device_memory), beyond(host, self.host_memory))
     }
@@ -325,6 +349,7 @@ impl Placement {
             max_in_cpu: None,
             persistent: 0,
             overlap: true,
+            settings: None,
         }
     }
 

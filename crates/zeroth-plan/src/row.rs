@@ -4,12 +4,23 @@ use serde::Serialize;
 use zeroth_base::format_bytes;
 use zeroth_program::Bytes;
 
+use crate::by_program::Candidate;
 use crate::deepspeed::Estimate;
 use crate::format::pair;
 use crate::{
-    Offload, Placement, PlanRequest, TrainType, device_buffers, device_states, gathered_layer, host_buffers,
-    host_states,
+    BytesPerParameter, Offload, Placement, PlanError, PlanRequest, TrainType, by_program,
+    bytes_sent_per_step, device_buffers, device_states, gathered_layer, host_buffers, host_states,
 };
+
+/// Where the figures of a row come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// The compiled training step.
+    Program,
+    /// Closed forms.
+    Estimate,
+}
 
 /// A placement and its costs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -39,6 +50,16 @@ pub struct Row {
     pub volume_in_parameters: f64,
     /// DeepSpeed's estimate for the same placement, where it has a formula.
     pub deepspeed_estimate: Option<Estimate>,
+    /// Where the figures come from.
+    pub basis: Basis,
+    /// Bytes that the budget of a device leaves free; `None` without one.
+    pub device_bytes_free: Option<u64>,
+    /// Bytes that the budget of a host leaves free; `None` without one.
+    pub host_bytes_free: Option<u64>,
+    /// The largest micro-batch of rows of the planned length that fits; `None` without a budget or a model.
+    pub largest_micro_batch: Option<u64>,
+    /// The longest row found to fit in the planned micro-batch, within a fiftieth of the limit.
+    pub longest_row: Option<u64>,
 }
 
 /// The memory that a placement needs.
@@ -50,25 +71,52 @@ pub struct Footprint {
     pub host: Bytes,
     /// Bytes of the gathered layer.
     pub gathered_layer: u64,
+    /// Bytes a rank sends in one optimizer step.
+    pub sent: u64,
+    /// Bytes per trained parameter, where everything is on the device.
+    pub bytes_per_parameter: BytesPerParameter,
+    /// Where the figures come from.
+    pub basis: Basis,
 }
 
 impl Footprint {
-    /// The bytes a device needs: the total, and a gathered layer where no buffer holds it.
+    /// The bytes a device needs.
     pub fn device_needs(&self) -> u64 {
-        self.device.total.saturating_add(self.gathered_layer.saturating_sub(self.device.buffers))
+        device_needs(self.device, self.gathered_layer, self.basis)
     }
 }
 
 impl Row {
-    /// [`Footprint::device_needs`] of this row.
+    /// The bytes a device needs.
     pub fn device_needs(&self) -> u64 {
-        let Self { device_bytes: device, host_bytes: host, gathered_layer, .. } = *self;
-        Footprint { device, host, gathered_layer }.device_needs()
+        device_needs(self.device_bytes, self.gathered_layer, self.basis)
     }
 }
 
-/// The memory that a placement needs. Request and placement are not validated.
-pub fn footprint(request: &PlanRequest, placement: &Placement) -> Footprint {
+/// The total, and in an estimate a gathered layer where no buffer holds it.
+fn device_needs(device: Bytes, gathered_layer: u64, basis: Basis) -> u64 {
+    match basis {
+        Basis::Program => device.total,
+        Basis::Estimate => device.total.saturating_add(gathered_layer.saturating_sub(device.buffers)),
+    }
+}
+
+/// The memory that a placement needs: of the compiled step, or else in closed form. Request and placement are not
+/// validated.
+pub fn footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
+    let compiled = by_program::footprint(request, placement, Candidate::Run)?;
+    Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
+}
+
+/// The same, for whether something fits at all.
+pub(crate) fn least_footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
+    // A host's budget may leave no room for what a device gives up.
+    let candidate = if request.host_memory.is_some() { Candidate::Run } else { Candidate::LeastOnDevice };
+    let compiled = by_program::footprint(request, placement, candidate)?;
+    Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
+}
+
+fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
     let tokens = |shape: &crate::Shape| shape.micro_batch.saturating_mul(shape.max_length);
     let activations =
         request.shape.as_ref().map_or(0, |shape| shape.activations.bytes(tokens(shape), shape.recompute));
@@ -86,6 +134,9 @@ pub fn footprint(request: &PlanRequest, placement: &Placement) -> Footprint {
         device: device.with(activations, buffers),
         host: host.with(0, host_buffers(request, placement)),
         gathered_layer: gathered_layer(request, placement),
+        sent: bytes_sent_per_step(request, placement.stage),
+        bytes_per_parameter: request.bytes_per_parameter(),
+        basis: Basis::Estimate,
     }
 }
 
@@ -100,8 +151,9 @@ pub(crate) fn needs(request: &PlanRequest, row: &Row) -> String {
     };
     let mut needs =
         format!("{} needs {}", row.preset, part(row.device_needs(), request.device_memory, "device"));
-    if row.offload != Offload::None {
-        needs = format!("{needs} and {}", part(row.host_bytes.total, request.host_memory, "host"));
+    let host = request.host_needs(row.device_needs(), row.host_bytes.total);
+    if row.offload != Offload::None || host > row.host_bytes.total {
+        needs = format!("{needs} and {}", part(host, request.host_memory, "host"));
     }
     needs
 }

@@ -46,14 +46,24 @@ pub enum BufferId {
     Offloaded(usize),
     /// A reloaded activation.
     Reloaded(usize),
-    /// Sequence start offsets.
-    Starts,
-    /// The sample and position of every token, for dropout.
-    Keys,
-    /// Cosines of the rotary embedding.
-    Cosines,
-    /// Sines of the rotary embedding.
-    Sines,
+    /// Sequence start offsets of a stream.
+    Starts(usize),
+    /// The sample and position of every token of a stream, for dropout.
+    Keys(usize),
+    /// Cosines of a rotary embedding.
+    Cosines {
+        /// The stream whose positions they are of.
+        stream: usize,
+        /// The rotary embedding.
+        rotary: usize,
+    },
+    /// Sines of a rotary embedding.
+    Sines {
+        /// The stream whose positions they are of.
+        stream: usize,
+        /// The rotary embedding.
+        rotary: usize,
+    },
     /// Hyperparameters that are constant over the run.
     Recipe,
     /// Per-step input from the host: learning rates, loss weight.
@@ -68,6 +78,12 @@ pub enum BufferId {
     Record,
     /// Next-token logits that the host reads.
     Logits,
+    /// The cache rows of every token's sequence.
+    CacheRanges,
+    /// Cached keys of an attention node, after the rotary embedding.
+    CachedKeys(usize),
+    /// Cached values of an attention node.
+    CachedValues(usize),
     /// A gathered copy of a flat.
     Gathered {
         /// The flat.

@@ -1,9 +1,9 @@
 //! The buffers of a program: their contents, sizes, and the instructions that access them.
 
 use crate::Target;
-use zeroth_graph::{Backward, GradNode, GradOp, Graph, Kind, Node, Op, Value};
+use zeroth_graph::{self as graph, Backward, GradNode, GradOp, Graph, Kind, Node, Op, Rows, Value};
 use zeroth_kernel::{Access, Control, Recipe, Record, Report, StepInput, Tier};
-use zeroth_kernel::{ExactSum, RowKey};
+use zeroth_kernel::{CacheRange, ExactSum, RowKey};
 
 use super::sub_group::SubGroupLayout;
 use super::{
@@ -30,18 +30,22 @@ pub(crate) const fn record_bytes(flats: usize) -> u64 {
     (size_of::<Record>() + 8 * flats) as u64
 }
 
-/// Rows of the head's projection.
+/// Rows of the smallest head's projection.
 pub fn vocabulary(graph: &Graph) -> u64 {
-    head(graph).map_or(0, |head| graph.param(head.params[0]).spec.shape[0])
+    heads(graph).map(|head| graph.param(head.params[0]).spec.shape[0]).min().unwrap_or(0)
 }
 
-fn head(graph: &Graph) -> Option<&Node> {
-    graph.nodes.iter().find(|node| node.op == Op::HeadLoss)
+fn heads(graph: &Graph) -> impl Iterator<Item = &Node> {
+    graph.losses().map(|index| &graph.nodes[index])
 }
 
 impl BufferAnalysis<'_> {
-    fn rows(&self) -> u64 {
-        self.graph.inputs.first().map_or(0, |ids| self.graph.info(*ids).rows)
+    /// The stream that gives a forward value its rows.
+    pub(super) fn stream_of(&self, value: Value) -> usize {
+        match self.graph.info(value).rows {
+            Rows::Stream(stream) | Rows::Times(stream, _) => stream,
+            Rows::Fixed(_) => unreachable!("ops that read sequences have the rows of a stream"),
+        }
     }
 
     /// The token ids of a tied table's waiting rows, where a backward node is the head that leaves them or the
@@ -61,7 +65,7 @@ impl BufferAnalysis<'_> {
     /// The statically allocated buffers.
     pub(super) fn static_buffers(&self) -> Vec<Buffer> {
         let (program, layout) = (self.program, &self.program.layout);
-        let (run, home) = (program.types.compute.bytes(), program.gradient_storage());
+        let home = program.gradient_storage();
         let mut all = Vec::new();
         let mut push_to = |tier, id, category, bytes| all.push(Buffer { id, category, tier, bytes });
         // Parameters are contiguous: other ranks may map them, from pages that are not private.
@@ -72,7 +76,7 @@ impl BufferAnalysis<'_> {
                 program.residency[flat].weights,
                 BufferId::Weights(flat),
                 Category::Parameters,
-                run * weights,
+                laid.storage.bytes() * weights,
             );
         }
         for (flat, laid) in layout.flats.iter().enumerate().filter(|(flat, _)| program.is_trained(*flat)) {
@@ -100,19 +104,20 @@ impl BufferAnalysis<'_> {
             }
         }
         let mut push = |id, category, bytes| push_to(Tier::Device, id, category, bytes);
-        let rows = self.rows();
         for input in &self.graph.inputs {
-            push(BufferId::Value(input.index()), Category::Activations, 4 * rows);
+            push(BufferId::Value(input.index()), Category::Activations, self.value_bytes(input.index()));
         }
-        // The number of entries, the start of every sequence, and the end of the last.
-        push(BufferId::Starts, Category::Activations, 4 * (rows + 2));
-        if self.has_dropout() {
-            push(BufferId::Keys, Category::Activations, size_of::<RowKey>() as u64 * rows);
-        }
-        let angles = 4 * rows * self.graph.rotary.frequencies.len() as u64;
-        if angles > 0 {
-            push(BufferId::Cosines, Category::Activations, angles);
-            push(BufferId::Sines, Category::Activations, angles);
+        for (stream, &graph::Stream { rows, .. }) in self.graph.streams.iter().enumerate() {
+            // The number of entries, the start of every sequence, and the end of the last.
+            push(BufferId::Starts(stream), Category::Activations, 4 * (rows + 2));
+            if self.has_dropout() {
+                push(BufferId::Keys(stream), Category::Activations, size_of::<RowKey>() as u64 * rows);
+            }
+            for (index, rotary) in self.graph.rotaries.iter().enumerate() {
+                let angles = 4 * rows * rotary.frequencies.len() as u64;
+                push(BufferId::Cosines { stream, rotary: index }, Category::Activations, angles);
+                push(BufferId::Sines { stream, rotary: index }, Category::Activations, angles);
+            }
         }
         let (ranks, flats) = (layout.ranks, layout.flats.len());
         push(BufferId::Recipe, Category::Buffers, size_of::<Recipe>() as u64);
@@ -125,6 +130,17 @@ impl BufferAnalysis<'_> {
         push(BufferId::Record, Category::Buffers, record_bytes(flats));
         if let Some((_, sequences)) = program.logits() {
             push(BufferId::Logits, Category::Activations, 4 * sequences * vocabulary(self.graph));
+        }
+        if program.cached_tokens > 0 {
+            let rows: u64 = self.graph.streams.iter().map(|stream| stream.rows).sum();
+            push(BufferId::CacheRanges, Category::Activations, size_of::<CacheRange>() as u64 * rows);
+            for (at, node) in self.graph.nodes.iter().enumerate() {
+                let Op::Attention { .. } = node.op else { continue };
+                let [_, k, v] = node.inputs[..] else { unreachable!("attention reads q, k and v") };
+                let bytes = |value: Value| program.cached_tokens * self.row_bytes(value.index());
+                push(BufferId::CachedKeys(at), Category::Activations, bytes(k));
+                push(BufferId::CachedValues(at), Category::Activations, bytes(v));
+            }
         }
         all
     }
@@ -148,16 +164,17 @@ impl BufferAnalysis<'_> {
             | BufferId::Recomputed(value)
             | BufferId::Offloaded(value)
             | BufferId::Reloaded(value) => (Category::Activations, self.value_bytes(value)),
-            BufferId::Gathered { flat, .. } => {
-                (Category::Buffers, layout.flats[flat].padded() * types.compute.bytes())
-            }
+            BufferId::Gathered { flat, .. } => (Category::Buffers, layout.flats[flat].bytes()),
             BufferId::Grad(flat) => (Category::Buffers, 4 * self.program.f32_elements(section.kind, flat)),
             BufferId::CommGrad(flat) => {
                 (Category::Buffers, layout.flats[flat].padded() * types.communication.bytes())
             }
             BufferId::WaitingRows => {
-                let width = head(self.graph).map_or(0, |head| self.graph.info(head.inputs[0]).width);
-                (Category::Buffers, 4 * self.rows() * width)
+                // The head leaves a row for every token that the embedding looks up.
+                let rows = self.graph.nodes.iter().filter(|node| node.op == Op::Embedding);
+                let rows = rows.map(|node| self.graph.info(node.outputs[0]));
+                let most = rows.map(|info| self.graph.most_rows(info.rows) * info.width).max();
+                (Category::Buffers, 4 * most.unwrap_or(0))
             }
             BufferId::SendChunk(at) => {
                 (Category::Buffers, chunk(at) * layout.ranks * types.communication.bytes())
@@ -176,7 +193,8 @@ impl BufferAnalysis<'_> {
                 (Category::Buffers, self.program.summed_type(*addition).bytes() * chunk(at))
             }
             BufferId::StagedShard(at) | BufferId::UpdatedWeights(at) => {
-                (Category::Buffers, chunk(at) * types.compute.bytes())
+                let flat = section.instructions[at].action.flat().expect("a chunk is of a flat");
+                (Category::Buffers, chunk(at) * layout.flats[flat].storage.bytes())
             }
             BufferId::SubGroup(at) => {
                 let flat = section.instructions[at].action.flat().expect("a tile is of a flat");
@@ -198,7 +216,7 @@ impl BufferAnalysis<'_> {
     }
 
     fn value_bytes(&self, value: usize) -> u64 {
-        self.backward.values[value].rows * self.row_bytes(value)
+        self.graph.most_rows(self.backward.values[value].rows) * self.row_bytes(value)
     }
 
     /// The row stride of a value, in bytes.
@@ -258,6 +276,20 @@ impl BufferAnalysis<'_> {
         }
     }
 
+    /// Buffers that a forward node and its gradient read besides their operands.
+    fn beside(&self, node: &Node) -> Vec<BufferId> {
+        let stream = || self.stream_of(node.inputs[0]);
+        match node.op {
+            Op::Rope { rotary, .. } | Op::HeadNormRope { rotary, .. } => {
+                let stream = stream();
+                vec![BufferId::Cosines { stream, rotary }, BufferId::Sines { stream, rotary }]
+            }
+            Op::Attention { .. } => vec![BufferId::Starts(stream())],
+            Op::Dropout { .. } => vec![BufferId::Keys(stream())],
+            _ => Vec::new(),
+        }
+    }
+
     /// The buffer an instruction reads a flat's parameters from.
     fn weights(&self, flat: usize, state: &Simulation) -> BufferId {
         if self.program.stays_gathered(flat) {
@@ -279,28 +311,42 @@ impl BufferAnalysis<'_> {
                 let node = &self.graph.nodes[*node];
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
-                if node.op == Op::HeadLoss {
+                if node.op.is_loss() {
                     touched.push((BufferId::Report, Write));
                 } else {
                     touched.extend(node.outputs.iter().map(|output| (value(output), Write)));
                 }
-                touched.extend(beside(node.op).iter().map(|id| (*id, Read)));
+                touched.extend(self.beside(node).into_iter().map(|id| (id, Read)));
                 touched
             }
             Action::Logits { node, .. } => {
                 // It reads the last rows of x and no labels.
-                let mut touched =
-                    vec![(value(&self.graph.nodes[*node].inputs[0]), Read), (BufferId::Starts, Read)];
+                let x = self.graph.nodes[*node].inputs[0];
+                let mut touched = vec![(value(&x), Read), (BufferId::Starts(self.stream_of(x)), Read)];
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
                 touched.push((BufferId::Logits, Write));
                 touched
+            }
+            Action::StoreKv(at) => {
+                let inputs = self.graph.nodes[*at].inputs[1..].iter();
+                let mut touched: Vec<_> = inputs.map(|input| (value(input), Read)).collect();
+                touched.push((BufferId::CacheRanges, Read));
+                touched.extend([(BufferId::CachedKeys(*at), Write), (BufferId::CachedValues(*at), Write)]);
+                touched
+            }
+            Action::CachedAttention(at) => {
+                let node = &self.graph.nodes[*at];
+                let cache = [BufferId::CacheRanges, BufferId::CachedKeys(*at), BufferId::CachedValues(*at)];
+                let reads = [value(&node.inputs[0])].into_iter().chain(cache);
+                // Nothing reads the log-sum-exp.
+                reads.map(|id| (id, Read)).chain([(value(&node.outputs[0]), Write)]).collect()
             }
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
                 for param in &node.accumulates_into {
-                    let landing = (program.grad_destination(state.kind, *param).id, Write);
+                    let landing = (program.grad_buffer(state.kind, *param), Write);
                     if !touched.contains(&landing) {
                         touched.push(landing);
                     }
@@ -312,13 +358,14 @@ impl BufferAnalysis<'_> {
                     touched.extend([(value(&tokens), Read), (BufferId::WaitingRows, Write)]);
                 }
                 let of = self.graph.nodes[node.of].op;
-                if of == Op::HeadLoss {
+                if of.is_loss() {
                     touched.extend([(BufferId::Input, Read), (BufferId::Control, Read)]);
                     touched.push((BufferId::Report, Write));
                 }
-                let outputs = node.outputs.iter().filter(|(output, _)| *output != self.backward.loss);
+                let outputs =
+                    node.outputs.iter().filter(|(output, _)| !self.backward.losses.contains(output));
                 touched.extend(outputs.map(|(output, _)| (value(output), Write)));
-                touched.extend(beside(of).iter().map(|id| (*id, Read)));
+                touched.extend(self.beside(&self.graph.nodes[node.of]).into_iter().map(|id| (id, Read)));
                 touched
             }
             Action::Recompute { node, from_sum } => {
@@ -328,7 +375,7 @@ impl BufferAnalysis<'_> {
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
                 let outputs = node.outputs[usize::from(*from_sum)..].iter();
                 touched.extend(outputs.map(|output| (BufferId::Recomputed(output.index()), Write)));
-                touched.extend(beside(node.op).iter().map(|id| (*id, Read)));
+                touched.extend(self.beside(node).into_iter().map(|id| (id, Read)));
                 touched
             }
             Action::OffloadActivation(value) => {
@@ -502,15 +549,5 @@ impl Simulation {
     fn tile(&self, chunk: &Chunk) -> BufferId {
         let found = self.tiles.iter().rev().find(|(other, _)| other == chunk);
         found.expect("a tile is brought before it is updated").1
-    }
-}
-
-/// Buffers that an op and its gradient read besides their operands.
-fn beside(op: Op) -> &'static [BufferId] {
-    match op {
-        Op::Rope { .. } | Op::HeadNormRope { .. } => &[BufferId::Cosines, BufferId::Sines],
-        Op::Attention { .. } => &[BufferId::Starts],
-        Op::Dropout { .. } => &[BufferId::Keys],
-        _ => &[],
     }
 }

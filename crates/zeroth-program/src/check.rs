@@ -64,7 +64,7 @@ impl Program {
     /// The limit on gathered elements: `max_live`, raised to what the largest instruction needs.
     pub fn live_limit(&self, max_live: u64) -> u64 {
         let needs = self.sections.iter().flat_map(|section| &section.instructions).map(|instruction| {
-            let cut = instruction.reads.iter().filter(|flat| !self.stays_gathered(**flat));
+            let cut = instruction.reads.iter().filter(|flat| self.is_sharded(**flat));
             cut.map(|flat| self.gathered_elements(*flat)).sum::<u64>()
         });
         max_live.max(self.persistent_elements() + needs.max().unwrap_or(0))
@@ -97,7 +97,7 @@ impl Program {
                     _ => {}
                 }
                 for flat in &instruction.reads {
-                    if !self.stays_gathered(*flat) && !resident.contains(flat) {
+                    if self.is_sharded(*flat) && !resident.contains(flat) {
                         let (action, flat) = (instruction.action.clone(), *flat);
                         return Err(ProgramError::NotResident { section: section.kind, index, action, flat });
                     }
@@ -119,22 +119,22 @@ impl Program {
 
     fn check_reductions(&self, section: &Section) -> Result<(), ProgramError> {
         let due = self.reduces() && (self.stage >= 2 || section.kind.is_last());
-        for flat in 0..self.layout.flats.len() {
-            let landed =
-                section.instructions.iter().any(|instruction| instruction.accumulates_into.contains(&flat));
-            let capacity = self.layout.flats[flat].shard_capacity(self.layout.ranks);
-            let reduced: u64 = section
-                .instructions
-                .iter()
-                .map(|instruction| match &instruction.action {
-                    Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) if chunk.flat == flat => {
-                        chunk.range.end - chunk.range.start
-                    }
-                    Action::KeepGrad(kept) if *kept == flat => capacity,
-                    _ => 0,
-                })
-                .sum();
-            let expected = u64::from(landed && due);
+        let flats = self.layout.flats.len();
+        let capacity = |flat: usize| self.layout.flats[flat].shard_capacity(self.layout.ranks);
+        let (mut accumulated, mut reduced) = (vec![false; flats], vec![0; flats]);
+        for instruction in &section.instructions {
+            instruction.accumulates_into.iter().for_each(|flat| accumulated[*flat] = true);
+            match &instruction.action {
+                Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) => {
+                    reduced[chunk.flat] += chunk.range.end - chunk.range.start;
+                }
+                Action::KeepGrad(flat) => reduced[*flat] += capacity(*flat),
+                _ => {}
+            }
+        }
+        for flat in 0..flats {
+            let (capacity, reduced) = (capacity(flat), reduced[flat]);
+            let expected = u64::from(accumulated[flat] && due);
             if reduced != expected * capacity {
                 let times = reduced.div_ceil(capacity);
                 return Err(ProgramError::Reduced { section: section.kind, flat, times, expected });

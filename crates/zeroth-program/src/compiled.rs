@@ -8,8 +8,8 @@ use zeroth_graph::{Backward, Graph, GraphError, Op};
 use zeroth_kernel::{Span, Tier};
 
 use crate::{
-    Action, BufferId, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError, Settings, World,
-    compile, compile_inference, in_place, plan_memory, plan_memory_guarded,
+    Action, BufferId, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError,
+    Settings, StreamSizes, World, compile, compile_inference, in_place, plan_memory, plan_memory_guarded,
 };
 
 /// A program ready to run.
@@ -23,8 +23,10 @@ pub struct Compiled {
     pub program: Program,
     /// The placement of every buffer.
     pub memory: Memory,
-    /// The row counts that micro-batches are padded to, in ascending order; the last is the graph's.
-    pub row_sizes: Vec<u64>,
+    /// The row counts that micro-batches are padded to, in ascending order; the last are the graph's.
+    pub row_sizes: StreamSizes,
+    /// The row counts of the decode section, in ascending order; empty without one.
+    pub decode_sizes: StreamSizes,
     /// The kind of device it was compiled for.
     pub target: Target,
 }
@@ -45,12 +47,12 @@ pub enum CompileError {
     )]
     ViewOnGpu,
     /// Sizes that do not end with the graph's rows.
-    #[error("row sizes {sizes:?} must rise and end with the {rows} rows of the model")]
+    #[error("row sizes {sizes:?} must rise and end with {rows:?}, the rows of the model's streams")]
     RowSizes {
         /// The sizes.
-        sizes: Vec<u64>,
-        /// Rows of the model.
-        rows: u64,
+        sizes: StreamSizes,
+        /// Rows of the model's streams.
+        rows: Vec<u64>,
     },
 }
 
@@ -61,7 +63,7 @@ impl Compiled {
         world: impl Into<World>,
         settings: &Settings,
         target: Target,
-        row_sizes: Vec<u64>,
+        row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
         Self::guarded(graph, world, settings, target, row_sizes, 0)
     }
@@ -72,13 +74,15 @@ impl Compiled {
         world: impl Into<World>,
         settings: &Settings,
         target: Target,
-        row_sizes: Vec<u64>,
+        row_sizes: impl Into<StreamSizes>,
         guard: u64,
     ) -> Result<Self, CompileError> {
         let world = world.into();
+        let row_sizes = row_sizes.into();
         check_rows(&graph, &row_sizes)?;
         let backward = graph.backward()?;
-        if target == Target::Cuda && settings.stage >= 3 && settings.gather == Some(Gather::View) {
+        let shards = settings.stage >= 3 || settings.frozen == FrozenPlacement::Sharded;
+        if target == Target::Cuda && shards && settings.gather == Some(Gather::View) {
             return Err(CompileError::ViewOnGpu);
         }
         let mut settings = settings.for_target(target);
@@ -104,18 +108,21 @@ impl Compiled {
             }
             settings.offload.sub_group_buffers -= 1;
         }
-        Ok(Self { graph, backward, program, memory, row_sizes, target })
+        Ok(Self { graph, backward, program, memory, row_sizes, decode_sizes: Vec::new().into(), target })
     }
 
     /// Compiles a model for inference with compute dtype `run`: the engine then computes the next-token logits of up to
-    /// `sequences` sequences at once. Dropout is off, and nothing is allocated for gradients and optimizer states.
+    /// `sequences` sequences at once, and decodes them token by token where a cache holds the keys and values of
+    /// `cached_tokens` tokens. Dropout is off, and nothing is allocated for gradients and optimizer states.
     pub fn inference(
         mut graph: Graph,
         run: DType,
         sequences: u64,
+        cached_tokens: u64,
         target: Target,
-        row_sizes: Vec<u64>,
+        row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
+        let row_sizes = row_sizes.into();
         check_rows(&graph, &row_sizes)?;
         graph.params.iter_mut().for_each(|param| param.spec.trainable = false);
         for node in &mut graph.nodes {
@@ -124,18 +131,44 @@ impl Compiled {
             }
         }
         let backward = graph.backward()?;
-        let program = compile_inference(&graph, run, sequences);
-        let memory = plan_memory(&program, &graph, &backward, target, &row_sizes);
-        Ok(Self { graph, backward, program, memory, row_sizes, target })
+        let program = compile_inference(&graph, run, sequences, cached_tokens);
+        let most_rows = row_sizes.last().copied().unwrap_or(0);
+        let decode_sizes =
+            if cached_tokens > 0 { decode_sizes(sequences, most_rows, target) } else { Vec::new() };
+        let decode_sizes = StreamSizes::from(decode_sizes);
+        let all_sizes = decode_sizes.iter().chain(row_sizes.iter()).map(<[u64]>::to_vec);
+        let all_sizes = StreamSizes::of_streams(all_sizes.collect());
+        let memory = plan_memory(&program, &graph, &backward, target, &all_sizes);
+        Ok(Self { graph, backward, program, memory, row_sizes, decode_sizes, target })
+    }
+
+    /// Bytes of the cache of keys and values.
+    pub fn cache_bytes(&self) -> u64 {
+        let is_cache = |placed: &&PlacedBuffer| {
+            matches!(placed.buffer.id, BufferId::CachedKeys(_) | BufferId::CachedValues(_))
+        };
+        self.memory.static_buffers.iter().filter(is_cache).map(|placed| placed.buffer.bytes).sum()
     }
 }
 
-fn check_rows(graph: &Graph, row_sizes: &[u64]) -> Result<(), CompileError> {
-    let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);
-    if row_sizes.is_sorted() && row_sizes.last() == Some(&rows) {
+/// Row counts for decoding up to `sequences` sequences: powers of two, and enough for all of them. GPU kernels multiply tiles
+/// of rows, so there fewer than a tile would not be faster.
+fn decode_sizes(sequences: u64, most_rows: u64, target: Target) -> Vec<u64> {
+    let tile = match target {
+        Target::Cpu { .. } => 1,
+        Target::Cuda => 16,
+    };
+    let largest = sequences.max(1).next_multiple_of(tile).min(most_rows);
+    let powers = std::iter::successors(Some(tile), |size| size.checked_mul(2));
+    powers.take_while(|size| *size < largest).chain([largest]).collect()
+}
+
+fn check_rows(graph: &Graph, row_sizes: &StreamSizes) -> Result<(), CompileError> {
+    let rows = graph.stream_rows();
+    if row_sizes.end_with(&rows) {
         return Ok(());
     }
-    Err(CompileError::RowSizes { sizes: row_sizes.to_vec(), rows })
+    Err(CompileError::RowSizes { sizes: row_sizes.clone(), rows })
 }
 
 impl Compiled {
@@ -174,6 +207,9 @@ impl Compiled {
                 format!("{} of {}", node.op.name(), unit(node.unit))
             }
             Action::Logits { node, .. } => format!("logits of {}", unit(self.graph.nodes[*node].unit)),
+            Action::StoreKv(node) | Action::CachedAttention(node) => {
+                format!("{} of {}", instruction.action.name(), unit(self.graph.nodes[*node].unit))
+            }
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];
                 format!("{} backward of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))

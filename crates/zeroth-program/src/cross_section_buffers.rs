@@ -5,6 +5,7 @@
 //! which a gradient lives from its first write to the end. With accumulation, gradients are live in every forward but
 //! the first and are allocated statically; so are they where the update overlaps the next micro-batch.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use zeroth_kernel::{Access, Tier};
@@ -18,7 +19,7 @@ use super::{Buffer, BufferId, Category, LiveRange, Program, SectionKind};
 pub(super) struct CrossSectionBuffers {
     /// The indices of the two sections.
     sections: [usize; 2],
-    buffers: Vec<Buffer>,
+    buffers: BTreeMap<BufferId, Buffer>,
 }
 
 impl CrossSectionBuffers {
@@ -33,24 +34,29 @@ impl CrossSectionBuffers {
         let (Some(only), Some(update), false) =
             (place(SectionKind::Only), place(SectionKind::Update), overlaps)
         else {
-            return Self { sections: [0, 0], buffers: Vec::new() };
+            return Self { sections: [0, 0], buffers: BTreeMap::new() };
         };
-        let first = |section: usize, id: BufferId| {
-            accesses[section].touches.iter().flatten().find(|(touched, _)| *touched == id)
-        };
+        let [first, read] = [only, update].map(|section| {
+            let mut first: BTreeMap<BufferId, Access> = BTreeMap::new();
+            for (id, access) in accesses[section].touches.iter().flatten() {
+                first.entry(*id).or_insert(*access);
+            }
+            first
+        });
         let is_carried = |buffer: &Buffer| {
             buffer.category == Category::Gradients
-                && matches!(first(only, buffer.id), Some((_, Access::Write)))
-                && first(update, buffer.id).is_some()
+                && first.get(&buffer.id) == Some(&Access::Write)
+                && read.contains_key(&buffer.id)
         };
-        let (buffers, rest) = static_buffers.drain(..).partition(is_carried);
+        let (carried, rest): (Vec<Buffer>, Vec<Buffer>) = static_buffers.drain(..).partition(is_carried);
         *static_buffers = rest;
+        let buffers = carried.into_iter().map(|buffer| (buffer.id, buffer)).collect();
         Self { sections: [only, update], buffers }
     }
 
     /// The cross-section buffer with this id.
     pub(super) fn buffer(&self, id: BufferId) -> Option<Buffer> {
-        self.buffers.iter().find(|buffer| buffer.id == id).copied()
+        self.buffers.get(&id).copied()
     }
 
     /// The sections in which a buffer is live.
@@ -99,6 +105,7 @@ impl CrossSectionBuffers {
         // Concatenate the instruction lists of the group.
         let mut all: Vec<TransientBuffer> = Vec::new();
         let mut places: Vec<Vec<usize>> = Vec::new();
+        let mut carried: BTreeMap<BufferId, usize> = BTreeMap::new();
         let mut begin = 0;
         for section in group {
             let mut of_section = Vec::new();
@@ -106,7 +113,11 @@ impl CrossSectionBuffers {
                 let lifetime = begin + passing.lifetime.start()..=begin + passing.lifetime.end();
                 let id = passing.buffer.id;
                 let before = match self.live_range(*section, id) {
-                    LiveRange::FromPrevious => all.iter().position(|other| other.buffer.id == id),
+                    LiveRange::FromPrevious => carried.get(&id).copied(),
+                    LiveRange::IntoNext => {
+                        carried.insert(id, all.len());
+                        None
+                    }
                     _ => None,
                 };
                 of_section.push(before.unwrap_or(all.len()));

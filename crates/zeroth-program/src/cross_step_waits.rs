@@ -4,7 +4,7 @@
 //! Sections run in a fixed order: the last micro-batch, the update, the first micro-batch of the next step. All queues
 //! join between micro-batches, and around evaluation and state access.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use zeroth_kernel::{Access, Queue, Tier};
 
@@ -103,16 +103,15 @@ impl Follows<'_> {
 
     /// Statically allocated buffers: a read follows the last write, a write follows every access.
     fn data(&self, touches: &Accesses, memory: &SectionMemory, uses: &Uses, found: &mut [Found]) {
-        let passing = |id: &BufferId| {
-            memory.buffers.iter().any(|placed| placed.buffer.id == *id && placed.buffer.bytes > 0)
-        };
+        let transient = memory.buffers.iter().filter(|placed| placed.buffer.bytes > 0);
+        let transient: BTreeSet<BufferId> = transient.map(|placed| placed.buffer.id).collect();
         for (at, ids) in touches.iter().enumerate() {
             for (id, access) in ids {
                 let last = match access {
                     Access::Read => uses.written.get(id),
                     Access::Write => uses.used.get(id),
                 };
-                if let Some(last) = last.filter(|_| !passing(id)) {
+                if let Some(last) = last.filter(|_| !transient.contains(id)) {
                     self.wait(at, last, found);
                 }
             }

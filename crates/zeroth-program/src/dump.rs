@@ -49,7 +49,7 @@ impl fmt::Display for Compiled {
 
 impl Compiled {
     fn fmt_flat(&self, f: &mut fmt::Formatter<'_>, index: usize, flat: &Flat) -> fmt::Result {
-        let Residency { weights, gradients, states, updates } = self.program.residency[index];
+        let Residency { weights, gradients, states, updates, .. } = self.program.residency[index];
         let ranks = self.program.layout.ranks;
         write!(
             f,
@@ -74,6 +74,11 @@ impl Compiled {
             Action::Logits { node, sequences } => {
                 let x = self.graph.nodes[*node].inputs[0];
                 write!(f, " {}, {sequences} sequences", values(&[x]))?;
+            }
+            Action::StoreKv(node) => write!(f, " {}", values(&self.graph.nodes[*node].inputs[1..]))?,
+            Action::CachedAttention(node) => {
+                let node = &self.graph.nodes[*node];
+                write!(f, " {} -> {}", values(&node.inputs[..1]), values(&node.outputs[..1]))?;
             }
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];

@@ -20,7 +20,6 @@ use crate::Slot;
 struct F32Range {
     of_flat: Range<u64>,
     at: u64,
-    slot: Slot,
 }
 
 /// A range of elements in a gradient buffer.
@@ -74,15 +73,31 @@ impl Program {
         }
     }
 
-    fn wide(&self, kind: SectionKind, flat: usize) -> impl Iterator<Item = F32Range> + '_ {
+    /// The destination of every parameter of a flat, in order, with its elements in the flat, padding included.
+    fn destinations(
+        &self,
+        kind: SectionKind,
+        flat: usize,
+    ) -> impl Iterator<Item = (Slot, Range<u64>, GradSlice)> + '_ {
         let stays = self.gradient_storage() == GradientStorage::FlatF32;
-        let slots = self.layout.flats[flat].padded_slots();
-        let wide = slots.filter(move |(slot, _)| !self.is_written_in_comm_dtype(kind, slot.param));
-        wide.scan(0, move |end, (slot, of_flat)| {
-            let at = if stays { of_flat.start } else { *end };
-            *end = at + (of_flat.end - of_flat.start);
-            Some(F32Range { of_flat, at, slot })
+        self.layout.flats[flat].padded_slots().scan(0, move |end, (slot, of_flat)| {
+            let (dtype, first) = if self.is_written_in_comm_dtype(kind, slot.param) {
+                (self.types.communication, slot.start)
+            } else {
+                let at = if stays { of_flat.start } else { *end };
+                *end = at + (of_flat.end - of_flat.start);
+                (DType::F32, at)
+            };
+            let id = self.grad_buffer(kind, slot.param);
+            let slice = GradSlice { id, dtype, elements: first..first + slot.elements };
+            Some((slot, of_flat, slice))
         })
+    }
+
+    fn wide(&self, kind: SectionKind, flat: usize) -> impl Iterator<Item = F32Range> + '_ {
+        let is_wide = move |param| !self.is_written_in_comm_dtype(kind, param);
+        let wide = self.destinations(kind, flat).filter(move |(slot, ..)| is_wide(slot.param));
+        wide.map(|(_, of_flat, slice)| F32Range { of_flat, at: slice.elements.start })
     }
 
     /// Elements of a flat's transient f32 gradient buffer.
@@ -90,16 +105,26 @@ impl Program {
         self.wide(kind, flat).map(|wide| wide.of_flat.end - wide.of_flat.start).sum()
     }
 
+    /// The buffer that a parameter's gradient is written to.
+    pub(super) fn grad_buffer(&self, kind: SectionKind, param: ParamId) -> BufferId {
+        let (flat, _) = self.layout.place(param);
+        if self.is_written_in_comm_dtype(kind, param) { self.comm_grad(flat) } else { BufferId::Grad(flat) }
+    }
+
     /// The destination of a parameter's gradient.
     pub(super) fn grad_destination(&self, kind: SectionKind, param: ParamId) -> GradSlice {
         let (flat, slot) = self.layout.place(param);
-        let (id, dtype, first) = if self.is_written_in_comm_dtype(kind, param) {
-            (self.comm_grad(flat), self.types.communication, slot.start)
-        } else {
-            let wide = self.wide(kind, flat).find(|wide| wide.slot.param == param);
-            (BufferId::Grad(flat), DType::F32, wide.expect("what is not rounded is wide").at)
-        };
-        GradSlice { id, dtype, elements: first..first + slot.elements }
+        let id = self.grad_buffer(kind, param);
+        let elements = slot.start..slot.start + slot.elements;
+        if self.is_written_in_comm_dtype(kind, param) {
+            return GradSlice { id, dtype: self.types.communication, elements };
+        }
+        // Nothing of the flat is packed: it persists, or all of it accumulates in f32.
+        if self.gradient_storage() == GradientStorage::FlatF32 || !self.casts_in_producers(kind) {
+            return GradSlice { id, dtype: DType::F32, elements };
+        }
+        let mut all = self.destinations(kind, flat);
+        all.find(|(slot, ..)| slot.param == param).expect("a flat has its parameters").2
     }
 
     /// The parts of a flat that must be zero before backward writes it: accumulated parameters and padding.
@@ -108,8 +133,8 @@ impl Program {
             return Vec::new();
         }
         let mut parts: Vec<GradSlice> = Vec::new();
-        for (slot, of_flat) in self.layout.flats[flat].padded_slots() {
-            let GradSlice { id, dtype, elements } = self.grad_destination(kind, slot.param);
+        for (slot, of_flat, slice) in self.destinations(kind, flat) {
+            let GradSlice { id, dtype, elements } = slice;
             let end = elements.start + (of_flat.end - of_flat.start);
             let is_written = self.grad_producers[slot.param.index()] != GradProducers::Accumulating;
             let start = if is_written { elements.end } else { elements.start };
@@ -127,7 +152,7 @@ impl Program {
     /// The f32 parts of a flat that are still to be cast: their offset in the f32 buffer, and their range in the flat.
     pub(super) fn uncast(&self, kind: SectionKind, flat: usize) -> Vec<(u64, Range<u64>)> {
         let mut runs: Vec<(u64, Range<u64>)> = Vec::new();
-        for F32Range { of_flat, at, .. } in self.wide(kind, flat) {
+        for F32Range { of_flat, at } in self.wide(kind, flat) {
             match runs.last_mut() {
                 Some((first, last)) if last.end == of_flat.start && at - *first == last.end - last.start => {
                     last.end = of_flat.end;

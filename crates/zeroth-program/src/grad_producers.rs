@@ -1,7 +1,7 @@
 //! Producers of parameter gradients: which backward ops write each gradient, and whether they can cast it.
 
 use zeroth_base::DType;
-use zeroth_graph::{Backward, GradNode, GradOp, Graph, Op};
+use zeroth_graph::{Backward, GradNode, GradOp, Graph};
 use zeroth_kernel::HeadLossDims;
 
 use super::{Settings, Types};
@@ -33,6 +33,11 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
         node.accumulates_into.iter().for_each(|param| all[param.index()].push(node));
     }
     let head_rounds = head_rounds(graph, settings);
+    // The head leaves rows of its own tokens alone: it must see the tokens that the embedding looks up.
+    let alike = |head: &GradNode, embedding: &GradNode| {
+        let [x, ids] = [head, embedding].map(|node| graph.info(node.inputs[0]));
+        x.rows == ids.rows.times(ids.width)
+    };
     let of = |(place, nodes): (usize, &Vec<&GradNode>)| {
         let is_matmul = |node: &GradNode| {
             let weight = graph.nodes[node.of].params.first().map(|weight| weight.index());
@@ -41,7 +46,12 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
         match nodes[..] {
             [node] if is_matmul(node) => GradProducers::Matmul,
             [node] if node.op == GradOp::HeadLoss && head_rounds => GradProducers::Matmul,
-            [head, rows] if head.op == GradOp::HeadLoss && rows.op == GradOp::Embedding && head_rounds => {
+            [head, rows]
+                if head.op == GradOp::HeadLoss
+                    && rows.op == GradOp::Embedding
+                    && head_rounds
+                    && alike(head, rows) =>
+            {
                 GradProducers::HeadAndEmbedding
             }
             // The head may process its rows in slices.
@@ -52,14 +62,14 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
     all.iter().enumerate().map(of).collect()
 }
 
-/// Whether the head can write its weight gradient in the communication dtype: that must be the dtype of its operands,
+/// Whether every head can write its weight gradient in the communication dtype: that must be the dtype of its operands,
 /// and the largest micro-batch, and so every other, must be one slice.
 fn head_rounds(graph: &Graph, settings: &Settings) -> bool {
     let Types { compute, communication } = settings.types;
-    let head = graph.nodes.iter().find(|node| node.op == Op::HeadLoss);
-    head.is_some_and(|head| {
+    let mut heads = graph.losses().map(|index| &graph.nodes[index]);
+    heads.all(|head| {
         let [vocab, hidden] = [0, 1].map(|place| graph.param(head.params[0]).spec.shape[place] as usize);
-        let rows = graph.info(head.inputs[0]).rows as usize;
+        let rows = graph.most_rows(graph.info(head.inputs[0]).rows) as usize;
         let is_narrow = compute == communication && compute != DType::F32;
         settings.head_rounds && is_narrow && HeadLossDims { rows, hidden, vocab }.is_one_slice(compute)
     })

@@ -34,7 +34,7 @@ pub struct Program {
     pub stochastic_rounding: bool,
     /// For each parameter of the graph, the ops that produce its gradient.
     pub grad_producers: Vec<GradProducers>,
-    /// The memory tier of each flat's parts.
+    /// Where each flat's parts are.
     pub residency: Vec<Residency>,
     /// Whether gradients are reduce-scattered; if not, every rank receives all parts.
     pub reduce_scatter: bool,
@@ -43,16 +43,20 @@ pub struct Program {
     pub update_window: Option<u64>,
     /// Whether ranks map each other's parameter shards instead of gathering copies.
     pub zero_copy_gather: bool,
+    /// Tokens whose keys and values the cache of an inference program holds; 0 without a cache.
+    pub cached_tokens: u64,
 }
 
-/// The memory tier of a flat's parts between steps.
+/// Where a flat's parts are between steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residency {
-    /// Parameters.
+    /// Whether every rank has only its shard of the parameters. On one rank, and of a persistent flat, that is all of them.
+    pub is_partitioned: bool,
+    /// The memory tier of parameters.
     pub weights: Tier,
-    /// Reduced gradients that the update reads.
+    /// That of reduced gradients that the update reads.
     pub gradients: Tier,
-    /// Master weights and moments.
+    /// That of master weights and moments.
     pub states: Tier,
     /// Where the optimizer runs: in the tier of the states, or on the device, through which they are then streamed.
     pub updates: Tier,
@@ -82,8 +86,10 @@ pub enum SectionKind {
     Update,
     /// Evaluation: a micro-batch's loss without gradients; not part of a step.
     Eval,
-    /// Next-token logits: the only section of an inference program.
+    /// Next-token logits of whole sequences. With a cache it stores their keys and values (prefill).
     Logits,
+    /// Next-token logits of one new token per sequence, which attends to cached keys and values.
+    Decode,
 }
 
 /// An instruction: an action, its queue, and the flats it reads or accumulates into.
@@ -113,6 +119,10 @@ pub enum Action {
         /// The number of sequences.
         sequences: u64,
     },
+    /// Stores the keys and values of an attention node in its cache.
+    StoreKv(usize),
+    /// Runs an attention node whose rows attend to cached keys and values, their own included.
+    CachedAttention(usize),
     /// Runs a backward node.
     Backward(usize),
     /// Recomputes a forward node for backward. With `from_sum`, a residual add whose sum was kept only recomputes the
@@ -218,6 +228,8 @@ impl Action {
             Self::ZeroLoss => "zero_loss",
             Self::Forward(_) => "forward",
             Self::Logits { .. } => "logits",
+            Self::StoreKv(_) => "store_kv",
+            Self::CachedAttention(_) => "cached_attention",
             Self::Backward(_) => "backward",
             Self::Recompute { .. } => "recompute",
             Self::OffloadActivation(_) => "offload_activation",
@@ -310,7 +322,8 @@ impl Instruction {
 impl Section {
     /// Whether it is a training micro-batch.
     pub fn is_micro_batch(&self) -> bool {
-        !matches!(self.kind, SectionKind::Update | SectionKind::Eval | SectionKind::Logits)
+        use SectionKind::{Decode, Eval, Logits, Update};
+        !matches!(self.kind, Update | Eval | Logits | Decode)
     }
 }
 
@@ -325,6 +338,7 @@ impl SectionKind {
             Self::Update => "update",
             Self::Eval => "eval",
             Self::Logits => "logits",
+            Self::Decode => "decode",
         }
     }
 
@@ -348,11 +362,18 @@ impl Program {
         flats
     }
 
-    /// Whether parameters are sharded across ranks or offloaded. Flats that do not stay gathered must then be gathered
-    /// before they are read.
+    /// Whether there are parameters that are sharded across ranks or offloaded, and so limits on what is gathered.
     pub fn shards_parameters(&self) -> bool {
-        let is_away = self.residency.iter().any(|residency| residency.weights.is_offloaded());
-        self.stage >= 3 && (self.layout.ranks > 1 || is_away)
+        let is_away = |residency: &Residency| self.layout.ranks > 1 || residency.weights.is_offloaded();
+        let is_partitioned = self.residency.iter().any(|residency| residency.is_partitioned);
+        is_partitioned && self.residency.iter().any(is_away)
+    }
+
+    /// Whether a flat's parameters are sharded across ranks or offloaded. It must then be gathered before it is read.
+    pub fn is_sharded(&self, flat: usize) -> bool {
+        let residency = self.residency[flat];
+        let is_away = self.layout.ranks > 1 || residency.weights.is_offloaded();
+        residency.is_partitioned && is_away && self.layout.flats[flat].kind != FlatKind::Persistent
     }
 
     /// Whether a rank updates only its own shard (stages 1 and above).
@@ -362,19 +383,18 @@ impl Program {
 
     /// Whether every rank holds the whole flat at all times.
     pub fn stays_gathered(&self, flat: usize) -> bool {
-        let is_whole_here = self.layout.ranks == 1 && !self.residency[flat].weights.is_offloaded();
-        !self.shards_parameters() || self.layout.flats[flat].kind == FlatKind::Persistent || is_whole_here
+        !self.is_sharded(flat)
     }
 
     /// Whether a sharded flat is mapped from the other ranks instead of copied. Offloaded parameters are copied to the
     /// device first.
     pub fn is_viewed(&self, flat: usize) -> bool {
-        self.zero_copy_gather && !self.stays_gathered(flat) && !self.residency[flat].weights.is_offloaded()
+        self.zero_copy_gather && self.is_sharded(flat) && !self.residency[flat].weights.is_offloaded()
     }
 
     /// Whether a flat has gradients.
     pub fn is_trained(&self, flat: usize) -> bool {
-        !matches!(self.layout.flats[flat].kind, FlatKind::Frozen(_))
+        !self.layout.flats[flat].is_frozen()
     }
 
     /// The form in which the update reads gradients.
@@ -429,8 +449,8 @@ impl Program {
 
     /// Whether a flat has fp32 master weights apart from the parameters.
     pub fn has_master(&self, flat: usize) -> bool {
-        let residency = self.residency[flat];
-        self.is_trained(flat) && (self.types.compute != DType::F32 || residency.weights != residency.states)
+        let (residency, storage) = (self.residency[flat], self.layout.flats[flat].storage);
+        self.is_trained(flat) && (storage != DType::F32 || residency.weights != residency.states)
     }
 
     /// How a flat's master weights are stored. Where bf16 weights, states and update are all on the device, only the
@@ -438,7 +458,8 @@ impl Program {
     pub fn master_form(&self, flat: usize) -> MasterForm {
         let residency = self.residency[flat];
         let is_together = [residency.weights, residency.states, residency.updates] == [Tier::Device; 3];
-        if self.types.compute == DType::Bf16 && is_together { MasterForm::LowBits } else { MasterForm::F32 }
+        let is_bf16 = self.layout.flats[flat].storage == DType::Bf16;
+        if is_bf16 && is_together { MasterForm::LowBits } else { MasterForm::F32 }
     }
 
     /// Whether a flat's optimizer states are streamed through the device.
@@ -457,16 +478,21 @@ impl Program {
         self.sections.iter().filter(|section| section.is_micro_batch())
     }
 
+    /// How often a step runs a section of this kind.
+    pub(crate) fn repetitions(&self, kind: SectionKind) -> u64 {
+        match kind {
+            SectionKind::Middle => self.accumulation.saturating_sub(2),
+            SectionKind::Eval | SectionKind::Logits | SectionKind::Decode => 0,
+            _ => 1,
+        }
+    }
+
     /// Section indices in the order of one step, the middle one repeated.
     pub fn in_order(&self) -> impl Iterator<Item = usize> + '_ {
-        self.sections.iter().enumerate().flat_map(|(place, section)| {
-            let times = match section.kind {
-                SectionKind::Middle => self.accumulation.saturating_sub(2),
-                SectionKind::Eval | SectionKind::Logits => 0,
-                _ => 1,
-            };
-            std::iter::repeat_n(place, times as usize)
-        })
+        self.sections
+            .iter()
+            .enumerate()
+            .flat_map(|(place, section)| std::iter::repeat_n(place, self.repetitions(section.kind) as usize))
     }
 
     /// The index of the evaluation section.
@@ -482,6 +508,11 @@ impl Program {
                 _ => None,
             })
         })
+    }
+
+    /// The index of the decode section.
+    pub fn decode(&self) -> Option<usize> {
+        self.sections.iter().position(|section| section.kind == SectionKind::Decode)
     }
 
     /// A hash of the collectives in order (FNV-1a); equal on ranks whose programs match.

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use zeroth_base::DType;
 use zeroth_graph::{Graph, ParamId, UnitId};
 
 /// Elements of a block: the alignment of parameters and shards, and the granularity of gradient norms.
@@ -38,6 +39,8 @@ pub struct Slot {
 pub struct Flat {
     /// Which parameters.
     pub kind: FlatKind,
+    /// The dtype in which they are kept and gathered.
+    pub storage: DType,
     /// Their slots, in order.
     pub slots: Vec<Slot>,
     /// The number of blocks.
@@ -56,13 +59,23 @@ pub struct Layout {
 }
 
 impl Flat {
-    fn new(kind: FlatKind) -> Self {
-        Self { kind, slots: Vec::new(), blocks: 0 }
+    fn new(kind: FlatKind, storage: DType) -> Self {
+        Self { kind, storage, slots: Vec::new(), blocks: 0 }
     }
 
     fn push(&mut self, param: ParamId, elements: u64) {
         self.slots.push(Slot { param, start: self.blocks * BLOCK, elements });
         self.blocks += elements.div_ceil(BLOCK);
+    }
+
+    /// Whether its parameters are frozen: without gradients and states.
+    pub const fn is_frozen(&self) -> bool {
+        matches!(self.kind, FlatKind::Frozen(_))
+    }
+
+    /// Bytes of its parameters, padding included.
+    pub fn bytes(&self) -> u64 {
+        self.padded() * self.storage.bytes()
     }
 
     /// Elements including padding.
@@ -131,21 +144,22 @@ pub struct Piece {
 
 impl Layout {
     /// Creates the layout of a model. Trained parameters of at most `persistence` elements stay gathered, in a flat of
-    /// their own, up to `model_persistence` elements in all; a threshold of 0 keeps none.
-    pub fn new(graph: &Graph, ranks: u64, persistence: u64, model_persistence: u64) -> Self {
+    /// their own, up to `model_persistence` elements in all; a threshold of 0 keeps none. All flats are kept in `storage`.
+    pub fn new(graph: &Graph, ranks: u64, persistence: u64, model_persistence: u64, storage: DType) -> Self {
         let mut flats = Vec::new();
-        let mut persistent = Flat::new(FlatKind::Persistent);
+        let (mut persistent, mut persistent_elements) = (Flat::new(FlatKind::Persistent, storage), 0);
         for (index, unit) in graph.units.iter().enumerate() {
             let id = UnitId::at(index);
             let (mut trained, mut frozen) =
-                (Flat::new(FlatKind::Trained(id)), Flat::new(FlatKind::Frozen(id)));
+                (Flat::new(FlatKind::Trained(id), storage), Flat::new(FlatKind::Frozen(id), storage));
             for param in &unit.params {
                 let (elements, is_trained) =
                     (graph.param(*param).elements(), graph.param(*param).spec.trainable);
                 let flat = match is_trained {
                     true if elements <= persistence
-                        && persistent.elements() + elements <= model_persistence =>
+                        && persistent_elements + elements <= model_persistence =>
                     {
+                        persistent_elements += elements;
                         &mut persistent
                     }
                     true => &mut trained,

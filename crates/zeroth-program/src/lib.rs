@@ -9,6 +9,7 @@ mod buffer;
 mod buffer_analysis;
 mod category_bytes;
 mod check;
+mod communication;
 mod compiled;
 mod cross_section_buffers;
 mod cross_step_waits;
@@ -19,10 +20,12 @@ mod ir;
 mod launches;
 mod layout;
 mod memory;
+mod occupancy;
 mod passes;
 mod placement;
 mod plan_memory;
 mod settings;
+mod stream_sizes;
 mod sub_group;
 mod target;
 mod views;
@@ -46,15 +49,17 @@ pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot};
 pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory};
 pub use passes::in_place;
 pub use plan_memory::{plan_memory, plan_memory_guarded};
-pub use settings::{Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
+pub use settings::{FrozenPlacement, Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
+pub use stream_sizes::StreamSizes;
 pub use target::Target;
 pub use world::World;
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to
-/// `sequences` sequences. All parameters are frozen, so nothing is planned that only training needs.
-pub fn compile_inference(graph: &Graph, run: DType, sequences: u64) -> Program {
-    let layout = Layout::new(graph, 1, 0, 0);
-    passes::lower_inference(graph, layout, &Settings::inference(run), sequences)
+/// `sequences` sequences. With a cache for the keys and values of `cached_tokens` tokens it has a section that decodes
+/// one token per sequence. All parameters are frozen, so nothing is planned that only training needs.
+pub fn compile_inference(graph: &Graph, run: DType, sequences: u64, cached_tokens: u64) -> Program {
+    let layout = Layout::new(graph, 1, 0, 0, run);
+    passes::lower_inference(graph, layout, &Settings::inference(run), sequences, cached_tokens)
 }
 
 /// Compiles a training step for the ranks of `world` by running the passes in order.
@@ -70,7 +75,8 @@ pub fn compile(
     }
     // Unsharded parameters need no persistent flat: small ones stay in the flat of their unit.
     let persistence = if settings.stage >= 3 { settings.persistence } else { 0 };
-    let layout = Layout::new(graph, world.ranks, persistence, settings.model_persistence);
+    let storage = settings.types.compute;
+    let layout = Layout::new(graph, world.ranks, persistence, settings.model_persistence, storage);
     let program = passes::lower(graph, backward, world, layout, settings);
     // Recomputed nodes read parameters too, so they must exist before `gather` places all-gathers.
     let program = passes::checkpoint(program, graph, backward, settings);

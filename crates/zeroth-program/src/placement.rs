@@ -6,6 +6,9 @@
 
 use std::ops::RangeInclusive;
 
+use zeroth_kernel::Queue;
+
+use super::occupancy::{LastAccesses, Occupancy};
 use super::waits::{self, Waits};
 use super::{Buffer, BufferId, Section};
 
@@ -28,25 +31,16 @@ pub(super) fn place(buffers: &[TransientBuffer]) -> (Vec<u64>, u64) {
     order.sort_by_key(|index| {
         (std::cmp::Reverse(room(&buffers[*index])), *buffers[*index].lifetime.start(), *index)
     });
+    let last = buffers.iter().map(|passing| *passing.lifetime.end()).max().unwrap_or(0);
+    let mut occupancy = Occupancy::new(last + 1);
     let mut offsets = vec![0; buffers.len()];
-    let mut placed: Vec<usize> = Vec::with_capacity(buffers.len()); // by offset
     let mut end = 0;
     for index in order {
         let (lifetime, bytes) = (&buffers[index].lifetime, room(&buffers[index]));
-        let meets = |other: &TransientBuffer| {
-            other.lifetime.start() <= lifetime.end() && lifetime.start() <= other.lifetime.end()
-        };
-        let mut offset = 0;
-        for other in placed.iter().filter(|other| meets(&buffers[**other])) {
-            if offset + bytes <= offsets[*other] {
-                break;
-            }
-            offset = offset.max(offsets[*other] + room(&buffers[*other]));
-        }
+        let offset = occupancy.first_fit(lifetime, bytes);
+        occupancy.occupy(lifetime, offset..offset + bytes);
         offsets[index] = offset;
         end = end.max(offset + bytes);
-        let at = placed.partition_point(|other| offsets[*other] <= offset);
-        placed.insert(at, index);
     }
     (offsets, end)
 }
@@ -76,15 +70,20 @@ pub(super) fn guard_reuse(
         return;
     }
     let mut order: Vec<usize> = (0..buffers.len()).filter(|index| buffers[*index].buffer.bytes > 0).collect();
-    order.sort_by_key(|index| offsets[*index]);
-    for (place, a) in order.iter().enumerate() {
-        let end = offsets[*a] + buffers[*a].buffer.bytes;
-        for b in order[place + 1..].iter().take_while(|b| offsets[**b] < end) {
-            let (a, b) = (&buffers[*a], &buffers[*b]);
-            let (earlier, later) = if a.lifetime.end() < b.lifetime.start() { (a, b) } else { (b, a) };
-            for touch in &earlier.accessed_by {
-                waits::add(section, waits, *later.lifetime.start(), *touch);
-            }
+    // Buffers that share memory follow each other in time, so memory remembers its last accesses.
+    order.sort_by_key(|index| *buffers[*index].lifetime.start());
+    let mut memory = LastAccesses::default();
+    for index in order {
+        let buffer = &buffers[index];
+        let mut accesses = [None; Queue::ALL.len()];
+        for &at in &buffer.accessed_by {
+            accesses[section.instructions[at].queue as usize] = Some(at);
+        }
+        let range = offsets[index]..offsets[index] + buffer.buffer.bytes;
+        let mut earlier: Vec<usize> = memory.replace(range, accesses).into_iter().flatten().collect();
+        earlier.sort_unstable();
+        for earlier in earlier {
+            waits::add(section, waits, *buffer.lifetime.start(), earlier);
         }
     }
 }

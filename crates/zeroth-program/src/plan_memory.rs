@@ -5,7 +5,7 @@
 //!
 //! With one micro-batch per step, gradients reuse the memory of activations ([`super::cross_section_buffers`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Target;
 use zeroth_graph::{Backward, Graph};
@@ -19,7 +19,9 @@ use super::launches::Lowering;
 use super::placement::{TransientBuffer, guard_reuse};
 use super::views::{VIEW, Views};
 use super::waits::{self, CrossStepWaits, Waits};
-use super::{Buffer, BufferId, LiveRange, Memory, PlacedBuffer, Program, SectionKind, SectionMemory};
+use super::{
+    Buffer, BufferId, LiveRange, Memory, PlacedBuffer, Program, SectionKind, SectionMemory, StreamSizes,
+};
 
 /// Places the buffers of a program. Scratch sizes are the maximum over all `row_sizes` for the kernels of `target`.
 pub fn plan_memory(
@@ -27,7 +29,7 @@ pub fn plan_memory(
     graph: &Graph,
     backward: &Backward,
     target: Target,
-    row_sizes: &[u64],
+    row_sizes: &StreamSizes,
 ) -> Memory {
     plan_memory_guarded(program, graph, backward, target, row_sizes, 0)
 }
@@ -38,7 +40,7 @@ pub fn plan_memory_guarded(
     graph: &Graph,
     backward: &Backward,
     target: Target,
-    row_sizes: &[u64],
+    row_sizes: &StreamSizes,
     guard: u64,
 ) -> Memory {
     let source = BufferAnalysis { program, graph, backward, target };
@@ -71,6 +73,7 @@ pub fn plan_memory_guarded(
         }
     });
     let static_buffers: Vec<PlacedBuffer> = static_buffers.collect();
+    let static_ids: BTreeSet<BufferId> = static_buffers.iter().map(|placed| placed.buffer.id).collect();
     let views = Views::new(program);
     let passing = |at: usize| {
         let (section, accesses) = (&program.sections[at], &accesses[at]);
@@ -81,7 +84,7 @@ pub fn plan_memory_guarded(
             }
         }
         lives.retain(|id, _| views.offset(*id).is_none());
-        lives.retain(|id, _| static_buffers.iter().all(|placed| placed.buffer.id != *id));
+        lives.retain(|id, _| !static_ids.contains(id));
         let buffer = |id| {
             cross_section_buffers.buffer(id).unwrap_or_else(|| source.passing(section, id, &accesses.scratch))
         };

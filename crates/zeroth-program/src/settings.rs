@@ -1,6 +1,6 @@
 //! The compiler's view of a config, each field with its key.
 
-use crate::Target;
+use crate::{Flat, Target};
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{
@@ -44,6 +44,17 @@ pub enum Gather {
     View,
     /// Shards are gathered into a buffer.
     Copy,
+}
+
+/// Whether frozen parameters are sharded across ranks. Trained ones are at stage 3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrozenPlacement {
+    /// As trained parameters: at stage 3.
+    ByStage,
+    /// At every stage.
+    Sharded,
+    /// Never: every rank holds all of them.
+    Whole,
 }
 
 /// Which states are offloaded to host memory, and how they are transferred.
@@ -173,6 +184,8 @@ pub struct Settings {
     pub memory_efficient_linear: bool,
     /// `zeroth.gather`; `None`: views on CPU, copies on GPUs.
     pub gather: Option<Gather>,
+    /// Whether frozen parameters are sharded.
+    pub frozen: FrozenPlacement,
     /// Whether the head kernel can write its weight gradient in the communication dtype.
     pub head_rounds: bool,
 }
@@ -199,6 +212,15 @@ impl Settings {
         self
     }
 
+    /// Whether the parameters of a flat are sharded across ranks.
+    pub(crate) fn shards(&self, flat: &Flat) -> bool {
+        match self.frozen {
+            FrozenPlacement::Sharded if flat.is_frozen() => true,
+            FrozenPlacement::Whole if flat.is_frozen() => false,
+            _ => self.stage >= 3,
+        }
+    }
+
     /// The settings of an inference program: unsharded, on the device, on one device.
     pub const fn inference(run: DType) -> Self {
         Self {
@@ -223,6 +245,7 @@ impl Settings {
             allgather_partitions: true,
             memory_efficient_linear: true,
             gather: None,
+            frozen: FrozenPlacement::ByStage,
             head_rounds: false,
         }
     }
@@ -277,6 +300,7 @@ impl Settings {
                 GatherMode::View => Gather::View,
                 GatherMode::Copy => Gather::Copy,
             }),
+            frozen: FrozenPlacement::ByStage,
             head_rounds: true,
         }
     }

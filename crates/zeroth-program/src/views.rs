@@ -25,7 +25,7 @@ impl Views {
         let mut views = Self { offsets: BTreeMap::new(), bytes: 0 };
         for flat in (0..program.layout.flats.len()).filter(|flat| program.is_viewed(*flat)) {
             views.offsets.insert(flat, views.bytes);
-            views.bytes += program.layout.flats[flat].padded() * program.types.compute.bytes();
+            views.bytes += program.layout.flats[flat].bytes();
         }
         views
     }

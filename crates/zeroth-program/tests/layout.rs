@@ -3,14 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
 use proptest::prelude::*;
-use zeroth_graph::{Builder, Graph, ParamSpec, UnitId};
+use zeroth_base::DType;
+use zeroth_graph::{Builder, Graph, ParamSpec, Role, UnitId};
 use zeroth_program::{BLOCK, FlatKind, Layout};
 
 /// A graph of units with parameters of these many elements, each trained or not.
 fn graph(units: &[Vec<(u64, bool)>]) -> Graph {
-    let mut b = Builder::new(2);
-    b.unit("embedding", vec![ParamSpec { name: "embed".to_owned(), shape: vec![3, 2], trainable: true }])
-        .unwrap();
+    let mut b = Builder::new(&[2]);
+    b.unit(
+        "embedding",
+        Role::Embedding,
+        vec![ParamSpec { name: "embed".to_owned(), shape: vec![3, 2], trainable: true }],
+    )
+    .unwrap();
     let (ids, embed) = (b.ids(), b.param("embed").unwrap());
     let x = b.embedding(ids, embed).unwrap();
     for (unit, params) in units.iter().enumerate() {
@@ -19,7 +24,7 @@ fn graph(units: &[Vec<(u64, bool)>]) -> Graph {
             shape: vec![*elements],
             trainable: *trainable,
         };
-        b.unit(format!("unit {unit}"), params.iter().enumerate().map(spec).collect()).unwrap();
+        b.unit(format!("unit {unit}"), Role::Other, params.iter().enumerate().map(spec).collect()).unwrap();
     }
     b.head_loss(x, embed).unwrap();
     b.finish().unwrap()
@@ -28,7 +33,7 @@ fn graph(units: &[Vec<(u64, bool)>]) -> Graph {
 #[test]
 fn parameters_start_on_blocks_and_shards_end_on_them() {
     let graph = graph(&[vec![(5000, true), (100, true), (2048, true), (7, false)]]);
-    let layout = Layout::new(&graph, 3, 100, u64::MAX);
+    let layout = Layout::new(&graph, 3, 100, u64::MAX, DType::F32);
     let kinds: Vec<FlatKind> = layout.flats.iter().map(|flat| flat.kind).collect();
     let unit = UnitId::at(1);
     // The embedding's 6 elements and the 100 are below the threshold.
@@ -48,7 +53,7 @@ fn the_model_threshold_bounds_what_stays_gathered_in_all() {
     let graph = graph(&[vec![(5000, true), (100, true), (90, true)]]);
     // The embedding's 6 elements come first; 100 do not fit beside them, 90 do.
     for (model_persistence, kept) in [(0, 0), (6, 6), (96, 96), (105, 96), (106, 106), (u64::MAX, 196)] {
-        let layout = Layout::new(&graph, 3, 100, model_persistence);
+        let layout = Layout::new(&graph, 3, 100, model_persistence, DType::F32);
         assert_eq!(layout.persistent_elements(), kept, "{model_persistence}");
     }
 }
@@ -65,7 +70,7 @@ proptest! {
         bucket in 0u64..100_000,
     ) {
         let graph = graph(&units);
-        let layout = Layout::new(&graph, ranks, persistence, model_persistence);
+        let layout = Layout::new(&graph, ranks, persistence, model_persistence, DType::F32);
         let mut seen: Vec<u64> = vec![0; graph.params.len()];
         for flat in &layout.flats {
             // Shards are blocks, in order, without gap or overlap, and none is larger than its capacity.
@@ -103,7 +108,7 @@ proptest! {
     #[test]
     fn places_lead_back_to_their_parameters(ranks in 1u64..5, persistence in 0u64..3000) {
         let graph = graph(&[vec![(10, true), (2500, false)], vec![(5000, true)]]);
-        let layout = Layout::new(&graph, ranks, persistence, u64::MAX);
+        let layout = Layout::new(&graph, ranks, persistence, u64::MAX, DType::F32);
         for unit in &graph.units {
             for param in &unit.params {
                 let (flat, slot) = layout.place(*param);

@@ -56,8 +56,7 @@ fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
 fn memory(graph: &Graph, backward: &Backward, ranks: u64, settings: Settings) -> Memory {
     let target = Target::Cpu { threads: 2 };
     let program = in_place(compile(graph, backward, ranks, &settings).unwrap(), target);
-    let rows = graph.info(graph.inputs[0]).rows;
-    plan_memory(&program, graph, backward, target, &[rows])
+    plan_memory(&program, graph, backward, target, &graph.stream_rows().into())
 }
 
 fn elements(graph: &Graph) -> u64 {

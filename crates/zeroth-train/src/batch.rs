@@ -8,31 +8,9 @@
 
 use zeroth_kernel::RowKey;
 
+use crate::BatchShape;
 use crate::sample_order::{EpochSample, SampleOrder};
 use zeroth_data::{DataError, IGNORED, Samples};
-
-/// The decomposition of a train batch: micro-batch size, gradient accumulation and data-parallel ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BatchShape {
-    /// Samples per micro-batch.
-    pub micro_batch: u64,
-    /// Micro-batches per rank and optimizer step (gradient accumulation).
-    pub accumulation: u64,
-    /// Data-parallel ranks.
-    pub ranks: u64,
-}
-
-impl BatchShape {
-    /// Samples per optimizer step (DeepSpeed's `train_batch_size`).
-    pub fn train_batch(&self) -> u64 {
-        self.micro_batch * self.accumulation * self.ranks
-    }
-
-    /// The position of a micro-batch's first sample. Steps count from 0.
-    pub fn position(&self, step: u64, micro: u64, rank: u64) -> u64 {
-        ((step * self.accumulation + micro) * self.ranks + rank) * self.micro_batch
-    }
-}
 
 /// One rank's input for one forward and backward pass. Its buffers are reused across steps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

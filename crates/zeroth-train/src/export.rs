@@ -2,12 +2,14 @@
 //!
 //! The end of a run streams from the ranks, `checkpoint export` from files; both write the same folder.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
 use half::f16;
 use zeroth_base::DType;
 use zeroth_engine::{Engine, State};
+use zeroth_graph::ParamId;
 use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter};
 
 use crate::Job;
@@ -39,12 +41,9 @@ pub(crate) fn export(
     };
     let created = (engine.rank() == 0).then(create).transpose();
     let (beside, mut writer) = propagate_failure(engine, source.step, created)?.unzip();
-    let params = engine.params();
+    let by_name: HashMap<&str, ParamId> = names.iter().map(String::as_str).zip(engine.params()).collect();
     for tensor in &tensors {
-        let Some(param) = names.iter().position(|name| *name == tensor.name).map(|place| params[place])
-        else {
-            continue;
-        };
+        let Some(&param) = by_name.get(tensor.name.as_str()) else { continue };
         let streamed = stream(tensor, writer.as_mut(), &mut |range, elements| {
             Ok(engine.gather(State::Weights, param, range, elements)?)
         });

@@ -1,17 +1,22 @@
 //! Text generation with a trained model, token by token.
 //!
-//! There is no KV cache: every token recomputes the whole prefix with a program compiled for inference, its row count
-//! rounded up to one of a few sizes. A text of n tokens costs about n²/2 rows. It is meant for inspecting a trained
-//! model, not for serving.
+//! The program has two sections. Prefill runs whole prompts and stores the keys (after the rotary embedding) and values
+//! of every layer in a cache that the memory plan places. Decode runs one row per sequence: the cost of a token grows
+//! with its prefix in attention alone. A cache row is one token of one sequence; a sequence reserves consecutive rows for
+//! its prompt and all new tokens.
+//!
+//! Sequences end at the model's last position. Dynamic rotary scaling, which would change cached keys, starts only
+//! beyond it.
 
 mod batch;
 mod sample;
 mod stops;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use zeroth_base::{DType, counted};
-use zeroth_engine::{Engine, MicroBatch, Rank, RunError};
+use zeroth_engine::{Engine, MicroBatch, NewToken, Rank, RunError};
 use zeroth_kernel::{Device, Recipe};
 use zeroth_model::{
     Batch, ForwardError, ModelConfig, ModelError, ParameterTable, WeightsError, forward, table,
@@ -185,28 +190,28 @@ impl Inference {
         target: Target,
     ) -> Result<Compiled, GenerateError> {
         self.check(prompt)?;
-        self.compile_rows(self.rows_of(prompt, max_new_tokens), 1, run, target)
+        let size = ProgramSize {
+            prefill: prompt.len() as u64,
+            sequences: 1,
+            cached: self.cached_tokens(prompt, max_new_tokens),
+        };
+        self.compile_size(size, run, target)
     }
 
-    /// Maximum rows of a forward pass over a prompt and its new tokens.
-    fn rows_of(&self, prompt: &[i32], max_new_tokens: u64) -> u64 {
+    /// Maximum tokens of a prompt and its new tokens whose keys and values are cached.
+    fn cached_tokens(&self, prompt: &[i32], max_new_tokens: u64) -> u64 {
         let tokens = (prompt.len() as u64).saturating_add(max_new_tokens);
         // The last token is sampled but never fed back.
         let largest = self.model.max_positions.map_or(tokens, |most| tokens.min(most)).max(2) - 1;
         largest.max(prompt.len() as u64)
     }
 
-    /// The program for up to `rows` tokens of up to `sequences` sequences.
-    fn compile_rows(
-        &self,
-        rows: u64,
-        sequences: u64,
-        run: DType,
-        target: Target,
-    ) -> Result<Compiled, GenerateError> {
-        let sizes: Vec<u64> = RowSizes::new(rows).all().iter().map(|size| *size as u64).collect();
+    fn compile_size(&self, size: ProgramSize, run: DType, target: Target) -> Result<Compiled, GenerateError> {
+        // Decode runs one row per sequence.
+        let rows = RowSizes::new(size.prefill.max(size.sequences));
+        let sizes: Vec<u64> = rows.all().iter().map(|size| *size as u64).collect();
         let graph = forward(&self.model, &self.table, Batch { tokens: sizes.last().copied().unwrap_or(1) })?;
-        Ok(Compiled::inference(graph, run, sequences, target, sizes)?)
+        Ok(Compiled::inference(graph, run, size.sequences, size.cached, target, sizes)?)
     }
 
     fn check(&self, prompt: &[i32]) -> Result<(), GenerateError> {
@@ -240,6 +245,29 @@ impl Inference {
     }
 }
 
+/// What a program is compiled for.
+#[derive(Debug, Clone, Copy)]
+struct ProgramSize {
+    /// Most tokens of the prompts of one prefill.
+    prefill: u64,
+    /// Most sequences at a time.
+    sequences: u64,
+    /// Tokens of all sequences in the cache.
+    cached: u64,
+}
+
+/// A sequence that is being generated.
+struct Sequence {
+    /// Index of its prompt.
+    prompt: usize,
+    /// Prompt and generated tokens.
+    ids: Vec<i32>,
+    /// The cache rows it reserves.
+    rows: Range<u64>,
+    /// How many of its tokens are in the cache: none before its prefill, later all but the newest.
+    cached: usize,
+}
+
 /// A model with its weights on a device.
 pub struct Generator<'c> {
     model: &'c Inference,
@@ -248,33 +276,50 @@ pub struct Generator<'c> {
 }
 
 impl Generator<'_> {
-    /// The logits of the token after `ids`.
+    /// The logits of the token after `ids`, which are no more than the prompts that the program was compiled for.
     pub fn logits(&mut self, ids: &[i32]) -> Result<Vec<f32>, GenerateError> {
         self.model.check(ids)?;
-        self.next_logits(&[ids])
+        let prompts = Prompts::new(std::iter::once(ids));
+        let logits = self.engine.logits(&prompts.batch())?;
+        self.check_finite(&logits, std::iter::once(ids.len()))?;
+        Ok(logits)
     }
 
-    /// Next-token logits `[sequences, vocab]`, by one forward pass.
-    fn next_logits(&mut self, sequences: &[&[i32]]) -> Result<Vec<f32>, GenerateError> {
-        let ids = sequences.concat();
-        let positions: Vec<i32> = sequences.iter().flat_map(|sequence| 0..sequence.len() as i32).collect();
-        let ends = sequences.iter().scan(0, |end, sequence| {
-            *end += sequence.len() as u32;
-            Some(*end)
-        });
-        let starts: Vec<u32> = std::iter::once(0).chain(ends).collect();
-        // Nothing is trained.
-        let labels = vec![-100; ids.len()];
-        let batch =
-            MicroBatch { ids: &ids, labels: &labels, positions: &positions, starts: &starts, keys: &[] };
-        let logits = self.engine.logits(&batch)?;
-        match logits.iter().position(|logit| !logit.is_finite()) {
-            None => Ok(logits),
-            Some(place) => {
-                let position = sequences[place * sequences.len() / logits.len()].len();
-                Err(GenerateError::NotFinite { position, run: self.compiled.program.types.compute })
-            }
+    /// Next-token logits `[sequences, vocab]`: by decode of those whose prefix is cached, which come first, and by prefill
+    /// of the others.
+    fn next_logits(&mut self, sequences: &mut [Sequence]) -> Result<Vec<f32>, GenerateError> {
+        let new = sequences.partition_point(|sequence| sequence.cached > 0);
+        let (decoded, prefilled) = sequences.split_at(new);
+        let mut logits = Vec::new();
+        if !decoded.is_empty() {
+            let token = |sequence: &Sequence| NewToken {
+                id: sequence.ids[sequence.cached],
+                position: sequence.cached as u32,
+                first_row: sequence.rows.start as u32,
+            };
+            logits = self.engine.decode(&decoded.iter().map(token).collect::<Vec<_>>())?;
         }
+        if !prefilled.is_empty() {
+            let prompts = Prompts::new(prefilled.iter().map(|sequence| &sequence.ids[..]));
+            let first_rows: Vec<u32> = prefilled.iter().map(|sequence| sequence.rows.start as u32).collect();
+            logits.extend(self.engine.prefill(&prompts.batch(), &first_rows)?);
+        }
+        self.check_finite(&logits, sequences.iter().map(|sequence| sequence.ids.len()))?;
+        for sequence in sequences {
+            sequence.cached = sequence.ids.len();
+        }
+        Ok(logits)
+    }
+
+    /// `lengths` are the tokens of each sequence.
+    fn check_finite(
+        &self,
+        logits: &[f32],
+        mut lengths: impl Iterator<Item = usize>,
+    ) -> Result<(), GenerateError> {
+        let Some(place) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(()) };
+        let position = lengths.nth(place / self.model.model.vocab as usize).unwrap_or(0);
+        Err(GenerateError::NotFinite { position, run: self.compiled.program.types.compute })
     }
 
     /// Continues a prompt; `each` is called with every new token.
@@ -287,23 +332,52 @@ impl Generator<'_> {
         generation.check()?;
         self.model.check(prompt)?;
         let positions = self.model.model.max_positions.unwrap_or(u64::MAX);
-        let mut ids = prompt.to_vec();
+        let rows = 0..self.compiled.program.cached_tokens;
+        let mut sequence = Sequence { prompt: 0, ids: prompt.to_vec(), rows, cached: 0 };
         let mut end = End::Length;
         for _ in 0..generation.max_new_tokens {
-            if ids.len() as u64 >= positions {
+            if sequence.ids.len() as u64 >= positions {
                 end = End::Positions;
                 break;
             }
-            let logits = self.logits(&ids)?;
-            let id = sample::choose(&logits, generation, ids.len() as u64);
-            ids.push(id);
+            let logits = self.next_logits(std::slice::from_mut(&mut sequence))?;
+            let id = sample::choose(&logits, generation, sequence.ids.len() as u64);
+            sequence.ids.push(id);
             each(id);
             if generation.stops.contains(&id) {
                 end = End::Stop(id);
                 break;
             }
         }
-        Ok(Generated { ids: ids.split_off(prompt.len()), end })
+        Ok(Generated { ids: sequence.ids.split_off(prompt.len()), end })
+    }
+}
+
+/// Whole sequences end to end, as a micro-batch.
+struct Prompts {
+    ids: Vec<i32>,
+    labels: Vec<i32>,
+    positions: Vec<i32>,
+    starts: Vec<u32>,
+}
+
+impl Prompts {
+    fn new<'a>(sequences: impl Iterator<Item = &'a [i32]>) -> Self {
+        let mut prompts =
+            Self { ids: Vec::new(), labels: Vec::new(), positions: Vec::new(), starts: vec![0] };
+        for sequence in sequences {
+            prompts.ids.extend_from_slice(sequence);
+            prompts.positions.extend(0..sequence.len() as i32);
+            prompts.starts.push(prompts.ids.len() as u32);
+        }
+        // Nothing is trained.
+        prompts.labels = vec![-100; prompts.ids.len()];
+        prompts
+    }
+
+    fn batch(&self) -> MicroBatch<'_> {
+        let Self { ids, labels, positions, starts } = self;
+        MicroBatch { ids, labels, positions, starts, keys: &[] }
     }
 }
 

@@ -60,8 +60,9 @@ impl InitialWeights {
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<(), RunError> {
         let mut progress = LoadProgress::new(table, names, 1, report);
+        let known = table.by_name();
         let found: Vec<&Parameter> =
-            names.iter().filter_map(|name| table.iter().find(|parameter| parameter.name == *name)).collect();
+            names.iter().filter_map(|name| known.get(name.as_str()).copied()).collect();
         engine.load(&mut |param, range, elements| {
             let (parameter, end) = (found[param.index()], range.end);
             match self {

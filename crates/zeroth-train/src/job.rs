@@ -2,15 +2,22 @@
 
 use std::path::PathBuf;
 
-use zeroth_graph::ParamId;
+use zeroth_graph::Param;
 use zeroth_kernel::Recipe;
-use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterKind, ParameterTable, forward};
+use zeroth_model::{ModelConfig, ParameterKind, ParameterTable};
+use zeroth_plan::{
+    BatchShape, Budget, Choice, DataSize, Freedom, Misfit, Overhead, Processes, RowSizes, Sizing, SizingError,
+};
+use zeroth_program::Compiled;
 use zeroth_program::Settings;
 use zeroth_program::Target;
-use zeroth_program::{CompileError, Compiled};
 
-use crate::{BatchShape, Batches, ModelFiles, RowSizes, SampleOrder, Schedule};
+use crate::{Batches, ModelFiles, SampleOrder, Schedule};
 use zeroth_data::Samples;
+
+/// Bytes per sample in the data index, and per packed sample or pack.
+const SAMPLE: u64 = 12;
+const PACKED: u64 = 8;
 
 /// What is trained, on which data, and with which settings.
 #[derive(Debug)]
@@ -56,34 +63,73 @@ pub struct Evaluation {
     pub every: u64,
 }
 
-/// An error compiling a job.
-#[derive(Debug, thiserror::Error)]
-pub enum JobError {
-    /// The model uses ops that are not implemented.
-    #[error(transparent)]
-    Forward(#[from] ForwardError),
-    /// Compilation failed.
-    #[error(transparent)]
-    Compile(#[from] CompileError),
-}
-
 impl Job {
     /// Compiles one optimizer step, with the placement of every buffer.
-    pub fn compile(&self, target: Target) -> Result<Compiled, JobError> {
-        let tokens = self.row_sizes.last().copied().unwrap_or(0);
-        let graph = forward(&self.model, &self.table, Batch { tokens })?;
-        Ok(Compiled::new(graph, self.shape.ranks, &self.settings, target, self.row_sizes.clone())?)
+    pub fn compile(&self, target: Target) -> Result<Compiled, SizingError> {
+        self.sizing(target, &|_| self.largest_micro_batch(self.shape)).compile()
+    }
+
+    /// Compiles a program that fits the budget. The chosen settings become the job's.
+    pub fn fit(
+        &mut self,
+        target: Target,
+        budget: Budget,
+        freedom: Freedom,
+    ) -> Result<Result<(Compiled, Vec<Choice>), Misfit>, SizingError> {
+        let largest = |shape| self.largest_micro_batch(shape);
+        let mut sizing = self.sizing(target, &largest);
+        let fitted = sizing.fit(budget, freedom)?;
+        let (settings, shape, row_sizes) = (sizing.settings, sizing.shape, sizing.row_sizes);
+        (self.settings, self.shape, self.row_sizes) = (settings, shape, row_sizes);
+        Ok(fitted)
+    }
+
+    fn sizing<'a>(
+        &'a self,
+        target: Target,
+        largest_micro_batch: &'a dyn Fn(BatchShape) -> u64,
+    ) -> Sizing<'a> {
+        Sizing {
+            model: &self.model,
+            table: &self.table,
+            target,
+            shape: self.shape,
+            settings: self.settings,
+            row_sizes: self.row_sizes.clone(),
+            largest_micro_batch,
+            data: self.data_size(),
+        }
     }
 
     /// Chooses the row counts for the largest micro-batch of training and evaluation.
     pub fn size_rows(&mut self) {
-        let mut largest = self.batches().largest_micro_batch(0, self.steps);
-        if let Some(Evaluation { samples, .. }) = &self.evaluation {
-            let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), self.shape);
-            let rounds = samples.count().get().div_ceil(self.shape.train_batch().max(1));
-            largest = largest.max(batches.largest_micro_batch(0, rounds));
-        }
+        let largest = self.largest_micro_batch(self.shape);
         self.row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
+    }
+
+    /// Tokens of the largest micro-batch of training and evaluation under a batch decomposition.
+    fn largest_micro_batch(&self, shape: BatchShape) -> u64 {
+        let largest = Batches::new(&self.samples, self.order, shape).largest_micro_batch(0, self.steps);
+        let Some(Evaluation { samples, .. }) = &self.evaluation else { return largest };
+        let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), shape);
+        let rounds = samples.count().get().div_ceil(shape.train_batch().max(1));
+        largest.max(batches.largest_micro_batch(0, rounds))
+    }
+
+    /// Host memory of a rank outside its arenas.
+    pub fn overhead(&self, compiled: &Compiled, processes: Processes) -> Overhead {
+        Overhead::of(self.data_size(), compiled, processes)
+    }
+
+    fn data_size(&self) -> DataSize {
+        let all = [Some(&self.samples), self.evaluation.as_ref().map(|evaluation| &evaluation.samples)];
+        let mut size = DataSize::default();
+        for totals in all.into_iter().flatten().map(Samples::totals) {
+            let packed = if totals.packs > 0 { PACKED * (totals.samples + totals.packs) } else { 0 };
+            size.index += SAMPLE * totals.samples + packed;
+            size.tokens += totals.tokens;
+        }
+        size
     }
 
     /// The training data, split into micro-batches.
@@ -91,11 +137,14 @@ impl Job {
         Batches::new(&self.samples, self.order, self.shape)
     }
 
-    /// Whether weight decay applies to a parameter: to matrices, and to norms and biases only with
-    /// [`Self::decays_all`].
-    pub(crate) fn decays(&self, compiled: &Compiled, param: ParamId) -> bool {
-        let name = &compiled.graph.param(param).spec.name;
-        let kind = self.table.iter().find(|parameter| parameter.name == *name).map(|found| found.kind);
-        self.decays_all || kind.is_none_or(ParameterKind::decays)
+    /// For each parameter of the graph, whether weight decay applies to it: to matrices, and to norms and biases only
+    /// with [`Self::decays_all`].
+    pub(crate) fn decays(&self, compiled: &Compiled) -> Vec<bool> {
+        let known = self.table.by_name();
+        let decays = |param: &Param| {
+            let kind = known.get(param.spec.name.as_str()).map(|found| found.kind);
+            self.decays_all || kind.is_none_or(ParameterKind::decays)
+        };
+        compiled.graph.params.iter().map(decays).collect()
     }
 }

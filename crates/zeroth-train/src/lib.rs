@@ -13,7 +13,6 @@ mod export;
 mod export_error;
 mod export_record;
 mod finite;
-mod fit;
 pub mod from_config;
 mod generate;
 mod heap;
@@ -23,14 +22,12 @@ mod load_progress;
 mod loss_curve;
 mod metrics;
 mod model_files;
-mod overhead;
 mod overwrite_plan;
 mod permutation;
 pub mod progress;
 pub mod report;
 mod resident;
 mod resume;
-mod row_sizes;
 mod run_files;
 mod run_folder;
 mod run_folder_error;
@@ -47,28 +44,25 @@ mod train;
 mod train_error;
 mod unstarted_run;
 
-pub use batch::{BatchShape, Batches, MicroBatch};
+pub use batch::{Batches, MicroBatch};
 pub use control::ControlRequest;
 pub use export_error::ExportError;
 pub use export_record::check_export;
-pub use fit::{Budget, Choice, Freedom, Misfit};
 pub use generate::{
     BatchSize, End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids,
 };
 pub use heap::release_freed_memory;
 pub use initial_weights::InitialWeights;
-pub use job::{Evaluation, Job, JobError};
+pub use job::{Evaluation, Job};
 pub use loss_curve::{loss_curve, loss_curves};
 pub use metrics::{
     EvalMetrics, MetricsError, MetricsFile, StepMetrics, StepSummary, read_evaluation_losses, read_losses,
     summarize_steps,
 };
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
-pub use overhead::{Overhead, Processes};
 pub use report::{Report, ReportPlan, ReportToError, Reporters};
 pub use resident::resident_bytes;
 pub use resume::{ResumeError, check_same_data, config_changes, redistribute_batch};
-pub use row_sizes::RowSizes;
 pub use run_folder::{ExistingRun, RunFolder};
 pub use run_folder_error::RunFolderError;
 pub use run_input::RunInput;
@@ -83,3 +77,6 @@ pub use threads::{ThreadsError, start_threads};
 pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
 pub use train_error::TrainError;
 pub use unstarted_run::UnstartedRun;
+pub use zeroth_plan::{
+    BatchShape, Budget, Choice, Freedom, Misfit, Overhead, Processes, RowSizes, SizingError,
+};

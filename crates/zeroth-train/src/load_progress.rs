@@ -1,6 +1,6 @@
 //! Progress of loading weights.
 
-use zeroth_model::{Parameter, ParameterTable};
+use zeroth_model::ParameterTable;
 
 /// Tracks loaded elements. Parameters count as if concatenated; a rank reads only its shard of each, so the last
 /// report may fall short of the total.
@@ -23,9 +23,8 @@ impl<'a> LoadProgress<'a> {
         states: usize,
         report: &'a mut dyn FnMut(u64, u64),
     ) -> Self {
-        let size = |name: &String| {
-            table.iter().find(|parameter| parameter.name == *name).map_or(0, Parameter::elements)
-        };
+        let known = table.by_name();
+        let size = |name: &String| known.get(name.as_str()).map_or(0, |parameter| parameter.elements());
         let mut each = 0;
         let start = |name: &String| {
             let start = each;
@@ -52,7 +51,7 @@ impl<'a> LoadProgress<'a> {
 
 #[cfg(test)]
 mod tests {
-    use zeroth_model::{ModelConfig, table};
+    use zeroth_model::{ModelConfig, Parameter, table};
 
     use super::*;
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
 use zeroth_engine::{Engine, InstructionTime, Rank, RunError, StepRecord, Trace};
+use zeroth_graph::ParamId;
 use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_program::Compiled;
 
@@ -106,7 +107,8 @@ pub fn train(
     hooks: TrainHooks<'_>,
 ) -> Result<TrainOutcome, TrainError> {
     let TrainHooks { on_event, control } = hooks;
-    let decayed = |param| job.decays(compiled, param);
+    let decays = job.decays(compiled);
+    let decayed = |param: ParamId| decays[param.index()];
     let rank = Rank { comm, device, recipe: job.recipe, decayed: &decayed, seed: job.seed };
     let mut engine = Engine::new(compiled, rank)?;
     if let Some(how) = engine.transport_note() {

@@ -213,7 +213,7 @@ proptest! {
         let samples = samples(&lengths);
         let order = SampleOrder::new(samples.count(), seed);
         let batches = Batches::new(&samples, order, shape(micro_batch, accumulation, ranks));
-        let sizes = RowSizes::of_run(&batches, first, steps);
+        let sizes = RowSizes::new(batches.largest_micro_batch(first, steps));
         let mut largest = 0;
         for step in first..first + steps {
             for (micro, rank) in (0..accumulation).flat_map(|micro| (0..ranks).map(move |rank| (micro, rank))) {

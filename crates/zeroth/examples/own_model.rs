@@ -6,7 +6,7 @@
 use std::num::NonZeroU64;
 
 use zeroth::Session;
-use zeroth::graph::{Builder, Graph, GraphError, ParamSpec, Rotary};
+use zeroth::graph::{Builder, Graph, GraphError, ParamSpec, Role, Rotary};
 use zeroth::train::{EpochSample, MicroBatch};
 
 const HIDDEN: u64 = 64;
@@ -24,9 +24,9 @@ const CONFIG: &str = r#"{
 /// Two blocks of attention and a gated feed-forward layer, and a head over the 256 bytes.
 fn model(tokens: u64) -> Result<Graph, GraphError> {
     let param = |name: String, shape: &[u64]| ParamSpec { name, shape: shape.to_vec(), trainable: true };
-    let mut b = Builder::new(tokens);
+    let mut b = Builder::new(&[tokens]);
     b.rotary(Rotary { frequencies: (0..8).map(|i| 0.1f64.powi(i)).collect(), scale: 1.0, dynamic: None });
-    b.unit("bytes", vec![param("bytes".to_owned(), &[256, HIDDEN])])?;
+    b.unit("bytes", Role::Embedding, vec![param("bytes".to_owned(), &[256, HIDDEN])])?;
     let (ids, table) = (b.ids(), b.param("bytes")?);
     let mut x = b.embedding(ids, table)?;
     for block in 0..2 {
@@ -34,7 +34,7 @@ fn model(tokens: u64) -> Result<Graph, GraphError> {
         let square = |part: &str| param(name(part), &[HIDDEN, HIDDEN]);
         let mut params: Vec<ParamSpec> = ["q", "k", "v", "o", "gate", "up", "down"].map(square).into();
         params.extend(["norm1", "norm2"].map(|part| param(name(part), &[HIDDEN])));
-        b.unit(format!("block {block}"), params)?;
+        b.unit(format!("block {block}"), Role::Block(block), params)?;
         let linear = |b: &mut Builder, x, part: &str| b.linear(x, b.param(&name(part))?, None);
         let normed = b.rms_norm(x, b.param(&name("norm1"))?, 1e-6)?;
         let [q, k, v] =
@@ -47,7 +47,7 @@ fn model(tokens: u64) -> Result<Graph, GraphError> {
         let inner = b.swiglu(gate, up)?;
         x = linear(&mut b, inner, "down")?;
     }
-    b.unit("head", vec![param("head".to_owned(), &[256, HIDDEN])])?;
+    b.unit("head", Role::Head, vec![param("head".to_owned(), &[256, HIDDEN])])?;
     b.head_loss(x, b.param("head")?)?;
     b.finish()
 }

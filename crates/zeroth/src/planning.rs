@@ -4,6 +4,7 @@ use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{OffloadDevice, Values};
 use zeroth_model::{Activation, Lora, LoraError, ModelConfig, ParameterTable, lora_table};
 use zeroth_plan::{ActivationShape, Adapters, Block, FeedForward, Offload, Placement, Shape, Stack};
+use zeroth_program::Settings;
 
 /// State offloaded to disk, which cannot be planned yet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -51,6 +52,7 @@ pub fn placement(
         max_in_cpu: offload_param.max_in_cpu,
         persistent,
         overlap: zero.overlap_comm,
+        settings: Some(Settings::from_config(config)),
         ..Placement::new(name, stage, offload)
     })
 }

@@ -16,9 +16,9 @@ use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError};
 use zeroth_graph::{Graph, ParamId};
 use zeroth_kernel::{DeviceError, RATES, Recipe, Record, Tier};
 use zeroth_model::{INITIALIZER_RANGE, Parameter, ParameterKind, fill_new};
-use zeroth_program::Settings;
 use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
+use zeroth_program::{Settings, StreamSizes};
 use zeroth_train::{Schedule, ScheduleError, from_config};
 
 /// A model compiled under a config.
@@ -99,16 +99,16 @@ impl Session {
             file: &report.values,
             flags: &Flags::default(),
             ranks,
-            model: Some(ModelFacts { hidden_size: widest, blocks: Some(graph.units.len() as u64) }),
+            model: Some(ModelFacts { hidden_size: widest, blocks: Some(graph.blocks().count() as u64) }),
             steps: Some(steps.get()),
         };
         let config = resolve(&request).map_err(|error| wrong(&error))?;
         if let Some(lack) = unimplemented(&config).refused.first() {
             return Err(wrong(lack));
         }
-        let rows = graph.inputs.first().map_or(0, |ids| graph.info(*ids).rows);
+        let rows = StreamSizes::of_streams(vec![graph.stream_rows()]);
         let target = Target::Cpu { threads };
-        let compiled = Compiled::new(graph, ranks, &Settings::from_config(&config), target, vec![rows])?;
+        let compiled = Compiled::new(graph, ranks, &Settings::from_config(&config), target, rows)?;
         let (recipe, schedule) =
             (from_config::recipe(&config, 0), from_config::schedule(&config, steps.get())?);
         Ok(Self { compiled, config, recipe, schedule, seed: 42 })
@@ -161,7 +161,14 @@ impl Session {
                 1 => ParameterKind::Norm,
                 _ => ParameterKind::Linear,
             };
-            Parameter { name: spec.name.clone(), shape: spec.shape.clone(), kind, aliases: &[] }
+            Parameter {
+                name: spec.name.clone(),
+                shape: spec.shape.clone(),
+                kind,
+                aliases: &[],
+                parts: Vec::new(),
+                trained: spec.trainable,
+            }
         };
         let all = from_config::decays_all(&self.config);
         let decayed = |param| all || graph.param(param).spec.shape.len() > 1;

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 
 use serde_json::{Value, json};
 use zeroth::Session;
-use zeroth::graph::{Builder, Graph, ParamSpec};
+use zeroth::graph::{Builder, Graph, ParamSpec, Role};
 use zeroth::train::{EpochSample, MicroBatch};
 
 const LENGTH: usize = 12;
@@ -19,14 +19,14 @@ fn model(rows: u64, probability: f64) -> Graph {
         shape: shape.to_vec(),
         trainable: true,
     };
-    let mut b = Builder::new(rows);
-    b.unit("embedding", vec![param("table", &[40, 16])]).unwrap();
+    let mut b = Builder::new(&[rows]);
+    b.unit("embedding", Role::Embedding, vec![param("table", &[40, 16])]).unwrap();
     let (ids, table) = (b.ids(), b.param("table").unwrap());
     let mut x = b.embedding(ids, table).unwrap();
     for block in 0..2 {
         let name = |part: &str| format!("{part}{block}");
         let params = ["q", "k", "v", "up"].map(|part| param(&name(part), &[16, 16]));
-        b.unit(name("block"), params.into()).unwrap();
+        b.unit(name("block"), Role::Block(block), params.into()).unwrap();
         let linear = |b: &mut Builder, x, part: &str| {
             let weight = b.param(&name(part)).unwrap();
             b.linear(x, weight, None).unwrap()
@@ -37,7 +37,7 @@ fn model(rows: u64, probability: f64) -> Graph {
         let up = linear(&mut b, dropped, "up");
         x = b.dropout(up, probability).unwrap();
     }
-    b.unit("head", vec![param("head", &[40, 16])]).unwrap();
+    b.unit("head", Role::Head, vec![param("head", &[40, 16])]).unwrap();
     let head = b.param("head").unwrap();
     b.head_loss(x, head).unwrap();
     b.finish().unwrap()

@@ -169,9 +169,11 @@ fn misfit(compiled: &Compiled, machine: &Machine) -> Option<String> {
     };
     let free = free.filter(|free| *free < needed)?;
     Some(format!(
-        "the model with {} needs {}, but {} are free: fewer --max-new-tokens or --bf16 may fit",
-        counted(compiled.row_sizes.last().copied().unwrap_or(0), "token"),
+        "the model needs {}, {} of them for the cached keys and values of {}, but {} are free: fewer --max-new-tokens \
+         or --bf16 may fit",
         format_bytes(needed),
+        format_bytes(compiled.cache_bytes()),
+        counted(compiled.program.cached_tokens, "token"),
         format_bytes(free)
     ))
 }
@@ -217,9 +219,11 @@ fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output
         End::Positions => "the context is full".to_owned(),
     };
     output::note(&format!(
-        "{} after {} in {seconds:.1} s, {end}",
+        "{} after {} in {seconds:.1} s, {end}; {} of memory, {} of them for cached keys and values",
         counted(count as u64, "token"),
-        prompt.len()
+        prompt.len(),
+        format_bytes(compiled.memory.arena(Tier::Device)),
+        format_bytes(compiled.cache_bytes())
     ));
     Ok(Exit::Done)
 }

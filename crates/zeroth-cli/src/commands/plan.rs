@@ -5,22 +5,25 @@ use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::config::schema::RecomputePolicy;
-use zeroth::machine::known_gpu;
+use zeroth::machine::{known_gpu, probe};
 use zeroth::model::{
-    Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, locate_config, read_config, table,
+    Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, named_config, table,
 };
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
-use zeroth::plan::{Placement, Plan, PlanRequest, States, TrainType, plan};
+use zeroth::plan::{
+    Basis, Placement, Plan, PlanDevice, PlanRequest, States, TrainType, TrainableModel, plan,
+};
 use zeroth::planning;
 use zeroth::program::Bytes;
 
 use super::config_file;
+use super::resolve::builtin_note;
 use crate::cli::{PlanArgs, StatesArg};
 use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 use crate::unit_hints;
-use crate::value_args::TrainTypeArg;
+use crate::value_args::{DeviceArg, TrainTypeArg};
 
 /// LoRA rank if none is given, as in ms-swift.
 const LORA_RANK: u64 = 8;
@@ -41,11 +44,13 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
     let mut plan = plan(&request, &placements)?;
     plan.notes.extend(idle_flags(arguments));
     let budgets = [("--device-memory", arguments.device_memory), ("--host-memory", arguments.host_memory)];
-    plan.notes.splice(0..0, unit_hints::hints(&budgets));
+    let builtin = model.as_ref().and_then(|model| model.builtin.clone());
+    plan.notes.splice(0..0, unit_hints::hints(&budgets).into_iter().chain(builtin));
     if output.is_json() {
         let mut json = serde_json::to_value(&plan)?;
         json["model"] = json!(model.as_ref().map(|model| &model.name));
-        json["estimate"] = json!(model.is_none());
+        json["estimate"] = json!(plan.rows.iter().any(|row| row.basis == Basis::Estimate));
+        json["device"] = json!(request.model.as_ref().map(|model| device_word(model.device())));
         json["deepspeed_estimators"] = json!(estimators(&request));
         output::json(&json)?;
     } else {
@@ -60,6 +65,7 @@ fn idle_flags(arguments: &PlanArgs) -> Option<String> {
         ("--max-length", arguments.max_length.is_some()),
         ("--per-device-train-batch-size", arguments.train.per_device_train_batch_size.is_some()),
         ("--gradient-checkpointing", arguments.train.gradient_checkpointing.is_some()),
+        ("--device", arguments.device.is_some()),
         ("--lora-rank", arguments.lora_rank.is_some()),
         ("--target-modules", !arguments.target_modules.is_empty()),
     ];
@@ -74,15 +80,17 @@ struct Model {
     config: ModelConfig,
     table: ParameterTable,
     hidden_size: Option<u64>,
+    /// Says that a built-in config is used.
+    builtin: Option<String>,
 }
 
 impl Model {
     fn read(name: &str) -> anyhow::Result<Self> {
-        let folder = locate_config(name)?;
-        let (map, _) = read_config(&folder)?;
-        let config = ModelConfig::from_folder(&folder)?;
-        let table = table(&config);
-        Ok(Self { name: name.to_owned(), config, table, hidden_size: hidden_size_for_auto(&map) })
+        let named = named_config(name)?;
+        let config = ModelConfig::from_named(&named)?;
+        let (table, hidden_size) = (table(&config), hidden_size_for_auto(&named.map));
+        let builtin = builtin_note(name, &named);
+        Ok(Self { name: name.to_owned(), config, table, hidden_size, builtin })
     }
 
     fn blocks(&self) -> u64 {
@@ -127,6 +135,23 @@ fn device_memory(arguments: &PlanArgs, configs: &[(String, Resolved)]) -> anyhow
     Ok(Some(gpu.memory))
 }
 
+/// The devices to plan for: as typed, those of the GPU model, or what this machine would train on.
+fn device(arguments: &PlanArgs) -> PlanDevice {
+    let cuda = match arguments.device {
+        Some(device) => device == DeviceArg::Cuda,
+        None => arguments.card.is_some() || probe().device_memory().is_some(),
+    };
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    if cuda { PlanDevice::Cuda } else { PlanDevice::Cpu { cpus } }
+}
+
+fn device_word(device: PlanDevice) -> &'static str {
+    match device {
+        PlanDevice::Cpu { .. } => "cpu",
+        PlanDevice::Cuda => "cuda",
+    }
+}
+
 fn request(
     arguments: &PlanArgs,
     model: Option<&Model>,
@@ -134,9 +159,15 @@ fn request(
     device_memory: Option<u64>,
 ) -> anyhow::Result<PlanRequest> {
     let top_level = configs.first().map(|(_, config)| &config.values.top_level);
-    if configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
+    let is_full = arguments.train_type == TrainTypeArg::Full;
+    // What cannot be trained yet, and accountings other than a run's, are estimated.
+    let trainable = model.filter(|_| is_full && arguments.states.is_none()).and_then(|model| {
+        TrainableModel::new(model.config.clone(), model.table.clone(), device(arguments)).ok()
+    });
+    if trainable.is_none() && configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
         anyhow::bail!(
-            "planning of fp32 runs is not yet built: the plan assumes 16-bit parameters; use bf16 or fp16"
+            "estimates of fp32 runs are not yet built: closed forms assume 16-bit parameters; use bf16 or fp16, or \
+             --model with a model that can be trained"
         );
     }
     let targets = match arguments.target_modules.as_slice() {
@@ -152,10 +183,7 @@ fn request(
     };
     let params = model.map_or(arguments.params.unwrap_or(0), |model| model.table.total());
     let request = PlanRequest {
-        train_type: match arguments.train_type {
-            TrainTypeArg::Full => TrainType::Full,
-            TrainTypeArg::Lora => TrainType::Lora,
-        },
+        train_type: if is_full { TrainType::Full } else { TrainType::Lora },
         ranks_per_host: arguments.ranks_per_host.unwrap_or(arguments.ranks),
         states,
         accumulates_in_16_bits: configs.iter().all(|(_, config)| has_narrow_sums(config)),
@@ -164,6 +192,7 @@ fn request(
         largest_layer: model
             .and_then(|model| model.table.largest_module().map(|(_, elements)| elements))
             .or(arguments.largest_layer),
+        model: trainable,
         device_memory,
         host_memory: arguments.host_memory,
         ..PlanRequest::new(params, arguments.ranks)
@@ -214,6 +243,7 @@ fn estimators(request: &PlanRequest) -> Vec<String> {
 fn text(plan: &Plan, request: &PlanRequest, model: Option<&Model>, output: &Output) -> String {
     let mut text = head(plan, request, model);
     text.push_str(&rows(plan, request, output));
+    text.push_str(&limits(plan, request));
     match &plan.recommended {
         Some(preset) => {
             text.push_str(&format!("\nrecommended: {}\n  {}\n", output.bold(preset), plan.reason));
@@ -261,8 +291,12 @@ fn head(plan: &Plan, request: &PlanRequest, model: Option<&Model>) -> String {
             } else {
                 String::new()
             };
+            let basis = match &request.model {
+                Some(planned) => format!("the step is compiled for {}", device_word(planned.device())),
+                None => "closed-form estimate".to_owned(),
+            };
             format!(
-                "{}: {} parameters ({}){active}\n",
+                "{}: {} parameters ({}){active}, {basis}\n",
                 model.name,
                 grouped(plan.params),
                 format_count(plan.params)
@@ -327,7 +361,11 @@ fn rows(plan: &Plan, request: &PlanRequest, output: &Output) -> String {
             None => "-",
         };
         let saving = row.saving.map_or_else(|| "-".to_owned(), |saving| format!("{saving:.2}x"));
-        table.row(std::iter::once(row.preset.clone()).chain(figures.into_iter().map(format_bytes)).chain([
+        let preset = match row.basis {
+            Basis::Program => row.preset.clone(),
+            Basis::Estimate => format!("{} (estimate)", row.preset),
+        };
+        table.row(std::iter::once(preset).chain(figures.into_iter().map(format_bytes)).chain([
             format_bytes(row.comm_bytes_per_step),
             saving,
             fits.to_owned(),
@@ -345,4 +383,32 @@ fn rows(plan: &Plan, request: &PlanRequest, output: &Output) -> String {
         text.push_str(&format!("{line}\n"));
     }
     text
+}
+
+/// What the budgets leave, and how far micro-batches could grow: a second table, where there is a budget.
+fn limits(plan: &Plan, request: &PlanRequest) -> String {
+    let Some(shape) = request.shape.as_ref() else { return String::new() };
+    if plan.rows.iter().all(|row| row.fits.is_none()) {
+        return String::new();
+    }
+    let micro_batch = format!("largest micro-batch of {} tokens", grouped(shape.max_length));
+    let row = format!("longest row in micro-batches of {}", grouped(shape.micro_batch));
+    let mut table = Table::new(&["preset", "device free", "host free", &micro_batch, &row], &[1, 2, 3, 4]);
+    let free = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), format_bytes);
+    let count = |count: Option<u64>| match count {
+        None => "-".to_owned(),
+        Some(0) => "none".to_owned(),
+        Some(count) => grouped(count),
+    };
+    for row in &plan.rows {
+        table.row([
+            row.preset.clone(),
+            free(row.device_bytes_free),
+            free(row.host_bytes_free),
+            count(row.largest_micro_batch),
+            count(row.longest_row),
+        ]);
+    }
+    let lines: Vec<String> = table.lines().iter().map(|line| format!("{}\n", line.trim_end())).collect();
+    format!("\n{}", lines.concat())
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use zeroth::config::resolve::{ModelFacts, Origin, Request, Setting, resolve};
-use zeroth::model::{ModelConfig, hidden_size_for_auto, locate_config, read_config};
+use zeroth::model::{ModelConfig, NamedConfig, hidden_size_for_auto, named_config};
 
 use super::config_file;
 use crate::cli::ResolveArgs;
@@ -14,10 +14,13 @@ use crate::value_args::TrainTypeArg;
 pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Exit> {
     let checked = config_file::load(&arguments.file)?;
     let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora)?;
-    let model = arguments.model.as_deref().map(model_facts).transpose()?;
+    let found = arguments.model.as_deref().map(model_facts).transpose()?;
+    let (model, builtin) = found.map_or((None, None), |(facts, note)| (Some(facts), note));
     let request =
         Request { file: &checked.report.values, flags: &flags, ranks: arguments.ranks, model, steps: None };
     let resolved = resolve(&request)?;
+    let notes: Vec<String> =
+        builtin.into_iter().chain(resolved.notes.iter().map(ToString::to_string)).collect();
     let name = checked.document.source.name();
     if output.is_json() {
         let origins: Vec<Value> = resolved.settings().iter().map(origin).collect();
@@ -26,7 +29,7 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
             "ranks": arguments.ranks,
             "config": resolved.to_json(),
             "origins": origins,
-            "notes": resolved.notes,
+            "notes": notes,
         }))?;
         return Ok(Exit::Done);
     }
@@ -40,7 +43,7 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     if hidden > 0 {
         output::text(&format!("\n{hidden} more keys have their defaults; --all shows them\n"));
     }
-    for note in &resolved.notes {
+    for note in &notes {
         output::text(&format!("note: {note}\n"));
     }
     Ok(Exit::Done)
@@ -61,9 +64,18 @@ fn origin(setting: &Setting) -> Value {
 }
 
 /// The hidden size is read from any config.json, as in Hugging Face; the number of blocks only for supported
-/// architectures.
-fn model_facts(name: &str) -> anyhow::Result<ModelFacts> {
-    let (map, origin) = read_config(&locate_config(name)?)?;
-    let blocks = ModelConfig::from_map(&map, &origin).ok().map(|model| model.blocks + model.encoder_blocks);
-    Ok(ModelFacts { hidden_size: hidden_size_for_auto(&map), blocks })
+/// architectures. A built-in config is noted.
+fn model_facts(name: &str) -> anyhow::Result<(ModelFacts, Option<String>)> {
+    let config = named_config(name)?;
+    let model = ModelConfig::from_map(&config.map, &config.origin).ok();
+    let blocks = model.map(|model| model.blocks + model.encoder_blocks);
+    let facts = ModelFacts { hidden_size: hidden_size_for_auto(&config.map), blocks };
+    Ok((facts, builtin_note(name, &config)))
+}
+
+/// Says that a built-in config is used.
+pub(super) fn builtin_note(name: &str, config: &NamedConfig) -> Option<String> {
+    let is_builtin = config.folder.is_none();
+    is_builtin
+        .then(|| format!("{name}: the built-in config is used, as there is no such folder or cached model"))
 }

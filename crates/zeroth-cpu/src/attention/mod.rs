@@ -10,6 +10,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod blocking;
+mod cached;
 mod portable;
 mod portable_backward;
 mod segments;
@@ -22,6 +23,7 @@ use std::ops::Range;
 use zeroth_kernel::{AttentionDims, Element};
 
 pub use blocking::{attention_backward_scratch, attention_scratch};
+pub use cached::{cached_attention, cached_attention_scratch, store_rows};
 use segments::{Segment, Segments};
 
 use super::gemm::MatrixView;

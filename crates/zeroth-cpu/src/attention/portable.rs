@@ -92,7 +92,8 @@ pub(super) fn forward<T: Element>(
 }
 
 each_isa! {
-    fn online_softmax(
+    /// [`online_softmax_with`] for the queries of a tile, a row of `KEYS` scores each.
+    pub(super) fn online_softmax(
         fma: bool,
         dims: &AttentionDims,
         tile: &ScoreTile,

@@ -40,6 +40,12 @@ fn check<T>(dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32]) {
     }
 }
 
+fn check_dx<T>(x: &[T], dx: Option<&[T]>) {
+    if let Some(dx) = dx {
+        check_len("dx", dx.len(), x.len());
+    }
+}
+
 /// f32 elements of scratch that [`head_loss`] and [`head_loss_backward`] need with a pool of `threads`.
 pub fn head_loss_scratch(dims: HeadLossDims, threads: usize) -> usize {
     portable::scratch(dims, threads, false).max(blocking::scratch(dims, threads, false))
@@ -65,7 +71,8 @@ pub fn head_loss<T: Element>(
 }
 
 /// The sum of the losses of trained tokens. In the same pass writes dx and accumulates dw, both times `scale`; without `add`
-/// dw is overwritten, with the bits of a sum that starts from zeros. dx has the row stride of x.
+/// dw is overwritten, with the bits of a sum that starts from zeros. dx has the row stride of x. A gradient without a
+/// destination is not computed.
 ///
 /// `scale` is the loss scale over the trained tokens of the step. The returned sum is unscaled. Gradients of logits are
 /// rounded to bf16 if the model is bf16.
@@ -76,17 +83,20 @@ pub fn head_loss_backward<T: Element>(
     w: &[T],
     labels: &[i32],
     scale: f32,
-    dx: &mut [T],
-    dw: &mut [f32],
+    dx: Option<&mut [T]>,
+    dw: Option<&mut [f32]>,
     add: bool,
     scratch: &mut [f32],
 ) -> f64 {
     check(dims, x, w, labels);
-    check_len("dx", dx.len(), x.len());
-    check_len("dw", dw.len(), w.len());
+    check_dx(x, dx.as_deref());
+    if let Some(dw) = &dw {
+        check_len("dw", dw.len(), w.len());
+    }
     check_scratch(scratch.len(), head_loss_scratch(dims, pool.threads()));
-    let gradients = Some(Gradients { scale, dx, dw: WeightGrad::F32 { dw, add } });
-    run(pool, dims, x, w, labels, gradients, scratch)
+    let wants_gradients = dx.is_some() || dw.is_some();
+    let gradients = Gradients { scale, dx, dw: dw.map(|dw| WeightGrad::F32 { dw, add }) };
+    run(pool, dims, x, w, labels, wants_gradients.then_some(gradients), scratch)
 }
 
 /// [`head_loss_backward`] for rows that are one slice ([`HeadLossDims::is_one_slice`]), with dw rounded once; returns the sum
@@ -104,13 +114,13 @@ pub fn head_loss_backward_rounded<T: Element>(
     w: &[T],
     labels: &[i32],
     scale: f32,
-    dx: &mut [T],
+    dx: Option<&mut [T]>,
     dw: &mut [T],
     token_rows: Option<TokenRows>,
     scratch: &mut [f32],
 ) -> (f64, bool) {
     check(dims, x, w, labels);
-    check_len("dx", dx.len(), x.len());
+    check_dx(x, dx.as_deref());
     check_len("dw", dw.len(), w.len());
     if let Some(token_rows) = &token_rows {
         check_len("ids", token_rows.ids.len(), dims.rows);
@@ -125,17 +135,17 @@ pub fn head_loss_backward_rounded<T: Element>(
     let gradients = Gradients {
         scale,
         dx,
-        dw: WeightGrad::Rounded(RoundedGrad { dw, token_rows, found_inf: &found_inf }),
+        dw: Some(WeightGrad::Rounded(RoundedGrad { dw, token_rows, found_inf: &found_inf })),
     };
     let sum = run(pool, dims, x, w, labels, Some(gradients), scratch);
     (sum, found_inf.into_inner())
 }
 
-/// Destinations of the gradients, and their scale.
+/// Destinations of the gradients that are computed, at least one, and their scale.
 struct Gradients<'a, T> {
     scale: f32,
-    dx: &'a mut [T],
-    dw: WeightGrad<'a, T>,
+    dx: Option<&'a mut [T]>,
+    dw: Option<WeightGrad<'a, T>>,
 }
 
 /// Destination of the gradient of w.
@@ -166,9 +176,9 @@ fn run<T: Element>(
     mut gradients: Option<Gradients<T>>,
     scratch: &mut [f32],
 ) -> f64 {
-    if let (0, Some(gradients)) = (dims.rows, &mut gradients) {
+    if let (0, Some(Gradients { dw: Some(dw), .. })) = (dims.rows, &mut gradients) {
         // With rows, the first slice overwrites it.
-        gradients.dw.clear();
+        dw.clear();
     }
     #[cfg(target_arch = "x86_64")]
     if amx::supports::<T>(pool.isa(), dims) {

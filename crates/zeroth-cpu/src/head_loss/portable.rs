@@ -100,7 +100,8 @@ pub(super) fn run<T: Element, E: Element>(
             row_stats.iter_mut().skip(row).step_by(rows).for_each(|stats| stats.max -= max);
         }
         if let Some(Gradients { scale, dx, dw }) = &mut gradients {
-            slice.gradients(exps, row_stats, factors, *scale, &mut dx[range], dw, sums, scratch);
+            let dx = dx.as_deref_mut().map(|dx| &mut dx[range]);
+            slice.gradients(exps, row_stats, factors, *scale, dx, dw.as_mut(), sums, scratch);
         }
     }
     total
@@ -147,15 +148,15 @@ impl<T: Element> Slice<'_, T> {
         (loss, max, sum)
     }
 
-    /// Turns exponentials into gradients of logits, block by block, and consumes them.
+    /// Turns exponentials into gradients of logits, block by block, and multiplies them into dw and dx.
     fn gradients<E: Element>(
         &self,
         exps: &mut [E],
         row_stats: &[RowStats],
         factors: &[f32],
         scale: f32,
-        dx: &mut [T],
-        dw: &mut WeightGrad<T>,
+        dx: Option<&mut [T]>,
+        mut dw: Option<&mut WeightGrad<T>>,
         sums: &mut [f32],
         scratch: &mut [f32],
     ) {
@@ -181,11 +182,12 @@ impl<T: Element> Slice<'_, T> {
                 }
             });
             let grads = MatrixView::row_major(&*exps, columns);
-            match dw {
-                WeightGrad::F32 { dw, add } => {
+            match &mut dw {
+                None => {}
+                Some(WeightGrad::F32 { dw, add }) => {
                     self.block_dw(grads, &mut dw[block * BLOCK * hidden..][..w.len()], *add, scratch);
                 }
-                WeightGrad::Rounded(rounded) => {
+                Some(WeightGrad::Rounded(rounded)) => {
                     let (sums, scratch) = scratch.split_at_mut(w.len());
                     self.block_dw(grads, sums, false, scratch);
                     let (first, found_inf) = (block * BLOCK, rounded.found_inf);
@@ -197,6 +199,9 @@ impl<T: Element> Slice<'_, T> {
                         }
                     });
                 }
+            }
+            if dx.is_none() {
+                continue;
             }
             gemm_with(
                 pool,
@@ -212,12 +217,14 @@ impl<T: Element> Slice<'_, T> {
                 },
             );
         }
-        if let WeightGrad::F32 { add, .. } = dw {
+        if let Some(WeightGrad::F32 { add, .. }) = dw {
             *add = true;
         }
-        pool.each((Chunks::new(dx, self.row_stride), Chunks::new(sums, hidden)), |_, (dx, sums)| {
-            round(pool.isa(), sums, &mut dx[..hidden]);
-        });
+        if let Some(dx) = dx {
+            pool.each((Chunks::new(dx, self.row_stride), Chunks::new(sums, hidden)), |_, (dx, sums)| {
+                round(pool.isa(), sums, &mut dx[..hidden]);
+            });
+        }
     }
 
     /// Computes a block's dw; with `add` accumulates.

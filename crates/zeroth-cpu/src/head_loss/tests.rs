@@ -26,8 +26,18 @@ fn check_padded_rows<T: Element>(pool: &Pool, dims: HeadLossDims) {
     for add in [false, true] {
         let [(expected, expected_dx), (found, dx)] = both.map(|x| {
             let (mut dx, mut dw) = (empty(x.len()), before.clone());
-            let loss =
-                head_loss_backward(pool, dims, x, &w, &labels, SCALE, &mut dx, &mut dw, add, &mut scratch);
+            let loss = head_loss_backward(
+                pool,
+                dims,
+                x,
+                &w,
+                &labels,
+                SCALE,
+                Some(&mut dx),
+                Some(&mut dw),
+                add,
+                &mut scratch,
+            );
             ((loss.to_bits(), bits(&dw)), dx)
         });
         assert!(found == expected, "{case}, backward, add: {add}");
@@ -49,7 +59,7 @@ fn check_padded_rows<T: Element>(pool: &Pool, dims: HeadLossDims) {
             &w,
             &labels,
             SCALE,
-            &mut dx,
+            Some(&mut dx),
             &mut dw,
             own_rows,
             &mut scratch,
@@ -83,5 +93,16 @@ fn dx_has_the_row_stride_of_x() {
     let dims = HeadLossDims { rows: 2, hidden: 4, vocab: 1 };
     let (mut scratch, mut dw) = (vec![0.0; head_loss_scratch(dims, 1)], [0.0; 4]);
     let (x, w, dx) = ([0.0f32; 10], [0.0; 4], &mut [0.0; 8]);
-    head_loss_backward(&Pool::new(1), dims, &x, &w, &[0, 0], SCALE, dx, &mut dw, true, &mut scratch);
+    head_loss_backward(
+        &Pool::new(1),
+        dims,
+        &x,
+        &w,
+        &[0, 0],
+        SCALE,
+        Some(dx),
+        Some(&mut dw),
+        true,
+        &mut scratch,
+    );
 }

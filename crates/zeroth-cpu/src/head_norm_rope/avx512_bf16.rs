@@ -38,7 +38,7 @@ pub(super) fn norm_and_rotate(
     }
 }
 
-/// The portable loop of the same name; dw is written.
+/// The portable loop of the same name; dw is written where there is one.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) fn backward_heads(
     subnormals: Subnormals,
@@ -49,7 +49,7 @@ pub(super) fn backward_heads(
     w: &[u16],
     angles: [&[f32]; 2],
     dh: &mut Heads<impl Element>,
-    dw: &mut [f32],
+    dw: Option<&mut [f32]>,
 ) {
     match dims.rope.head_dim {
         64 => backward::<4>(subnormals, dims, layout, inputs, rstd, w, angles, dh, dw),
@@ -99,9 +99,9 @@ fn backward<const N: usize>(
     w: &[u16],
     angles: [&[f32]; 2],
     all_dh: &mut Heads<impl Element>,
-    dw: &mut [f32],
+    dw: Option<&mut [f32]>,
 ) {
-    let width = N * LANES;
+    let (width, sums_dw) = (N * LANES, dw.is_some());
     let w = load_head::<N>(w);
     let mut sums = [_mm512_setzero_ps(); N];
     for head in all_dh.numbers() {
@@ -119,7 +119,11 @@ fn backward<const N: usize>(
         let mut lanes = _mm512_setzero_ps();
         for i in 0..N {
             lanes = _mm512_add_ps(lanes, _mm512_mul_ps(weighted[i], normed[i]));
-            sums[i] = _mm512_add_ps(sums[i], _mm512_mul_ps(dy[i], normed[i]));
+        }
+        if sums_dw {
+            for i in 0..N {
+                sums[i] = _mm512_add_ps(sums[i], _mm512_mul_ps(dy[i], normed[i]));
+            }
         }
         let along = _mm512_set1_ps(lane_sum(lanes) / width as f32);
         let slope = std::array::from_fn(|i| {
@@ -127,8 +131,10 @@ fn backward<const N: usize>(
         });
         store_head::<N>(subnormals, slope, all_dh.head(head));
     }
-    for (sums, dw) in sums.into_iter().zip(dw.as_chunks_mut().0) {
-        store_f32(sums, dw);
+    if let Some(dw) = dw {
+        for (sums, dw) in sums.into_iter().zip(dw.as_chunks_mut().0) {
+            store_f32(sums, dw);
+        }
     }
 }
 

@@ -15,10 +15,10 @@ use heads::{HeadBlocks, HeadLayout, Heads};
 
 use super::isa::each_isa;
 use super::pool::Pool;
-use super::rms_norm::{along, norm_row, rms_norm_scratch, slope};
-use super::rope::{rotate_head, rotate_head_from};
+use super::rms_norm::{along, norm_row, rms_norm_scratch, slope, weight_row};
+use super::rope::{rotate_head, rotate_head_from, rotate_pair};
 use super::stream;
-use super::work_partition::Chunks;
+use super::work_partition::{Chunks, Optional};
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::Element;
 use zeroth_kernel::HeadNormRopeDims;
@@ -73,7 +73,8 @@ pub const fn head_norm_rope_scratch(dims: HeadNormRopeDims) -> usize {
     rms_norm_scratch(dims.norm())
 }
 
-/// The gradient of [`head_norm_rope`] with input `h`. Writes dh; dw is accumulated in f32.
+/// The gradient of [`head_norm_rope`] with input `h`. Writes dh; dw is accumulated in f32. A gradient without a destination is
+/// not computed; only dw needs scratch.
 pub fn head_norm_rope_backward<T: Element>(
     pool: &Pool,
     dims: HeadNormRopeDims,
@@ -83,8 +84,8 @@ pub fn head_norm_rope_backward<T: Element>(
     w: &[T],
     cos: &[f32],
     sin: &[f32],
-    dh: &mut [T],
-    dw: &mut [f32],
+    dh: Option<&mut [T]>,
+    dw: Option<&mut [f32]>,
     scratch: &mut [f32],
 ) {
     let RmsNormDims { rows, width, .. } = dims.norm();
@@ -93,15 +94,30 @@ pub fn head_norm_rope_backward<T: Element>(
     check_len("h", h.len(), dy.len());
     check_len("rstd", rstd.len(), rows);
     check_len("w", w.len(), width);
-    check_len("dh", dh.len(), dy.len());
-    check_len("dw", dw.len(), width);
-    check_scratch(scratch.len(), head_norm_rope_scratch(dims));
+    if let Some(dh) = &dh {
+        check_len("dh", dh.len(), dy.len());
+    }
+    let partials = if let Some(dw) = &dw {
+        check_len("dw", dw.len(), width);
+        check_scratch(scratch.len(), head_norm_rope_scratch(dims));
+        &mut scratch[..head_norm_rope_scratch(dims)]
+    } else {
+        &mut []
+    };
     if rows * width == 0 {
         return;
     }
-    let partials = &mut scratch[..head_norm_rope_scratch(dims)];
-    let parts = (HeadBlocks::new("dh", dh, dims.rope), Chunks::new(partials, width));
-    pool.each(parts, |_, (mut dh, dw)| {
+    let blocks = rows.div_ceil(columns::BLOCK);
+    let sums = dw.is_some().then(|| Chunks::new(&mut *partials, width));
+    let dh = dh.map(|dh| HeadBlocks::new("dh", dh, dims.rope));
+    pool.each((Optional::new(dh, blocks), Optional::new(sums, blocks)), |block, (dh, mut dw)| {
+        let Some(mut dh) = dh else {
+            if let Some(dw) = dw {
+                dw.fill(0.0);
+                weight_heads(pool.isa(), dims, layout, block, dy, h, rstd, cos, sin, dw);
+            }
+            return;
+        };
         #[cfg(target_arch = "x86_64")]
         if let Some(subnormals) = avx512_bf16::subnormals::<T>(pool.isa(), dims) {
             let (inputs, w, angles) = ([dy, h].map(cast_slice), cast_slice(w), [cos, sin]);
@@ -111,10 +127,14 @@ pub fn head_norm_rope_backward<T: Element>(
             }
             return;
         }
-        dw.fill(0.0);
+        if let Some(dw) = dw.as_deref_mut() {
+            dw.fill(0.0);
+        }
         backward_heads(pool.isa(), dims, layout, dy, h, rstd, w, cos, sin, &mut dh, dw);
     });
-    columns::add_partials(pool, partials, dw);
+    if let Some(dw) = dw {
+        columns::add_partials(pool, partials, dw);
+    }
 }
 
 /// The angles of the token that a head belongs to.
@@ -155,8 +175,9 @@ each_isa! {
         cos: &[f32],
         sin: &[f32],
         all_dh: &mut Heads<T>,
-        dw: &mut [f32],
+        dw: Option<&mut [f32]>,
     ) {
+        let mut dw = dw;
         let w = &w[..dims.rope.head_dim];
         for head in all_dh.numbers() {
             let (dy, h, dh, rstd) =
@@ -167,12 +188,42 @@ each_isa! {
             }
             rotate_head_from(dy, dh, of_token(dims, head, cos), of_token(dims, head, sin), -1.0);
             let along = along(dh, w, h, rstd);
-            for ((dw, dy), h) in dw.iter_mut().zip(&*dh).zip(h) {
-                *dw += dy.to_f32() * (h.to_f32() * rstd);
+            if let Some(dw) = dw.as_deref_mut() {
+                weight_row(dh, h, rstd, dw);
             }
             for ((dh, h), w) in dh.iter_mut().zip(h).zip(w) {
                 *dh = T::from_f32(slope(dh.to_f32(), h.to_f32(), w.to_f32(), rstd, along));
             }
+        }
+    }
+}
+
+each_isa! {
+    /// The gradient of w alone, for a block of heads: dy is rotated back and rounded a pair at a time.
+    fn weight_heads<T>(
+        dims: HeadNormRopeDims,
+        layout: HeadLayout,
+        block: usize,
+        all_dy: &[T],
+        all_h: &[T],
+        rstd: &[f32],
+        cos: &[f32],
+        sin: &[f32],
+        dw: &mut [f32],
+    ) {
+        let first = block * columns::BLOCK;
+        for head in first..rstd.len().min(first + columns::BLOCK) {
+            let (dy, h, rstd) = (&all_dy[layout.range(head)], &all_h[layout.range(head)], rstd[head]);
+            let angles = of_token(dims, head, cos).iter().zip(of_token(dims, head, sin));
+            let pairs = dims.rope.rotated / 2;
+            for (a, (&cos, &sin)) in angles.enumerate() {
+                let b = a + pairs;
+                let rotated = rotate_pair(dy[a], dy[b], cos, -sin);
+                for (at, dy) in [a, b].into_iter().zip(rotated) {
+                    dw[at] += dy.to_f32() * (h[at].to_f32() * rstd);
+                }
+            }
+            weight_row(&dy[2 * pairs..], &h[2 * pairs..], rstd, &mut dw[2 * pairs..]);
         }
     }
 }
@@ -211,11 +262,13 @@ mod tests {
         assert_eq!((bits(&y), bits(&rstd)), (bits(&two), bits(&two_rstd)), "{case}");
 
         let (mut dh, mut dw) = (vec![T::default(); count], vec![0.5; norm.width]);
-        head_norm_rope_backward(&pool, dims, &dy, &x, &rstd, &w, &cos, &sin, &mut dh, &mut dw, &mut scratch);
+        let grads = (Some(&mut dh[..]), Some(&mut dw[..]));
+        head_norm_rope_backward(&pool, dims, &dy, &x, &rstd, &w, &cos, &sin, grads.0, grads.1, &mut scratch);
         let (mut two, mut two_dw, mut back) = (vec![T::default(); count], vec![0.5; norm.width], dy);
         rope_backward(&pool, rope_dims, &cos, &sin, &mut back);
         scratch.fill(f32::NAN);
-        rms_norm_backward(&pool, norm, &back, &x, &rstd, &w, None, &mut two, &mut two_dw, &mut scratch);
+        let grads = (Some(&mut two[..]), Some(&mut two_dw[..]));
+        rms_norm_backward(&pool, norm, &back, &x, &rstd, &w, None, grads.0, grads.1, &mut scratch);
         assert_eq!((bits(&dh), bits(&dw)), (bits(&two), bits(&two_dw)), "{case}, backward");
     }
 
@@ -236,7 +289,8 @@ mod tests {
             let (mut rstd, mut dw) = (vec![f32::NAN; heads], vec![0.5; rope.head_dim]);
             head_norm_rope(pool, dims, &x[at], &w, &cos, &sin, &mut y, &mut rstd);
             let (dy, h) = (&dy[at], &x[at]);
-            head_norm_rope_backward(pool, dims, dy, h, &rstd, &w, &cos, &sin, &mut dh, &mut dw, &mut scratch);
+            let grads = (Some(&mut dh[..]), Some(&mut dw[..]));
+            head_norm_rope_backward(pool, dims, dy, h, &rstd, &w, &cos, &sin, grads.0, grads.1, &mut scratch);
             (bits(&[rstd, dw].concat()), [y, dh])
         });
         assert_eq!(found, expected, "{case}");

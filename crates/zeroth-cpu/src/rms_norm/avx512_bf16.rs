@@ -84,13 +84,13 @@ pub(super) fn backward_rows(
     w: &[u16],
     residual_grad: Option<&[u16]>,
     dh: &mut [u16],
-    dw: &mut [f32],
+    mut dw: Option<&mut [f32]>,
 ) {
     for (dh, (row, &rstd)) in dh.chunks_exact_mut(stride).zip(rstd.iter().enumerate()) {
         let row = row * stride..row * stride + width;
         let inputs = [&dy[row.clone()], &h[row.clone()], w].map(lines);
         let grad = residual_grad.map(|grad| lines(&grad[row]));
-        backward(subnormals, inputs, rstd, grad, lines_mut(&mut dh[..width]), dw);
+        backward(subnormals, inputs, rstd, grad, lines_mut(&mut dh[..width]), dw.as_deref_mut());
     }
 }
 
@@ -124,7 +124,7 @@ fn norm(subnormals: Subnormals, squares: f32, dims: RmsNormDims, h: &Lines, w: &
     rstd
 }
 
-/// dh of one row, with `grad` added where there is one; adds to dw.
+/// dh of one row, with `grad` added where there is one; adds to dw where there is one.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn backward(
     subnormals: Subnormals,
@@ -132,9 +132,9 @@ fn backward(
     rstd: f32,
     grad: Option<&Lines>,
     dh: &mut Lines,
-    dw: &mut [f32],
+    mut dw: Option<&mut [f32]>,
 ) {
-    let (width, scale) = (dw.len(), _mm512_set1_ps(rstd));
+    let (width, scale) = (dh.len() * LINE, _mm512_set1_ps(rstd));
     // dy · w, and h as it was normalized.
     let terms = |line: usize| {
         let (dy, h, w) = (load_line(&dy[line]), load_line(&h[line]), load_line(&w[line]));
@@ -148,13 +148,15 @@ fn backward(
         }
     }
     let along = _mm512_set1_ps(lane_sum(lanes) / width as f32);
-    for (line, (dh, dw)) in dh.iter_mut().zip(dw.as_chunks_mut::<LINE>().0).enumerate() {
+    for (line, dh) in dh.iter_mut().enumerate() {
         prefetch(&dy[line]);
         prefetch(&h[line]);
         let (dy, weighted, normed) = terms(line);
-        let (sums, _) = dw.as_chunks_mut::<LANES>();
-        for i in 0..2 {
-            store_f32(_mm512_add_ps(load_f32(&sums[i]), _mm512_mul_ps(dy[i], normed[i])), &mut sums[i]);
+        if let Some(dw) = dw.as_deref_mut() {
+            let (sums, _) = dw[line * LINE..][..LINE].as_chunks_mut::<LANES>();
+            for i in 0..2 {
+                store_f32(_mm512_add_ps(load_f32(&sums[i]), _mm512_mul_ps(dy[i], normed[i])), &mut sums[i]);
+            }
         }
         let slope =
             [0, 1].map(|i| _mm512_mul_ps(scale, _mm512_sub_ps(weighted[i], _mm512_mul_ps(normed[i], along))));

@@ -15,7 +15,7 @@ use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::stride;
 use super::stream::{self, STAGE};
-use super::work_partition::Chunks;
+use super::work_partition::{Chunks, Optional};
 use super::{check_len, check_scratch, columns, math};
 use zeroth_kernel::Element;
 use zeroth_kernel::RmsNormDims;
@@ -85,7 +85,7 @@ pub const fn rms_norm_scratch(dims: RmsNormDims) -> usize {
 /// The gradient of [`rms_norm_residual`] and [`rms_norm`]. `h` is the input of the norm: the sum with the residual, or x.
 ///
 /// dh = the norm's gradient + `residual_grad`, the gradient of h from its other uses; it is the gradient of both x and the
-/// residual. dw is accumulated in f32.
+/// residual. dw is accumulated in f32. A gradient without a destination is not computed; only dw needs scratch.
 pub fn rms_norm_backward<T: Element>(
     pool: &Pool,
     dims: RmsNormDims,
@@ -94,8 +94,8 @@ pub fn rms_norm_backward<T: Element>(
     rstd: &[f32],
     w: &[T],
     residual_grad: Option<&[T]>,
-    dh: &mut [T],
-    dw: &mut [f32],
+    dh: Option<&mut [T]>,
+    dw: Option<&mut [f32]>,
     scratch: &mut [f32],
 ) {
     let width = dims.width;
@@ -106,19 +106,36 @@ pub fn rms_norm_backward<T: Element>(
     if let Some(grad) = residual_grad {
         check_len("residual_grad", grad.len(), dy.len());
     }
-    check_len("dh", dh.len(), dy.len());
-    check_len("dw", dw.len(), width);
-    check_scratch(scratch.len(), rms_norm_scratch(dims));
+    if let Some(dh) = &dh {
+        check_len("dh", dh.len(), dy.len());
+    }
+    let partials = if let Some(dw) = &dw {
+        check_len("dw", dw.len(), width);
+        check_scratch(scratch.len(), rms_norm_scratch(dims));
+        &mut scratch[..rms_norm_scratch(dims)]
+    } else {
+        &mut []
+    };
     if dims.rows * width == 0 {
         return;
     }
-    let partials = &mut scratch[..rms_norm_scratch(dims)];
-    pool.each((Chunks::new(dh, ROWS * stride), Chunks::new(partials, width)), |block, (dh, dw)| {
-        dw.fill(0.0);
+    let blocks = dims.rows.div_ceil(ROWS);
+    let sums = dw.is_some().then(|| Chunks::new(&mut *partials, width));
+    let dh = dh.map(|dh| Chunks::new(dh, ROWS * stride));
+    pool.each((Optional::new(dh, blocks), Optional::new(sums, blocks)), |block, (dh, mut dw)| {
+        if let Some(dw) = dw.as_deref_mut() {
+            dw.fill(0.0);
+        }
         let dy = columns::block_of(dy, stride, block);
         let h = columns::block_of(h, stride, block);
         let grad = residual_grad.map(|grad| columns::block_of(grad, stride, block));
         let rstd = &rstd[block * ROWS..];
+        let Some(dh) = dh else {
+            if let Some(dw) = dw {
+                weight_rows(pool.isa(), width, stride, dy, h, rstd, dw);
+            }
+            return;
+        };
         #[cfg(target_arch = "x86_64")]
         if let Some(subnormals) = avx512_bf16::subnormals::<T>(pool.isa(), dims) {
             let ([dy, h, w], grad, dh) =
@@ -129,7 +146,9 @@ pub fn rms_norm_backward<T: Element>(
         }
         backward_rows(pool.isa(), width, stride, dy, h, rstd, w, grad, dh, dw);
     });
-    columns::add_partials(pool, partials, dw);
+    if let Some(dw) = dw {
+        columns::add_partials(pool, partials, dw);
+    }
 }
 
 each_isa! {
@@ -215,8 +234,9 @@ each_isa! {
         w: &[T],
         residual_grad: Option<&[T]>,
         dh: &mut [T],
-        dw: &mut [f32],
+        dw: Option<&mut [f32]>,
     ) {
+        let mut dw = dw;
         for (row, (dh, &rstd)) in dh.chunks_exact_mut(stride).zip(rstd).enumerate() {
             let (dy, h) = (&all_dy[row * stride..][..width], &all_h[row * stride..][..width]);
             let dh = &mut dh[..width];
@@ -240,10 +260,27 @@ each_isa! {
                     }
                 }
             }
-            for ((dw, dy), h) in dw.iter_mut().zip(dy).zip(h) {
-                *dw += dy.to_f32() * (h.to_f32() * rstd);
+            if let Some(dw) = dw.as_deref_mut() {
+                weight_row(dy, h, rstd, dw);
             }
         }
+    }
+}
+
+each_isa! {
+    /// The gradient of w alone.
+    fn weight_rows<T>(width: usize, stride: usize, dy: &[T], h: &[T], rstd: &[f32], dw: &mut [f32]) {
+        for ((dy, h), &rstd) in dy.chunks_exact(stride).zip(h.chunks_exact(stride)).zip(rstd) {
+            weight_row(&dy[..width], &h[..width], rstd, dw);
+        }
+    }
+}
+
+/// Adds one row's part of the gradient of w.
+#[inline(always)]
+pub(super) fn weight_row<T: Element>(dy: &[T], h: &[T], rstd: f32, dw: &mut [f32]) {
+    for ((dw, dy), h) in dw.iter_mut().zip(dy).zip(h) {
+        *dw += dy.to_f32() * (h.to_f32() * rstd);
     }
 }
 
@@ -270,7 +307,8 @@ mod tests {
             rms_norm(pool, dims, &x[at], &w, &mut alone, &mut first);
             rms_norm_residual(pool, dims, &x[at], &residual[at], &w, &mut h, &mut y, &mut rstd);
             for (grad, dh) in [(Some(&grad[at][..]), &mut dh), (None, &mut dh_alone)] {
-                rms_norm_backward(pool, dims, &dy[at], &h, &rstd, &w, grad, dh, &mut dw, &mut scratch);
+                let (dh, dw) = (Some(&mut dh[..]), Some(&mut dw[..]));
+                rms_norm_backward(pool, dims, &dy[at], &h, &rstd, &w, grad, dh, dw, &mut scratch);
             }
             (bits(&[first, rstd, dw].concat()), [alone, h, y, dh, dh_alone])
         });
@@ -312,7 +350,8 @@ mod tests {
                 rms_norm(&pool, dims, &x, &w, &mut alone, &mut rstd);
                 rms_norm_residual(&pool, dims, &x, &residual, &w, &mut h, &mut y, &mut rstd);
                 for (grad, dh) in [(Some(&grad[..]), &mut dh), (None, &mut dh_alone)] {
-                    rms_norm_backward(&pool, dims, &dy, &h, &rstd, &w, grad, dh, &mut dw, &mut scratch);
+                    let (dh, dw) = (Some(&mut dh[..]), Some(&mut dw[..]));
+                    rms_norm_backward(&pool, dims, &dy, &h, &rstd, &w, grad, dh, dw, &mut scratch);
                 }
                 let narrow: Vec<u16> =
                     [h, y, alone, dh, dh_alone].concat().into_iter().map(bf16::to_bits).collect();

@@ -28,6 +28,8 @@ const HEAD: HeadLossDims = HeadLossDims { rows: HEAD_ROWS, hidden: 8, vocab: VOC
 /// One slice, of a table that is an embedding's, too.
 const TIED: HeadLossDims = HeadLossDims { rows: ROWS, ..HEAD };
 const LOGITS: LogitsDims = LogitsDims { rows: ROWS, sequences: 5, hidden: WIDTH, vocab: 290 };
+/// Rows of decoding: each is a query of its own.
+const CACHED: AttentionDims = AttentionDims { rows: 6, ..WINDOW };
 const STARTS: [u32; 5] = [0, 1, 150, 151, 320];
 
 /// Inputs, outputs and scratch of every kernel.
@@ -70,6 +72,7 @@ impl<T: Element> Everything<T> {
             head_loss_scratch(HEAD, MOST_THREADS),
             head_loss_rounded_scratch(TIED, MOST_THREADS),
             logits_scratch(LOGITS, MOST_THREADS),
+            cached_attention_scratch(&CACHED, MOST_THREADS),
         ];
         let narrow = [
             290, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 280, 140, 140, 280, 140, 140, 280, 280,
@@ -115,12 +118,15 @@ impl<T: Element> Everything<T> {
             narrow: narrow
                 .iter()
                 .map(|width| vec![T::default(); ROWS * width])
-                .chain([HEAD_ROWS * 8, FLAT, ROWS * 8, VOCAB * 8].map(|count| vec![T::default(); count]))
+                .chain(
+                    [HEAD_ROWS * 8, FLAT, ROWS * 8, VOCAB * 8, 6 * 280, ROWS * 140]
+                        .map(|count| vec![T::default(); count]),
+                )
                 .collect(),
             wide: wide.iter().map(|&count| vec![0.0; count]).collect(),
             sums: vec![0.0; FLAT.div_ceil(BLOCK) + 4],
             moments: [vec![bf16::ZERO; FLAT], vec![bf16::ZERO; FLAT]],
-            scratch: vec![0.0; scratch.into_iter().max().expect("there are eight")],
+            scratch: vec![0.0; scratch.into_iter().max().expect("there are nine")],
         }
     }
 
@@ -135,13 +141,13 @@ impl<T: Element> Everything<T> {
         let [y, dx, embedded, h, normed, plain, dh, turned, back, swished, dgate, dup, dk, dv, dq, rest @ ..] =
             &mut self.narrow[..]
         else {
-            unreachable!("27 outputs")
+            unreachable!("29 outputs")
         };
         let [dk_window, dv_window, dq_window, out, out_window, dropped, both, both_dh, rest @ ..] = rest
         else {
-            unreachable!("27 outputs")
+            unreachable!("29 outputs")
         };
-        let [head_dx, weights, tied_dx, tied_dw] = rest else { unreachable!("27 outputs") };
+        let [head_dx, weights, tied_dx, tied_dw, cached, stored] = rest else { unreachable!("29 outputs") };
         let [dw, db, dtable, rstd, dnorm, cos, sin, lse, lse_window, head_dw, answers, others @ ..] =
             &mut self.wide[..]
         else {
@@ -160,7 +166,7 @@ impl<T: Element> Everything<T> {
         embedding_backward(pool, EMBEDDING, &self.ids, x, dtable);
         rms_norm_residual(pool, NORM, x, other, w, h, normed, rstd);
         rms_norm(pool, NORM, x, w, plain, rstd);
-        rms_norm_backward(pool, NORM, other, x, rstd, w, Some(other), dh, dnorm, s);
+        rms_norm_backward(pool, NORM, other, x, rstd, w, Some(other), Some(dh), Some(dnorm), s);
         rope_angles(pool, &self.table, &self.positions, cos, sin);
         copy(pool, x, turned);
         rope(pool, ROPE, cos, sin, turned);
@@ -168,7 +174,7 @@ impl<T: Element> Everything<T> {
         rope_backward(pool, ROPE, cos, sin, back);
         head_norm_rope(pool, HEAD_NORM_ROPE, x, &w[..28], cos, sin, both, head_rstd);
         let (dims, w) = (HEAD_NORM_ROPE, &w[..28]);
-        head_norm_rope_backward(pool, dims, other, x, head_rstd, w, cos, sin, both_dh, dhead, s);
+        head_norm_rope_backward(pool, dims, other, x, head_rstd, w, cos, sin, Some(both_dh), Some(dhead), s);
         gated_activation(pool, GatedActivation::Silu, x, other, swished);
         gated_activation_backward(pool, GatedActivation::Silu, other, x, other, dgate, dup);
         attention(pool, &ATTENTION, &STARTS, x, k, v, out, lse, s);
@@ -177,16 +183,40 @@ impl<T: Element> Everything<T> {
         attention(pool, &WINDOW, &STARTS, x, k, v, out_window, lse_window, s);
         let saved = AttentionSaved { q: x, k, v, out: out_window, lse: lse_window };
         attention_backward(pool, &WINDOW, &STARTS, saved, other, dq_window, dk_window, dv_window, s);
+        let ranges = [(0, 1), (1, 150), (150, 151), (151, 320), (0, 0), (0, 330)]
+            .map(|(first, end)| CacheRange { first, end });
+        cached_attention(pool, &CACHED, ROWS, &ranges, &x[..6 * 280], [k, v], cached, s);
+        store_rows(StoreRowsDims { rows: 6, width: 140, cached: ROWS }, &ranges, &k[..6 * 140], stored);
         let (head_x, head_w) = (&self.head_x, &self.head_w);
         self.sums[0] = head_loss(pool, HEAD, head_x, head_w, &self.labels, s);
         s.fill(f32::NAN);
-        self.sums[1] =
-            head_loss_backward(pool, HEAD, head_x, head_w, &self.labels, 0.01, head_dx, head_dw, true, s);
+        self.sums[1] = head_loss_backward(
+            pool,
+            HEAD,
+            head_x,
+            head_w,
+            &self.labels,
+            0.01,
+            Some(head_dx),
+            Some(head_dw),
+            true,
+            s,
+        );
         s.fill(f32::NAN);
         let (labels, own) = (&self.labels[..ROWS], Some(TokenRows { ids: &self.ids, rows: waiting }));
         let (tied_x, dims) = (&head_x[..ROWS * 8], EmbeddingDims { vocab: VOCAB, width: 8 });
-        let (sum, broken) =
-            head_loss_backward_rounded(pool, TIED, tied_x, head_w, labels, 0.01, tied_dx, tied_dw, own, s);
+        let (sum, broken) = head_loss_backward_rounded(
+            pool,
+            TIED,
+            tied_x,
+            head_w,
+            labels,
+            0.01,
+            Some(tied_dx),
+            tied_dw,
+            own,
+            s,
+        );
         let own_broken = embedding_backward_tied(pool, dims, &self.ids, tied_x, waiting, tied_dw);
         self.sums[3] = sum + f64::from(u8::from(broken)) + f64::from(u8::from(own_broken));
         logits(pool, LOGITS, &STARTS, x, &self.weight, answers, s);

@@ -133,7 +133,18 @@ fn rms_norm_agrees_with_transformers_to_a_millionth() {
         golden.near_by("y", &y, 1e-6);
         let (mut dh, mut dw) = (vec![0.0; x.len()], vec![0.0; w.len()]);
         let mut scratch = vec![0.0; rms_norm_scratch(dims)];
-        rms_norm_backward(pool, dims, &dy, &h, &rstd, &w, Some(&past), &mut dh, &mut dw, &mut scratch);
+        rms_norm_backward(
+            pool,
+            dims,
+            &dy,
+            &h,
+            &rstd,
+            &w,
+            Some(&past),
+            Some(&mut dh),
+            Some(&mut dw),
+            &mut scratch,
+        );
         golden.near("dh", &dh);
         golden.near("dw", &dw);
         rms_norm(pool, dims, &h, &w, &mut y, &mut rstd);
@@ -212,8 +223,18 @@ fn head_loss_and_its_gradients_agree_with_pytorch() {
             HeadLossDims { rows: labels.len(), hidden: golden.shape("w")[1], vocab: golden.shape("w")[0] };
         let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; w.len()]);
         let mut scratch = vec![0.0; head_loss_scratch(dims, 2)];
-        let loss =
-            head_loss_backward(pool, dims, &x, &w, &labels, scale, &mut dx, &mut dw, true, &mut scratch);
+        let loss = head_loss_backward(
+            pool,
+            dims,
+            &x,
+            &w,
+            &labels,
+            scale,
+            Some(&mut dx),
+            Some(&mut dw),
+            true,
+            &mut scratch,
+        );
         golden.near("loss", &[loss as f32]);
         golden.near("dx", &dx);
         golden.near("dw", &dw);

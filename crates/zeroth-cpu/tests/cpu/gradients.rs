@@ -79,13 +79,24 @@ fn rms_norm_gradients_match_finite_differences_for_rows_and_heads() {
         rms_norm(&pool, dims, &h, &w, &mut y, &mut rstd);
         let (mut dh, mut dw) = (vec![0.0; count], vec![0.0; dims.width]);
         let mut scratch = vec![0.0; rms_norm_scratch(dims)];
-        rms_norm_backward(&pool, dims, &dy, &h, &rstd, &w, Some(&past), &mut dh, &mut dw, &mut scratch);
+        rms_norm_backward(
+            &pool,
+            dims,
+            &dy,
+            &h,
+            &rstd,
+            &w,
+            Some(&past),
+            Some(&mut dh),
+            Some(&mut dw),
+            &mut scratch,
+        );
         let (h64, w64) = (wide(&h), wide(&w));
         let loss = |h: &[f64], w: &[f64]| dot(&reference::rms_norm(dims, h, w)[0], &dy) + dot(h, &past);
         near("dh", &dh, &differences(&h, |h| loss(h, &w64)));
         near("dw", &dw, &differences(&w, |w| loss(&h64, w)));
         dw.fill(0.0);
-        rms_norm_backward(&pool, dims, &dy, &h, &rstd, &w, None, &mut dh, &mut dw, &mut scratch);
+        rms_norm_backward(&pool, dims, &dy, &h, &rstd, &w, None, Some(&mut dh), Some(&mut dw), &mut scratch);
         near("dh alone", &dh, &differences(&h, |h| dot(&reference::rms_norm(dims, h, &w64)[0], &dy)));
     }
 }
@@ -115,7 +126,19 @@ fn head_norm_rope_gradients_match_finite_differences() {
         head_norm_rope(&pool, dims, &h, &w, &cos, &sin, &mut y, &mut rstd);
         let (mut dh, mut dw) = (vec![0.0; count], vec![0.0; head_dim]);
         let mut scratch = vec![0.0; head_norm_rope_scratch(dims)];
-        head_norm_rope_backward(&pool, dims, &dy, &h, &rstd, &w, &cos, &sin, &mut dh, &mut dw, &mut scratch);
+        head_norm_rope_backward(
+            &pool,
+            dims,
+            &dy,
+            &h,
+            &rstd,
+            &w,
+            &cos,
+            &sin,
+            Some(&mut dh),
+            Some(&mut dw),
+            &mut scratch,
+        );
         let (h64, w64) = (wide(&h), wide(&w));
         let loss = |h: &[f64], w: &[f64]| dot(&reference::head_norm_rope(dims, h, w, &cos, &sin)[0], &dy);
         near("dh", &dh, &differences(&h, |h| loss(h, &w64)));
@@ -171,7 +194,7 @@ fn head_loss_gradients_match_finite_differences() {
     let (x, w) = (random("x", 35), random("w", 77));
     let (mut dx, mut dw) = (vec![0.0; 35], vec![0.0; 77]);
     let mut scratch = vec![0.0; head_loss_scratch(dims, 2)];
-    head_loss_backward(&pool, dims, &x, &w, &labels, 0.25, &mut dx, &mut dw, true, &mut scratch);
+    head_loss_backward(&pool, dims, &x, &w, &labels, 0.25, Some(&mut dx), Some(&mut dw), true, &mut scratch);
     let loss = |x: &[f64], w: &[f64]| 0.25 * reference::head_loss(dims, x, w, &labels, 1.0).0;
     near("dx", &dx, &differences(&x, |x| loss(x, &wide(&w))));
     near("dw", &dw, &differences(&w, |w| loss(&wide(&x), w)));

@@ -68,8 +68,18 @@ impl<T: Element> Batch<T> {
         let mut scratch = vec![f32::NAN; head_loss_scratch(HEAD, pool.threads())];
         let (mut dx, mut wide) = (self.x.clone(), vec![f32::NAN; self.w.len()]);
         let (x, w, labels) = (&self.x, &self.w, &self.labels);
-        let sum =
-            head_loss_backward(pool, HEAD, x, w, labels, SCALE, &mut dx, &mut wide, false, &mut scratch);
+        let sum = head_loss_backward(
+            pool,
+            HEAD,
+            x,
+            w,
+            labels,
+            SCALE,
+            Some(&mut dx),
+            Some(&mut wide),
+            false,
+            &mut scratch,
+        );
         if tied {
             embedding_backward(pool, TABLE, &self.ids, &self.dy, &mut wide);
         }
@@ -85,8 +95,18 @@ impl<T: Element> Batch<T> {
         let mut token_rows = vec![f32::NAN; HEAD.rows * HEAD.hidden];
         let own = tied.then_some(TokenRows { ids: &self.ids, rows: &mut token_rows });
         let (x, w, labels) = (&self.x, &self.w, &self.labels);
-        let (sum, by_head) =
-            head_loss_backward_rounded(pool, HEAD, x, w, labels, SCALE, &mut dx, &mut dw, own, &mut scratch);
+        let (sum, by_head) = head_loss_backward_rounded(
+            pool,
+            HEAD,
+            x,
+            w,
+            labels,
+            SCALE,
+            Some(&mut dx),
+            &mut dw,
+            own,
+            &mut scratch,
+        );
         let by_rows =
             tied && embedding_backward_tied(pool, TABLE, &self.ids, &self.dy, &mut token_rows, &mut dw);
         ((sum, dx, dw, by_head || by_rows), by_head)

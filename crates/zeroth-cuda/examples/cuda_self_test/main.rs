@@ -24,7 +24,9 @@ use zeroth_cuda::CudaDevice;
 use zeroth_kernel::{
     AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RowKey,
 };
-use zeroth_kernel::{Control, Device, DeviceError, GradStore, Kernel, Launch, Queue, Span, StepInput, Tier};
+use zeroth_kernel::{
+    Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, Queue, Span, StepInput, Tier,
+};
 
 mod cudnn_attention;
 #[path = "../../tests/cuda/harness.rs"]
@@ -274,8 +276,8 @@ impl Harness {
                 rstd: self.upload_f32(&rstd)?,
                 w: self.upload_values(&w)?,
                 residual: if with { Some(self.upload_values(&past)?) } else { None },
-                dh: outputs[0].span,
-                dw: outputs[1].span,
+                dh: Some(outputs[0].span),
+                dw: Some(outputs[1].span),
             };
             self.case(&format!("{shape}, residual {with}"), kernel, &outputs)?;
         }
@@ -527,10 +529,12 @@ impl Harness {
                 loss: outputs[0].span,
                 input: self.upload(bytes_of(&input))?,
                 control: self.upload(bytes_of(&Control::new(loss_scale)))?,
-                dx: outputs[1].span,
-                dw: outputs[2].span,
-                store: if add { GradStore::Add } else { GradStore::Write },
-                tied_rows: None,
+                dx: Some(outputs[1].span),
+                dw: Some(HeadLossDw {
+                    to: outputs[2].span,
+                    store: if add { GradStore::Add } else { GradStore::Write },
+                    tied_rows: None,
+                }),
             };
             self.case(&format!("{shape}, add {add}"), kernel, &outputs)?;
         }

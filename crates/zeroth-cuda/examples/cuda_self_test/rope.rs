@@ -102,8 +102,8 @@ impl Harness {
                 w: self.upload_values(w)?,
                 cos: self.upload(cast_slice(cos))?,
                 sin: self.upload(cast_slice(sin))?,
-                dh: outputs[0].span,
-                dw: outputs[1].span,
+                dh: Some(outputs[0].span),
+                dw: Some(outputs[1].span),
             };
             self.case(&shape, kernel, &outputs)?;
         }
@@ -127,7 +127,16 @@ impl Harness {
             Kernel::RmsNorm { dims: norm, x, w, y: normed, rstd },
             Kernel::Rope { dims: rope, cos, sin, x: normed, y, back: false },
             Kernel::Rope { dims: rope, cos, sin, x: dy, y: rotated_back, back: true },
-            Kernel::RmsNormBackward { dims: norm, dy: rotated_back, h: x, rstd, w, residual: None, dh, dw },
+            Kernel::RmsNormBackward {
+                dims: norm,
+                dy: rotated_back,
+                h: x,
+                rstd,
+                w,
+                residual: None,
+                dh: Some(dh),
+                dw: Some(dw),
+            },
         ] {
             let dtype = self.dtype;
             let scratch = self.allocate(zeroth_cuda::scratch_bytes(&kernel, dtype) as usize);

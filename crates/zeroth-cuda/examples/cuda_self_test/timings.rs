@@ -6,8 +6,8 @@ use zeroth_kernel::{
     AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, RmsNormDims, RopeDims,
 };
 use zeroth_kernel::{
-    Control, Device, DeviceError, GradStore, Kernel, MasterForm, Optimizer, Queue, Span, StepInput,
-    StepNumbers,
+    Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, MasterForm, Optimizer, Queue, Span,
+    StepInput, StepNumbers,
 };
 
 use crate::harness::{Group, Harness, Outcome, Work, to_bytes};
@@ -123,7 +123,7 @@ impl Harness {
             self.time(&shape, Work::Bytes(2.0 * bytes), Kernel::RmsNorm { dims, x, w, y, rstd })?;
             let kernel = Kernel::AddRmsNorm { dims, x, residual, w, h, y, rstd };
             self.time(&shape, Work::Bytes(4.0 * bytes), kernel)?;
-            let (dh, residual) = (y, Some(residual));
+            let (dh, dw, residual) = (Some(y), Some(dw), Some(residual));
             let kernel = Kernel::RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw };
             self.time(&shape, Work::Bytes(4.0 * bytes), kernel)?;
             self.next = 0;
@@ -160,11 +160,24 @@ impl Harness {
                         rstd,
                         w,
                         residual: None,
-                        dh,
-                        dw,
+                        dh: Some(dh),
+                        dw: Some(dw),
                     },
                 ),
-                (bytes(3, 1), Kernel::HeadNormRopeBackward { dims, dy, h: x, rstd, w, cos, sin, dh, dw }),
+                (
+                    bytes(3, 1),
+                    Kernel::HeadNormRopeBackward {
+                        dims,
+                        dy,
+                        h: x,
+                        rstd,
+                        w,
+                        cos,
+                        sin,
+                        dh: Some(dh),
+                        dw: Some(dw),
+                    },
+                ),
             ];
             for (work, kernel) in kernels {
                 self.time(&shape, work, kernel)?;
@@ -246,10 +259,12 @@ impl Harness {
             loss: self.upload(&[0; 8])?,
             input: self.upload(bytes_of(&StepInput { loss_weight: 1.0, ..StepInput::zeroed() }))?,
             control: self.upload(bytes_of(&Control::new(1.0)))?,
-            dx: self.allocate(2 * rows * hidden),
-            dw: self.filled(DType::F32, vocab * hidden)?,
-            store: GradStore::Write,
-            tied_rows: None,
+            dx: Some(self.allocate(2 * rows * hidden)),
+            dw: Some(HeadLossDw {
+                to: self.filled(DType::F32, vocab * hidden)?,
+                store: GradStore::Write,
+                tied_rows: None,
+            }),
         };
         let flops = 6.0 * (rows * hidden) as f64 * vocab as f64;
         self.time("4096x1024x151936", Work::Flops(flops), kernel)

@@ -116,7 +116,7 @@ typedef uint4 StagingBuffer[2 * VECS][THREADS];
 static_assert(sizeof(StagingBuffer) == THREADS * VECS * VEC * sizeof(float), "staging buffer and sums share memory");
 
 // A block processes `block_rows` heads and accumulates its part of the gradient of w. For 16-bit types the next row is
-// copied asynchronously while the current one is computed.
+// copied asynchronously while the current one is computed. A gradient whose address is null is skipped.
 template <typename T, int HEAD_THREADS>
 __device__ __forceinline__ void head_norm_rope_backward(const T *dy, const T *h, const float *rstds, const T *w,
                                                         const float *cosines, const float *sines, T *dh,
@@ -189,7 +189,7 @@ __device__ __forceinline__ void head_norm_rope_backward(const T *dy, const T *h,
             }
         }
         mean_dot = Layout::mean(mean_dot);
-        if (!in_range) continue;
+        if (!in_range || !dh) continue;
 #pragma unroll
         for (int i = 0; i < VECS; i++) {
             unpack(grad, grads[i]);
@@ -200,6 +200,7 @@ __device__ __forceinline__ void head_norm_rope_backward(const T *dy, const T *h,
             store_vec(dh + at + i * Layout::VEC_STRIDE, grad);
         }
     }
+    if (!partials) return;
     // Reduce over the heads processed side by side, in order.
     __syncthreads();
     float *shared_sums = (float *)staging;

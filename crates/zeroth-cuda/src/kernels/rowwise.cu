@@ -207,7 +207,7 @@ __device__ void rms_norm_vec(const T *x, const T *residual, const T *w, T *h, T 
 }
 
 // Fuses `rms_norm_backward` with the first level of `column_sums`: a block processes `block_rows` rows and accumulates
-// its part of the gradient of w.
+// its part of the gradient of w. A gradient whose address is null is skipped.
 template <typename T>
 __device__ void rms_norm_backward_vec(const T *dy, const T *h, const float *rstds, const T *w, const T *residual, T *dh,
                                       float *partials, u64 rows, u32 width, u32 row_threads, u64 block_rows) {
@@ -241,6 +241,7 @@ __device__ void rms_norm_backward_vec(const T *dy, const T *h, const float *rstd
                 mean = fmaf(grad[j] * weight[j], norm[j], mean);
             }
         }
+        if (!dh) continue;
         mean = row_reduce_sum(mean, row_threads) / (float)width;
 #pragma unroll
         for (int i = 0; i < VECS; i++) {
@@ -259,6 +260,7 @@ __device__ void rms_norm_backward_vec(const T *dy, const T *h, const float *rstd
             store_vec(dh + at + column, grad);
         }
     }
+    if (!partials) return;
     // Reduce over the rows processed side by side, in order.
 #pragma unroll
     for (int i = 0; i < VECS; i++)

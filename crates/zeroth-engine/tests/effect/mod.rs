@@ -161,7 +161,8 @@ impl Compiled {
         let settings = Settings { gather: Some(Gather::Copy), head_rounds: false, ..asked };
         let (graph, backward) = model();
         let program = compile(&graph, &backward, ranks, &settings).unwrap();
-        let memory = plan_memory(&program, &graph, &backward, Target::Cpu { threads: 2 }, &[TOKENS]);
+        let memory =
+            plan_memory(&program, &graph, &backward, Target::Cpu { threads: 2 }, &vec![TOKENS].into());
         let residency = program.check(settings.max_live).unwrap();
         Self { program, memory, residency }
     }

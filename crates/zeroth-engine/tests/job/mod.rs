@@ -10,11 +10,12 @@ use zeroth_base::DType;
 use zeroth_comm::Comm;
 use zeroth_comm::local::{Job, Options};
 use zeroth_cpu::CpuDevice;
+use zeroth_cuda::CudaDevice;
 use zeroth_engine::{Engine, MicroBatch, Rank, State};
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
-use zeroth_kernel::{Optimizer, Recipe, Record, Tier};
-use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward, table};
+use zeroth_kernel::{Device, Optimizer, Recipe, Record, Tier};
+use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward_training, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 use zeroth_program::{Offload, Recompute, Settings, Types, compile, plan_memory};
@@ -55,6 +56,8 @@ pub(crate) struct Golden {
     pub(crate) weights: Vec<Vec<f32>>,
     pub(crate) rows: Vec<Row>,
     pub(crate) steps: Value,
+    /// The parameters that are not trained.
+    pub(crate) frozen: Vec<String>,
 }
 
 pub(crate) struct Row {
@@ -88,6 +91,8 @@ pub(crate) struct Setup {
     pub(crate) scaling: Option<Recipe>,
     /// Ranks reduce by all-to-all and sum, as GPUs do, instead of reading each other's memory.
     pub(crate) exchanges: bool,
+    /// It runs on the first GPU instead of the CPU.
+    pub(crate) cuda: bool,
 }
 
 impl Default for Setup {
@@ -104,6 +109,7 @@ impl Default for Setup {
             sizes,
             scaling,
             exchanges,
+            cuda: false,
         }
     }
 }
@@ -154,7 +160,8 @@ impl Golden {
         });
         let steps = serde_json::json!({ "recipe": recipe, "runs": [] });
         let (name, folder) = ("synthetic".to_owned(), PathBuf::new());
-        Self { name, folder, weights, rows: (0..30).map(row).collect(), steps, config, table }
+        let rows = (0..30).map(row).collect();
+        Self { name, folder, weights, rows, steps, frozen: Vec::new(), config, table }
     }
 
     /// Makes these rows start with a token whose embedding is NaN; no other row has it.
@@ -187,12 +194,15 @@ impl Golden {
         });
         let rows = std::fs::read_to_string(folder.join("data.jsonl")).unwrap();
         let steps = std::fs::read_to_string(folder.join("steps.json")).unwrap();
+        let steps: Value = serde_json::from_str(&steps).unwrap();
+        let frozen = steps["frozen"].as_array().into_iter().flatten();
         Self {
             name: folder.file_name().unwrap().to_string_lossy().into_owned(),
             folder: folder.to_owned(),
             weights: weights.collect(),
             rows: rows.lines().map(Row::read).collect(),
-            steps: serde_json::from_str(&steps).unwrap(),
+            frozen: frozen.map(|name| name.as_str().unwrap().to_owned()).collect(),
+            steps,
             config,
             table,
         }
@@ -249,11 +259,12 @@ impl Golden {
         };
         let places: Vec<usize> = graph.params.iter().map(|param| place(&param.spec.name)).collect();
         let weights = places.iter().map(|place| self.weights[*place].iter().map(rounded).collect());
-        let mut machine = Machine::new(&graph, &data, weights.collect());
+        let mut machine = Machine::new(&graph, std::slice::from_ref(&data), weights.collect());
         let loss = machine.train(&graph.backward().unwrap());
         let trained = packed.labels.iter().filter(|label| **label >= 0).count() as f64;
         let mut gradients = vec![Vec::new(); self.weights.len()];
-        for param in graph.units.iter().flat_map(|unit| &unit.params) {
+        let trained_params = graph.units.iter().flat_map(|unit| &unit.params);
+        for param in trained_params.filter(|param| graph.param(**param).spec.trainable) {
             gradients[places[param.index()]] =
                 machine.gradient(*param).iter().map(|gradient| gradient / trained).collect();
         }
@@ -261,7 +272,12 @@ impl Golden {
     }
 
     pub(crate) fn graph(&self, tokens: u64) -> Graph {
-        forward(&self.config, &self.table, Batch { tokens }).unwrap()
+        let is_trained = |parameter: &zeroth_model::Parameter| !self.is_frozen(&parameter.name);
+        forward_training(&self.config, &self.table, Batch { tokens }, is_trained).unwrap()
+    }
+
+    pub(crate) fn is_frozen(&self, name: &str) -> bool {
+        self.frozen.iter().any(|frozen| frozen == name)
     }
 
     /// Compiles a program for the largest micro-batch there can be.
@@ -270,13 +286,22 @@ impl Golden {
         let most = longest * setup.micro_batch;
         let sizes: Vec<u64> = (1..=setup.sizes).map(|size| most * size / setup.sizes).collect();
         let guard = if setup.chaos.is_some() { 256 } else { 0 };
-        let target = Target::Cpu { threads: setup.threads };
+        let target = if setup.cuda { Target::Cuda } else { Target::Cpu { threads: setup.threads } };
         let graph = self.graph(most);
         if setup.exchanges {
             let backward = graph.backward().unwrap();
             let program = compile(&graph, &backward, setup.ranks, &setup.settings).unwrap();
-            let memory = plan_memory(&program, &graph, &backward, target, &sizes);
-            return Compiled { graph, backward, program, memory, row_sizes: sizes, target };
+            let row_sizes = sizes.into();
+            let memory = plan_memory(&program, &graph, &backward, target, &row_sizes);
+            return Compiled {
+                graph,
+                backward,
+                program,
+                memory,
+                row_sizes,
+                decode_sizes: Vec::new().into(),
+                target,
+            };
         }
         Compiled::guarded(graph, setup.ranks, &setup.settings, target, sizes, guard).unwrap()
     }
@@ -285,8 +310,15 @@ impl Golden {
     pub(crate) fn train(&self, setup: &Setup) -> Outcome {
         let compiled = self.compile(setup);
         compiled.program.check(setup.settings.max_live).unwrap();
-        let empty = || self.weights.iter().map(|weight| vec![f32::NAN; weight.len()]).collect();
-        let outcome = Mutex::new(Outcome { records: Vec::new(), gradients: empty(), weights: empty() });
+        let weights: Vec<_> = self.weights.iter().map(|weight| vec![f32::NAN; weight.len()]).collect();
+        let mut gradients = weights.clone();
+        for (parameter, gradient) in self.table.iter().zip(&mut gradients) {
+            // A frozen parameter has no gradient.
+            if self.is_frozen(&parameter.name) {
+                gradient.clear();
+            }
+        }
+        let outcome = Mutex::new(Outcome { records: Vec::new(), gradients, weights });
         if setup.ranks == 1 {
             self.rank(setup, &compiled, None, &outcome);
         } else {
@@ -322,10 +354,11 @@ impl Golden {
         let undecayed = self.steps["recipe"]["undecayed"].as_array().unwrap();
         let name = |param: zeroth_graph::ParamId| &compiled.graph.param(param).spec.name;
         let decayed = |param| !undecayed.iter().any(|other| other.as_str() == Some(name(param)));
-        let device = Box::new(
-            CpuDevice::new(threads, compiled.memory.arena(Tier::Device), compiled.memory.arena(Tier::Host))
-                .unwrap(),
-        );
+        let [on_device, on_host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
+        let device: Box<dyn Device> = match compiled.target {
+            Target::Cpu { .. } => Box::new(CpuDevice::new(threads, on_device, on_host).unwrap()),
+            Target::Cuda => Box::new(CudaDevice::open(0, on_device, on_host).unwrap()),
+        };
         let rank = Rank {
             comm,
             device,

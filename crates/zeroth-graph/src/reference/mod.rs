@@ -1,17 +1,18 @@
 //! A reference interpreter: every op and its gradient in f64, element by element.
 //!
-//! It is slow and simple. Tests check it against finite differences and PyTorch, and kernels and executors against it.
+//! It is slow and simple. Tests check it against finite differences and PyTorch, and kernels and executors against it. The
+//! functions are those of the ops' files.
 
-#![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
+pub mod finite_differences;
 
-mod backward;
-mod forward;
+use crate::op;
+pub use crate::op::{
+    Attention, attention, attention_backward, embedding, embedding_backward, gated_activation,
+    gated_activation_backward, head_loss, linear, linear_backward, rms_norm, rms_norm_backward, rope,
+};
+use crate::{Backward, GradWrite, Graph, ParamId, Rows, Value};
 
-use std::ops::RangeInclusive;
-
-use crate::{Backward, Graph, Op, ParamId, Value};
-
-/// The data of a micro-batch: packed sequences.
+/// The data of a stream of a micro-batch: packed sequences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Data {
     /// Tokens.
@@ -24,21 +25,56 @@ pub struct Data {
     pub starts: Vec<usize>,
 }
 
+impl Data {
+    /// The start of each sequence, then the end of the last.
+    pub(crate) fn ends(&self) -> Vec<usize> {
+        self.starts.iter().copied().chain([self.ids.len()]).collect()
+    }
+
+    /// The length of the sequence that a row belongs to.
+    pub(crate) fn length_at(&self, row: usize) -> u64 {
+        let ends = self.ends();
+        let sequence = ends.windows(2).find(|ends| (ends[0]..ends[1]).contains(&row));
+        sequence.map_or(0, |ends| (ends[1] - ends[0]) as u64)
+    }
+}
+
+/// What a backward node computes.
+pub(crate) struct Gradients {
+    /// Its results.
+    pub(crate) values: Vec<Vec<f64>>,
+    /// Gradients of parameters, to accumulate.
+    pub(crate) params: Vec<(ParamId, Vec<f64>)>,
+}
+
+impl Gradients {
+    pub(crate) fn of_values(values: Vec<Vec<f64>>) -> Self {
+        Self { values, params: Vec::new() }
+    }
+}
+
 /// Interprets a graph and its backward.
 #[derive(Debug)]
 pub struct Machine<'a> {
     graph: &'a Graph,
-    data: &'a Data,
+    /// By stream.
+    data: &'a [Data],
     params: Vec<Vec<f64>>,
     values: Vec<Vec<f64>>,
+    /// Of all values.
+    widths: Vec<usize>,
     gradients: Vec<Vec<f64>>,
 }
 
 impl<'a> Machine<'a> {
-    /// An interpreter with these parameters, in the order of the graph's.
-    pub fn new(graph: &'a Graph, data: &'a Data, params: Vec<Vec<f64>>) -> Self {
+    /// An interpreter with the data of each stream and these parameters, in the order of the graph's.
+    pub fn new(graph: &'a Graph, data: &'a [Data], params: Vec<Vec<f64>>) -> Self {
         let gradients = params.iter().map(|param| vec![0.0; param.len()]).collect();
-        Self { graph, data, params, values: vec![Vec::new(); graph.values.len()], gradients }
+        let values = vec![Vec::new(); graph.values.len()];
+        let widths = graph.values.iter().map(|info| info.width as usize).collect();
+        let mut machine = Self { graph, data, params, values, widths, gradients };
+        machine.feed(data);
+        machine
     }
 
     /// The loss, by forward alone.
@@ -46,38 +82,64 @@ impl<'a> Machine<'a> {
         for index in 0..self.graph.nodes.len() {
             self.run_forward(index);
         }
-        let head = self.graph.loss_node();
-        head.map_or(f64::NAN, |node| self.values[self.graph.nodes[node].outputs[0].index()][0])
+        let losses = self.graph.losses().map(|node| self.graph.nodes[node].outputs[0]);
+        losses.map(|loss| self.value(loss)[0]).sum()
     }
 
-    /// The loss and all gradients, by forward without its head and then backward.
+    /// The loss and all gradients, by forward without its losses and then backward.
     pub fn train(&mut self, backward: &Backward) -> f64 {
         for index in 0..self.graph.nodes.len() {
-            if self.graph.nodes[index].op != Op::HeadLoss {
+            if !self.graph.nodes[index].op.is_loss() {
                 self.run_forward(index);
             }
         }
         for index in 0..backward.nodes.len() {
             self.run_backward(backward, index);
         }
-        self.value(backward.loss)[0]
+        backward.losses.iter().map(|loss| self.value(*loss)[0]).sum()
     }
 
     /// Sets the next micro-batch; keeps parameters and gradients.
-    pub fn feed(&mut self, data: &'a Data) {
+    pub fn feed(&mut self, data: &'a [Data]) {
         self.data = data;
+        for (stream, data) in self.graph.streams.iter().zip(data) {
+            self.values[stream.ids.index()] = data.ids.iter().map(|id| *id as f64).collect();
+            self.values[stream.labels.index()] = data.labels.iter().map(|label| *label as f64).collect();
+            self.values[stream.positions.index()] = data.positions.iter().map(|at| *at as f64).collect();
+        }
+    }
+
+    /// Sets a further input.
+    pub fn set_input(&mut self, input: Value, indices: &[i64]) {
+        self.values[input.index()] = indices.iter().map(|index| *index as f64).collect();
     }
 
     /// Runs one node of forward.
     pub fn run_forward(&mut self, node: usize) {
-        let graph = self.graph;
-        self.forward(&graph.nodes[node]);
+        let node = &self.graph.nodes[node];
+        for (value, output) in node.outputs.iter().zip(op::forward(self, node)) {
+            self.values[value.index()] = output;
+        }
     }
 
     /// Runs one node of backward.
     pub fn run_backward(&mut self, backward: &Backward, node: usize) {
         self.values.resize(backward.values.len(), Vec::new());
-        self.backward(&backward.nodes[node]);
+        let gradients = &backward.values[self.widths.len()..];
+        self.widths.extend(gradients.iter().map(|info| info.width as usize));
+        let node = &backward.nodes[node];
+        let Gradients { values, params } = op::backward(self, node, &self.graph.nodes[node.of]);
+        for (param, gradient) in params.into_iter().filter(|(param, _)| node.accumulates_into.contains(param))
+        {
+            self.gradients[param.index()].iter_mut().zip(gradient).for_each(|(sum, add)| *sum += add);
+        }
+        for ((value, write), output) in node.outputs.iter().zip(values) {
+            let there = &mut self.values[value.index()];
+            match write {
+                GradWrite::Write => *there = output,
+                GradWrite::Add => there.iter_mut().zip(output).for_each(|(sum, add)| *sum += add),
+            }
+        }
     }
 
     /// A value that was computed.
@@ -100,103 +162,29 @@ impl<'a> Machine<'a> {
         &self.gradients[param.index()]
     }
 
-    fn rows(&self) -> usize {
-        self.data.ids.len()
+    pub(crate) fn graph(&self) -> &Graph {
+        self.graph
     }
 
-    fn width(&self, value: Value) -> usize {
-        self.graph.info(value).width as usize
+    pub(crate) fn param(&self, param: ParamId) -> &[f64] {
+        &self.params[param.index()]
     }
 
-    /// The length of the sequence that a row belongs to.
-    fn length(&self, row: usize) -> u64 {
-        let begin = self.data.starts.iter().rev().copied().find(|start| *start <= row).unwrap_or(0);
-        let end = self.data.starts.iter().copied().find(|start| *start > row).unwrap_or(self.rows());
-        (end - begin) as u64
+    /// An input's numbers.
+    pub(crate) fn indices(&self, value: Value) -> Vec<i64> {
+        self.value(value).iter().map(|index| *index as i64).collect()
     }
 
-    /// Keys that a query may attend to: its own sequence, itself and earlier, within the window.
-    fn keys(&self, query: usize, window: Option<u64>) -> RangeInclusive<usize> {
-        let start = self.data.starts.iter().rev().copied().find(|start| *start <= query).unwrap_or(0);
-        let least = window.map_or(start, |window| (query + 1).saturating_sub(window as usize).max(start));
-        least..=query
-    }
-
-    fn logits(&self, x: &[f64], weight: ParamId, row: usize) -> Vec<f64> {
-        let weight = &self.params[weight.index()];
-        let hidden = x.len() / self.rows();
-        let dot = |w: &[f64]| w.iter().zip(&x[row * hidden..]).map(|(w, x)| w * x).sum::<f64>();
-        weight.chunks(hidden).map(dot).collect()
-    }
-
-    /// Scores of one query's keys; `at` are the offsets of the query's and the keys' heads.
-    #[expect(clippy::too_many_arguments, reason = "a formula with this many letters")]
-    fn scores(
-        &self,
-        q: &[f64],
-        k: &[f64],
-        at: (usize, usize),
-        (dim, kv): (usize, usize),
-        row: usize,
-        window: Option<u64>,
-        scale: f64,
-    ) -> Vec<(usize, f64)> {
-        let score = |key: usize| (0..dim).map(|d| q[at.0 + d] * k[key * kv + at.1 + d]).sum::<f64>() * scale;
-        self.keys(row, window).map(|key| (key, score(key))).collect()
-    }
-
-    fn rotate(&self, x: &[f64], heads: usize, direction: f64) -> Vec<f64> {
-        let width = x.len() / self.rows();
-        let half = width / heads / 2;
-        let mut y = x.to_vec();
-        for (row, position) in self.data.positions.iter().enumerate() {
-            let frequencies: Vec<f64> = self.graph.rotary.frequencies_at(self.length(row)).collect();
-            for (head, i) in (0..heads).flat_map(|head| (0..half).map(move |i| (head, i))) {
-                let angle = *position as f64 * frequencies[i] * direction;
-                let (cos, sin) =
-                    (angle.cos() * self.graph.rotary.scale, angle.sin() * self.graph.rotary.scale);
-                let a = row * width + head * 2 * half + i;
-                (y[a], y[a + half]) = (x[a] * cos - x[a + half] * sin, x[a + half] * cos + x[a] * sin);
-            }
-        }
-        y
-    }
-}
-
-fn log_sum(logits: &[f64]) -> f64 {
-    logits.iter().map(|logit| logit.exp()).sum::<f64>().ln()
-}
-
-/// Groups as wide as the weight: rows for a norm, heads for the norm of q or k.
-fn norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<Vec<f64>> {
-    let width = weight.len();
-    let rstd: Vec<f64> = x
-        .chunks(width)
-        .map(|x| 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / width as f64 + eps).sqrt())
-        .collect();
-    let y = x.iter().enumerate().map(|(at, x)| x * rstd[at / width] * weight[at % width]).collect();
-    vec![y, rstd]
-}
-
-fn norm_backward(x: &[f64], rstd: &[f64], dy: &[f64], weight: &[f64]) -> (Vec<f64>, Vec<f64>) {
-    let width = weight.len();
-    let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; width]);
-    for (group, r) in rstd.iter().enumerate() {
-        let at = |i: usize| group * width + i;
-        let dot: f64 = (0..width).map(|i| dy[at(i)] * weight[i] * x[at(i)]).sum();
-        for i in 0..width {
-            dx[at(i)] = r * dy[at(i)] * weight[i] - r * r * r * x[at(i)] * dot / width as f64;
-            dw[i] += dy[at(i)] * x[at(i)] * r;
+    /// The data of the stream that gives a value its rows.
+    pub(crate) fn data_of(&self, value: Value) -> &Data {
+        match self.graph.info(value).rows {
+            Rows::Stream(stream) | Rows::Times(stream, _) => &self.data[stream],
+            Rows::Fixed(_) => unreachable!("ops that read sequences have the rows of a stream"),
         }
     }
-    (dx, dw)
-}
 
-/// A mask that depends on salt and index alone, the same in forward and backward.
-fn mask(x: &[f64], probability: f64, salt: u32) -> Vec<f64> {
-    let keep = |at: usize| {
-        let hash = (at as u64 ^ u64::from(salt) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (hash >> 40) as f64 / f64::from(1 << 24) >= probability
-    };
-    x.iter().enumerate().map(|(at, x)| if keep(at) { x / (1.0 - probability) } else { 0.0 }).collect()
+    /// Elements of a value's row.
+    pub(crate) fn width(&self, value: Value) -> usize {
+        self.widths[value.index()]
+    }
 }

@@ -245,9 +245,9 @@ pub fn head_loss_benchmarks(threads: usize, dims: HeadLossDims) -> Result<Vec<Be
         let scale = 1.0 / rows as f32;
         if once {
             let dw = of::<bf16>(dw);
-            head_loss_backward_rounded(&pool, dims, x, w, &labels, scale, dx, dw, None, of(scratch));
+            head_loss_backward_rounded(&pool, dims, x, w, &labels, scale, Some(dx), dw, None, of(scratch));
         } else {
-            head_loss_backward(&pool, dims, x, w, &labels, scale, dx, of(dw), true, of(scratch));
+            head_loss_backward(&pool, dims, x, w, &labels, scale, Some(dx), Some(of(dw)), true, of(scratch));
         }
         Ok(start.elapsed().as_secs_f64())
     };

@@ -240,7 +240,18 @@ const KERNELS: [Kernel; 12] = [
             let [dy, h, residual, dh, _] = b.halves.split().map(|bytes| &mut of::<bf16>(bytes)[..count]);
             let (w, rstd, mut dw) =
                 (vec![bf16::from_f32(0.9); WIDTH], vec![1.5; dims.rows], vec![0.0; WIDTH]);
-            rms_norm_backward(pool, dims, dy, h, &rstd, &w, Some(residual), dh, &mut dw, of(scratch));
+            rms_norm_backward(
+                pool,
+                dims,
+                dy,
+                h,
+                &rstd,
+                &w,
+                Some(residual),
+                Some(dh),
+                Some(&mut dw),
+                of(scratch),
+            );
         },
     ),
     (

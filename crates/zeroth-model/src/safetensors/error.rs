@@ -170,6 +170,18 @@ pub enum WeightProblem {
         /// The shape in the model.
         expected: Vec<u64>,
     },
+    /// A tensor that holds a part of a parameter ends before it.
+    #[error("`{name}` has {elements} elements in {file}: the model asks for elements up to {end}")]
+    Short {
+        /// The tensor.
+        name: String,
+        /// The file.
+        file: String,
+        /// The end of the part, exclusive.
+        end: u64,
+        /// The tensor's elements.
+        elements: u64,
+    },
     /// The dtype is not supported for weights.
     #[error("`{name}` is stored as {found} in {file}: F32, BF16 and F16 are read")]
     Type {

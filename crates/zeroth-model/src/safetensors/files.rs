@@ -15,7 +15,7 @@ use super::convert;
 use super::error::{WeightProblem, WeightsError};
 use super::folder_files::FolderFiles;
 use super::header::{self, StoredTensor};
-use crate::{Parameter, ParameterTable};
+use crate::{Parameter, ParameterTable, Part};
 
 /// The number of bytes that are read and converted at a time.
 const STAGING: usize = 1 << 20;
@@ -29,12 +29,12 @@ const NEAR_NAMES: usize = 20;
 #[derive(Debug)]
 pub struct WeightFiles {
     files: Vec<(PathBuf, File)>,
-    /// The location of every parameter of the table, by name.
-    places: HashMap<String, TensorLocation>,
+    /// The locations of every parameter's parts, in order, by name.
+    places: HashMap<String, Vec<TensorLocation>>,
     warnings: Vec<WeightWarning>,
 }
 
-/// The location of a parameter in the files.
+/// The location of a parameter, or of a part of it, in the files.
 #[derive(Debug, Clone, Copy)]
 struct TensorLocation {
     file: usize,
@@ -84,7 +84,7 @@ impl WeightFiles {
         let mut problems = std::mem::take(&mut stored.problems);
         let excused = stored.check_index(listed.index.as_ref(), &mut problems);
 
-        let used: BTreeSet<&str> = table.iter().flat_map(Parameter::names).collect();
+        let used: BTreeSet<&str> = table.iter().flat_map(Parameter::stored_names).collect();
         let strangers: Vec<&Found> =
             stored.tensors.values().filter(|found| !used.contains(found.tensor.name.as_str())).collect();
         let mut warnings: Vec<WeightWarning> = strangers
@@ -95,21 +95,39 @@ impl WeightFiles {
             })
             .collect();
 
+        let missing = |name: &str, problems: &mut Vec<WeightProblem>| {
+            let names = strangers.iter().map(|found| found.tensor.name.as_str());
+            let near = (problems.len() < NEAR_NAMES).then(|| nearest(name, names));
+            let near = near.flatten().map(str::to_owned);
+            problems.push(WeightProblem::Missing { name: name.to_owned(), near });
+        };
         let mut places = HashMap::new();
         for parameter in table.iter() {
+            if !parameter.parts.is_empty() {
+                let mut locations = Vec::with_capacity(parameter.parts.len());
+                for part in &parameter.parts {
+                    match stored.tensors.get(&part.name) {
+                        Some(found) => match stored.place_part(part, found) {
+                            Ok(location) => locations.push(location),
+                            Err(problem) => problems.push(problem),
+                        },
+                        None if excused.all || excused.names.contains(&part.name) => {}
+                        None => missing(&part.name, &mut problems),
+                    }
+                }
+                places.insert(parameter.name.clone(), locations);
+                continue;
+            }
             let mut found = parameter.names().filter_map(|name| stored.tensors.get(name));
             let Some(first) = found.next() else {
                 if !excused.all && !parameter.names().any(|name| excused.names.contains(name)) {
-                    let names = strangers.iter().map(|found| found.tensor.name.as_str());
-                    let near = (problems.len() < NEAR_NAMES).then(|| nearest(&parameter.name, names));
-                    let near = near.flatten().map(str::to_owned);
-                    problems.push(WeightProblem::Missing { name: parameter.name.clone(), near });
+                    missing(&parameter.name, &mut problems);
                 }
                 continue;
             };
             match stored.place(parameter, first) {
                 Ok(place) => {
-                    places.insert(parameter.name.clone(), place);
+                    places.insert(parameter.name.clone(), vec![place]);
                 }
                 Err(problem) => {
                     problems.push(problem);
@@ -137,9 +155,9 @@ impl WeightFiles {
         &self.warnings
     }
 
-    /// The dtype in which a parameter is stored.
+    /// The dtype in which a parameter, or its first part, is stored.
     pub fn dtype(&self, parameter: &str) -> Result<DType, WeightsError> {
-        self.place(parameter).map(|place| place.dtype)
+        self.place(parameter).map(|parts| parts[0].dtype)
     }
 
     /// Reads a range of a parameter's elements as f32. Only their bytes are read.
@@ -169,26 +187,37 @@ impl WeightFiles {
         out: &mut [T],
         convert: impl Fn(DType, &[u8], &mut [T]),
     ) -> Result<(), WeightsError> {
-        let place = self.place(parameter)?;
+        let parts = self.place(parameter)?;
         let (Range { start, end }, buffer) = (elements, out.len() as u64);
-        if end > place.elements || end.checked_sub(start) != Some(buffer) {
-            let (name, elements) = (parameter.to_owned(), place.elements);
+        let total = parts.iter().map(|part| part.elements).sum();
+        if end > total || end.checked_sub(start) != Some(buffer) {
+            let (name, elements) = (parameter.to_owned(), total);
             return Err(WeightsError::Range { name, start, end, buffer, elements });
         }
-        let size = place.dtype.bytes() as usize;
-        let mut staging = vec![0; STAGING.min(out.len() * size)];
-        let mut at = place.begin + start * size as u64;
-        for part in out.chunks_mut(STAGING / size) {
-            let bytes = &mut staging[..part.len() * size];
-            let (path, file) = &self.files[place.file];
-            read_exact(file, path, parameter, bytes, at)?;
-            convert(place.dtype, bytes, part);
-            at += bytes.len() as u64;
+        let mut staging = Vec::new();
+        let (mut first, mut rest) = (0, out);
+        for place in parts {
+            let here = start.max(first)..end.min(first + place.elements);
+            if here.start < here.end {
+                let (own, after) = rest.split_at_mut((here.end - here.start) as usize);
+                rest = after;
+                let size = place.dtype.bytes() as usize;
+                staging.resize(STAGING.min(own.len() * size), 0);
+                let mut at = place.begin + (here.start - first) * size as u64;
+                for piece in own.chunks_mut(STAGING / size) {
+                    let bytes = &mut staging[..piece.len() * size];
+                    let (path, file) = &self.files[place.file];
+                    read_exact(file, path, parameter, bytes, at)?;
+                    convert(place.dtype, bytes, piece);
+                    at += bytes.len() as u64;
+                }
+            }
+            first += place.elements;
         }
         Ok(())
     }
 
-    fn place(&self, parameter: &str) -> Result<&TensorLocation, WeightsError> {
+    fn place(&self, parameter: &str) -> Result<&Vec<TensorLocation>, WeightsError> {
         self.places.get(parameter).ok_or_else(|| {
             // Sorted, so that the suggestion does not depend on the order of the hash table.
             let names: BTreeSet<&str> = self.places.keys().map(String::as_str).collect();
@@ -293,6 +322,20 @@ impl Stored {
         };
         let (begin, elements) = (found.tensor.bytes.start, parameter.elements());
         Ok(TensorLocation { file: found.file, begin, dtype, elements })
+    }
+
+    /// The location of a part of a tensor, if the tensor has these elements and a supported dtype.
+    fn place_part(&self, part: &Part, found: &Found) -> Result<TensorLocation, WeightProblem> {
+        let (name, file) = (found.tensor.name.clone(), self.file_name(found.file));
+        let (elements, end) = (found.tensor.shape.iter().product(), part.elements.end);
+        if end > elements {
+            return Err(WeightProblem::Short { name, file, end, elements });
+        }
+        let Some(dtype) = found.tensor.kind.as_dtype() else {
+            return Err(WeightProblem::Type { name, file, found: found.tensor.kind.name });
+        };
+        let begin = found.tensor.bytes.start + part.elements.start * dtype.bytes();
+        Ok(TensorLocation { file: found.file, begin, dtype, elements: end - part.elements.start })
     }
 
     /// Whether two tensors have the same dtype, shape and bytes.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use zeroth_model::{WeightFiles, WeightWarning, WeightsError, has_weights};
+use zeroth_model::{Parameter, ParameterTable, Part, WeightFiles, WeightWarning, WeightsError, has_weights};
 
 use crate::made::{Filled, filled, tiny_table, write, write_index};
 
@@ -64,6 +64,54 @@ fn tensors_that_the_model_does_not_know_are_warned_about() {
         warning.to_string(),
         "`model.layers.0.self_attn.rotary_emb.inv_freq` in model.safetensors is not a parameter of the model"
     );
+}
+
+#[test]
+fn a_parameter_is_read_from_the_parts_of_tensors_it_is_made_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut table = tiny_table(false);
+    let mut stored = filled(&table);
+    // [q; k; v] in one tensor, as some files fuse them, and an up projection in two halves.
+    let place = |table: &ParameterTable, end: &str| table.iter().position(|p| p.name.ends_with(end)).unwrap();
+    let [q, k, v] = ["q_proj.weight", "k_proj.weight", "v_proj.weight"].map(|end| place(&table, end));
+    let (up, gate) = (place(&table, "up_proj.weight"), place(&table, "gate_proj.weight"));
+    stored.push(("fused".to_owned(), vec![2, 6], 7.5));
+    stored.push(("half".to_owned(), vec![3], -1.0));
+    let mut gone: Vec<usize> = vec![q, k, v, up];
+    gone.sort_unstable();
+    for place in gone.iter().rev() {
+        stored.remove(*place);
+    }
+    write(&folder.path().join("model.safetensors"), &stored);
+    let gate_name = table.iter().nth(gate).unwrap().name.clone();
+    let mut parameters: Vec<&mut Parameter> =
+        table.units.iter_mut().flat_map(|u| &mut u.parameters).collect();
+    let part = |name: &str, elements| Part { name: name.to_owned(), elements };
+    for (index, place) in [q, k, v].into_iter().enumerate() {
+        parameters[place].parts = vec![part("fused", 4 * index as u64..4 * index as u64 + 4)];
+    }
+    parameters[up].parts = vec![part("half", 0..3), part(&gate_name, 3..6)];
+    let up_name = parameters[up].name.clone();
+    let files = WeightFiles::open(folder.path(), &table).unwrap();
+    assert_eq!(files.warnings(), []);
+    let mut elements = [0.0f32; 6];
+    files.read_f32(&up_name, 0..6, &mut elements).unwrap();
+    assert_eq!(elements, [-1.0, -1.0, -1.0, gate as f32, gate as f32, gate as f32]);
+    let mut middle = [0.0f32; 2];
+    files.read_f32(&up_name, 2..4, &mut middle).unwrap();
+    assert_eq!(middle, [-1.0, gate as f32]);
+    let error = files.read_f32(&up_name, 2..7, &mut [0.0; 5]).unwrap_err().to_string();
+    assert!(error.contains("the tensor has 6 elements"), "{error}");
+    // A part beyond its tensor, and one of a tensor that is not there.
+    let mut parameters: Vec<&mut Parameter> =
+        table.units.iter_mut().flat_map(|u| &mut u.parameters).collect();
+    parameters[q].parts = vec![part("fused", 9..13)];
+    parameters[k].parts = vec![part("elsewhere", 0..4)];
+    let error = WeightFiles::open(folder.path(), &table).unwrap_err().to_string();
+    assert!(
+        error.contains("`fused` has 12 elements in model.safetensors: the model asks for elements up to 13")
+    );
+    assert!(error.contains("`elsewhere` is missing"), "{error}");
 }
 
 #[test]

@@ -150,7 +150,7 @@ impl At<'_> {
             (0..ranks).map(|rank| self.owned(chunk, rank)).map(|range| range.end - range.start).collect();
         let (all, before): (u64, u64) =
             (owned.iter().sum(), owned[..self.binding.rank as usize].iter().sum());
-        let slices = self.sink(ranks * count * dtype.bytes());
+        let slices = self.reserve(ranks * count * dtype.bytes());
         let slice = |rank: u64| {
             let from = self.part(from, rank * all + before, count, dtype.bytes());
             copy(from, slices.part(rank * count, count, dtype.bytes()), dtype)
@@ -211,7 +211,7 @@ impl At<'_> {
 
     pub(super) fn stage(&self, chunk: &Chunk) -> Vec<Kernel> {
         let owned = self.owned(chunk, self.binding.rank);
-        let (count, dtype) = (owned.end - owned.start, self.program().types.compute);
+        let (count, dtype) = (owned.end - owned.start, self.storage(chunk.flat));
         let from = |count| self.part(BufferId::Weights(chunk.flat), chunk.range.start, count, dtype.bytes());
         let to = |count| self.part(BufferId::StagedShard(self.index), 0, count, dtype.bytes());
         if count > 0 { vec![copy(from(count), to(count), dtype)] } else { Vec::new() }
@@ -219,7 +219,7 @@ impl At<'_> {
 
     pub(super) fn bring(&self, chunk: &Chunk) -> Vec<Kernel> {
         let owned = self.owned(chunk, self.binding.rank);
-        let (count, dtype) = (owned.end - owned.start, self.program().types.compute);
+        let (count, dtype) = (owned.end - owned.start, self.storage(chunk.flat));
         if count == 0 {
             return Vec::new();
         }
@@ -240,7 +240,7 @@ impl At<'_> {
         if count == 0 {
             return Vec::new();
         }
-        let dtype = program.types.compute;
+        let dtype = self.storage(chunk.flat);
         let first = if program.stays_gathered(chunk.flat) { updated.start } else { 0 };
         let to = self.part(BufferId::Weights(chunk.flat), first + chunk.range.start, count, dtype.bytes());
         vec![copy(self.part(self.travelling(), 0, count, dtype.bytes()), to, dtype)]
@@ -355,11 +355,11 @@ impl At<'_> {
         };
         let weights = match self.written(&[BufferId::Weights(flat), BufferId::UpdatedWeights(self.index)]) {
             id @ BufferId::UpdatedWeights(_) => {
-                self.part(id, range.start - tile.start, count, self.run_bytes())
+                self.part(id, range.start - tile.start, count, self.storage(flat).bytes())
             }
             id => {
                 let first = if program.stays_gathered(flat) { 0 } else { updated.start };
-                self.part(id, range.start - first, count, self.run_bytes())
+                self.part(id, range.start - first, count, self.storage(flat).bytes())
             }
         };
         let moment = |moment| state(BufferId::Moment(moment, flat), program.moment_dtype.bytes());
@@ -402,7 +402,7 @@ impl At<'_> {
         let program = self.program();
         match &self.section.instructions[self.index].action {
             Action::AllGather(flat) => {
-                let counts = self.shard_counts(*flat, self.run_bytes());
+                let counts = self.shard_counts(*flat, self.storage(*flat).bytes());
                 let own = counts[self.binding.rank as usize] as u64;
                 let all = self.whole(self.gathered(*flat), counts.iter().sum::<usize>() as u64);
                 if program.residency[*flat].weights.is_offloaded() {
@@ -412,8 +412,9 @@ impl At<'_> {
                 Collective::AllGather { send: self.whole(BufferId::Weights(*flat), own), recv: all, counts }
             }
             Action::AllGatherWeights(chunk) => {
-                let all = self.shard_counts(chunk.flat, self.run_bytes()).iter().sum::<usize>() as u64;
-                let bytes = |elements: u64| (elements * self.run_bytes()) as usize;
+                let size = self.storage(chunk.flat).bytes();
+                let all = self.shard_counts(chunk.flat, size).iter().sum::<usize>() as u64;
+                let bytes = |elements: u64| (elements * size) as usize;
                 let owned: Vec<Range<u64>> =
                     (0..program.layout.ranks).map(|rank| self.owned(chunk, rank)).collect();
                 Collective::InPlace {
@@ -425,7 +426,8 @@ impl At<'_> {
             Action::BroadcastWeights { flat, root } => {
                 let shard = program.layout.flats[*flat].shard(*root as u64, program.layout.ranks);
                 let count = shard.end - shard.start;
-                let buffer = self.part(BufferId::Weights(*flat), shard.start, count, self.run_bytes());
+                let size = self.storage(*flat).bytes();
+                let buffer = self.part(BufferId::Weights(*flat), shard.start, count, size);
                 Collective::Broadcast { root: *root, buffer }
             }
             Action::AllGatherGrad(flat) => {

@@ -1,7 +1,7 @@
 //! Lowering of instructions to kernel launches over arena spans, and to collectives.
 //!
-//! Kernel sizes follow from the model's shapes, operands from the placement of their buffers. Only the number of rows
-//! differs between micro-batches, so a section is lowered once per row size.
+//! Kernel sizes follow from the model's shapes, operands from the placement of their buffers. Only the rows of the streams
+//! differ between micro-batches, so a section is lowered once per size; a value's rows follow from its stream's.
 
 mod flats;
 mod ops;
@@ -15,7 +15,7 @@ use zeroth_kernel::{Access, Kernel, Launch, Report, Span};
 use super::buffer::ALIGNMENT;
 use super::buffer_analysis::{BufferAnalysis, report_bytes};
 use super::grad_destinations::GradSlice;
-use super::{Action, BufferId, Program, Section};
+use super::{Action, BufferId, Program, Section, StreamSizes};
 
 /// The work of an instruction on one rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,9 +109,10 @@ struct At<'a> {
     touched: &'a [(BufferId, Access)],
     span: &'a dyn Fn(BufferId) -> Span,
     binding: Binding<'a>,
-    rows: u64,
-    /// Scratch bytes reserved at the start for outputs that no one reads.
-    sinks: std::cell::Cell<u64>,
+    /// Rows of every stream.
+    rows: &'a [u64],
+    /// Scratch bytes that lowering reserves at the start, before those of the kernels.
+    reserved: std::cell::Cell<u64>,
     index: usize,
 }
 
@@ -122,33 +123,39 @@ impl<'a> Lowering<'a> {
     }
 
     /// Scratch bytes of every instruction of a section: the maximum over all row sizes.
-    pub fn scratch(&self, section: &Section, row_sizes: &[u64]) -> Vec<u64> {
+    pub fn scratch(&self, section: &Section, row_sizes: &StreamSizes) -> Vec<u64> {
         let count = section.instructions.len();
         let touches = self.source.touches(section, &vec![0; count]);
         // Sizes do not depend on placement: every buffer counts as large enough.
         let span = |_: BufferId| Span::device(0, u64::MAX / 4);
         let binding = Binding { rank: 0, seed: 0, decayed: &|_| true };
         let of = |index: usize| {
-            let sizes = row_sizes.iter().map(|rows| {
-                let at = self.at(section, index, &touches[index], &span, binding, *rows);
+            let count = match &section.instructions[index].action {
+                // A copy for every rank: copies need no scratch.
+                Action::PackGrad(_) | Action::CastAndPackGrad(_) => 0,
+                action if action.chunk().is_some() || action.flat().is_some() => 1,
+                _ => row_sizes.len(),
+            };
+            let sizes = row_sizes.iter().take(count).map(|rows| {
+                let at = self.at(section, index, &touches[index], &span, binding, rows);
                 let kernels = at.kernels();
                 let (target, dtype) = (self.source.target, self.source.program.types.compute);
                 let most = kernels.iter().map(|kernel| target.scratch(kernel, dtype));
-                at.sinks.get() + most.max().unwrap_or(0)
+                at.reserved.get() + most.max().unwrap_or(0)
             });
             sizes.max().unwrap_or(0)
         };
         (0..count).map(of).collect()
     }
 
-    /// Lowers a section for one rank and row count.
+    /// Lowers a section for one rank and the rows of every stream.
     pub fn lower(
         &self,
         section: &Section,
         span: &dyn Fn(BufferId) -> Span,
         scratch: &dyn Fn(usize) -> Option<Span>,
         binding: Binding<'_>,
-        rows: u64,
+        rows: &[u64],
     ) -> Vec<Work> {
         let sizes: Vec<u64> =
             (0..section.instructions.len()).map(|at| scratch(at).map_or(0, |span| span.bytes)).collect();
@@ -165,7 +172,7 @@ impl<'a> Lowering<'a> {
                 return Work::Nothing;
             }
             let all = scratch(index).unwrap_or(Span::device(0, 0));
-            let rest = all.part(at.sinks.get(), all.bytes - at.sinks.get(), 1);
+            let rest = all.part(at.reserved.get(), all.bytes - at.reserved.get(), 1);
             let dtype = self.source.program.types.compute;
             Work::Launches(
                 kernels.into_iter().map(|kernel| Launch { kernel, dtype, scratch: rest }).collect(),
@@ -181,7 +188,7 @@ impl<'a> Lowering<'a> {
         touched: &'b [(BufferId, Access)],
         span: &'b dyn Fn(BufferId) -> Span,
         binding: Binding<'b>,
-        rows: u64,
+        rows: &'b [u64],
     ) -> At<'b> {
         At {
             source: self.source,
@@ -190,7 +197,7 @@ impl<'a> Lowering<'a> {
             span,
             binding,
             rows,
-            sinks: std::cell::Cell::new(0),
+            reserved: std::cell::Cell::new(0),
             index,
         }
     }
@@ -201,8 +208,9 @@ impl At<'_> {
         self.source.program
     }
 
-    fn run_bytes(&self) -> u64 {
-        self.program().types.compute.bytes()
+    /// The dtype in which a flat's parameters are kept and gathered.
+    fn storage(&self, flat: usize) -> DType {
+        self.program().layout.flats[flat].storage
     }
 
     /// The span of `count` elements of a buffer from `first` on.
@@ -221,7 +229,12 @@ impl At<'_> {
         };
         let found = self.touched.iter().map(|(id, _)| id).find(|id| stands(id));
         let id = found.copied().unwrap_or(BufferId::Value(value.index()));
-        self.part(id, 0, self.rows, self.source.row_bytes(value.index()))
+        self.part(id, 0, self.rows(value), self.source.row_bytes(value.index()))
+    }
+
+    /// The rows of a value in this micro-batch.
+    fn rows(&self, value: Value) -> u64 {
+        self.source.backward.values[value.index()].rows.count(self.rows)
     }
 
     fn width(&self, value: Value) -> usize {
@@ -241,7 +254,7 @@ impl At<'_> {
             _ => false,
         };
         let (id, _) = self.touched.iter().find(|(id, _)| gathers(id)).expect("its flat is read");
-        self.part(*id, slot.start, slot.elements, self.run_bytes())
+        self.part(*id, slot.start, slot.elements, self.storage(flat).bytes())
     }
 
     /// The span of a gradient slice.
@@ -257,24 +270,22 @@ impl At<'_> {
 
     /// Whether this node accumulates into a parameter's gradient instead of overwriting it.
     fn adds(&self, node: &GradNode, param: ParamId) -> bool {
-        let first = self.source.backward.nodes.iter().find(|node| node.accumulates_into.contains(&param));
-        let is_first = first.is_some_and(|first| std::ptr::eq(first, node));
+        let first = self.source.backward.first_producers[param.index()];
+        let is_first =
+            first.is_some_and(|first| std::ptr::eq(&raw const self.source.backward.nodes[first], node));
         !(is_first && self.program().begins_gradients(self.section.kind))
     }
 
-    /// Scratch for an output that no one reads.
-    fn sink(&self, bytes: u64) -> Span {
-        let at = self.sinks.get();
-        self.sinks.set(at + bytes.next_multiple_of(ALIGNMENT));
+    /// Scratch between kernels of this instruction.
+    fn reserve(&self, bytes: u64) -> Span {
+        let at = self.reserved.get();
+        self.reserved.set(at + bytes.next_multiple_of(ALIGNMENT));
         self.part(BufferId::Scratch(self.index), at, bytes, 1)
     }
 
-    fn grad_destination(&self, node: &GradNode, param: ParamId) -> Span {
-        if node.accumulates_into.contains(&param) {
-            self.gradient(param)
-        } else {
-            self.sink(4 * self.source.graph.param(param).elements())
-        }
+    /// The span of the gradient of a parameter that a node reads; `None` where the parameter is frozen.
+    fn grad_destination(&self, node: &GradNode, param: ParamId) -> Option<Span> {
+        node.accumulates_into.contains(&param).then(|| self.gradient(param))
     }
 
     /// The span of the loss in this rank's report.
@@ -299,11 +310,12 @@ impl At<'_> {
             Kind::Activation => self.program().types.compute,
             Kind::Statistic | Kind::Index => DType::F32,
         };
+        let rows = self.source.backward.values[value].rows.count(self.rows);
         let row_bytes = self.source.row_bytes(value);
         Kernel::Convert {
-            from: self.part(from, 0, self.rows, row_bytes),
+            from: self.part(from, 0, rows, row_bytes),
             from_type: dtype,
-            to: self.part(to, 0, self.rows, row_bytes),
+            to: self.part(to, 0, rows, row_bytes),
             to_type: dtype,
             found_inf: None,
         }
@@ -320,6 +332,8 @@ impl At<'_> {
             Action::Logits { node, sequences } => {
                 vec![self.logits(&self.source.graph.nodes[*node], *sequences)]
             }
+            Action::StoreKv(node) => self.store_kv(*node).to_vec(),
+            Action::CachedAttention(node) => vec![self.cached_attention(*node)],
             Action::Backward(node) => self.backward(&self.source.backward.nodes[*node]),
             Action::Recompute { node, from_sum } => {
                 let node = &self.source.graph.nodes[*node];

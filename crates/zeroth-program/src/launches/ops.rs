@@ -2,26 +2,27 @@
 
 use zeroth_graph::{GradNode, GradOp, GradWrite, Node, Op, ParamId, Value};
 use zeroth_kernel::{
-    AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
-    RopeDims,
+    AttentionDims, CacheRange, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
+    RmsNormDims, RopeDims, StoreRowsDims,
 };
-use zeroth_kernel::{Kernel, TiedRowsIn, TiedRowsOut};
+use zeroth_kernel::{HeadLossDw, Kernel, TiedRowsIn, TiedRowsOut};
 
 use super::super::BufferId;
 use super::{At, Span};
 
 impl At<'_> {
     fn norm_dims(&self, op: Op, x: Value) -> RmsNormDims {
-        let (rows, width) = (self.rows as usize, self.width(x));
+        let (rows, width) = (self.rows(x) as usize, self.width(x));
         match op {
             Op::RmsNorm { eps } | Op::AddRmsNorm { eps } => RmsNormDims { rows, width, eps: eps as f32 },
             other => unreachable!("{} is no norm", other.name()),
         }
     }
 
-    fn linear_dims(&self, weight: ParamId) -> LinearDims {
+    /// `x` is an operand or a result: all have the same rows.
+    fn linear_dims(&self, weight: ParamId, x: Value) -> LinearDims {
         let [outputs, inputs] = self.shape(weight);
-        LinearDims { rows: self.rows as usize, inputs, outputs }
+        LinearDims { rows: self.rows(x) as usize, inputs, outputs }
     }
 
     fn attention_dims(&self, op: Op, q: Value) -> AttentionDims {
@@ -29,7 +30,7 @@ impl At<'_> {
             unreachable!("attention's own dims")
         };
         AttentionDims {
-            rows: self.rows as usize,
+            rows: self.rows(q) as usize,
             heads: heads as usize,
             kv_heads: kv_heads as usize,
             head_dim: self.width(q) / heads as usize,
@@ -38,49 +39,54 @@ impl At<'_> {
         }
     }
 
-    fn starts(&self) -> Span {
-        self.part(BufferId::Starts, 0, self.source.graph.info(self.source.graph.inputs[0]).rows + 2, 4)
+    /// The sequence starts of the stream that a forward value has the rows of.
+    fn starts(&self, value: Value) -> Span {
+        let stream = self.source.stream_of(value);
+        self.part(BufferId::Starts(stream), 0, self.source.graph.streams[stream].rows + 2, 4)
     }
 
-    fn rope_dims(&self, heads: u64, x: Value) -> RopeDims {
+    fn rope_dims(&self, heads: u64, rotary: usize, x: Value) -> RopeDims {
         let head_dim = self.width(x) / heads as usize;
-        let rotated = 2 * self.source.graph.rotary.frequencies.len();
-        RopeDims { rows: self.rows as usize, heads: heads as usize, head_dim, rotated }
+        let rotated = 2 * self.source.graph.rotaries[rotary].frequencies.len();
+        RopeDims { rows: self.rows(x) as usize, heads: heads as usize, head_dim, rotated }
     }
 
-    /// Cosines and sines of the rotary embedding.
-    fn angles(&self) -> [Span; 2] {
-        let pairs = self.source.graph.rotary.frequencies.len() as u64;
-        [BufferId::Cosines, BufferId::Sines].map(|id| self.part(id, 0, self.rows * pairs, 4))
+    /// Cosines and sines of a rotary embedding at these positions.
+    fn angles(&self, rotary: usize, positions: Value) -> [Span; 2] {
+        let pairs = self.source.graph.rotaries[rotary].frequencies.len() as u64;
+        let stream = self.source.stream_of(positions);
+        [BufferId::Cosines { stream, rotary }, BufferId::Sines { stream, rotary }]
+            .map(|id| self.part(id, 0, self.rows(positions) * pairs, 4))
     }
 
-    fn rope(&self, op: Op, x: Value, y: Value, back: bool) -> Kernel {
-        let Op::Rope { heads } = op else { unreachable!("rope's own kernel") };
-        let ([cos, sin], dims) = (self.angles(), self.rope_dims(heads, x));
+    fn rope(&self, op: Op, [x, positions]: [Value; 2], y: Value, back: bool) -> Kernel {
+        let Op::Rope { heads, rotary } = op else { unreachable!("rope's own kernel") };
+        let ([cos, sin], dims) = (self.angles(rotary, positions), self.rope_dims(heads, rotary, x));
         Kernel::Rope { dims, cos, sin, x: self.value(x), y: self.value(y), back }
     }
 
     fn head_norm_rope_dims(&self, op: Op, x: Value) -> HeadNormRopeDims {
-        let Op::HeadNormRope { heads, eps } = op else { unreachable!("its own dims") };
-        HeadNormRopeDims { rope: self.rope_dims(heads, x), eps: eps as f32 }
+        let Op::HeadNormRope { heads, eps, rotary } = op else { unreachable!("its own dims") };
+        HeadNormRopeDims { rope: self.rope_dims(heads, rotary, x), eps: eps as f32 }
     }
 
-    fn dropout(&self, op: Op, x: Value, y: Value) -> Kernel {
+    /// `of` is the operand of forward.
+    fn dropout(&self, op: Op, of: Value, x: Value, y: Value) -> Kernel {
         let Op::Dropout { probability, salt } = op else { unreachable!("dropout's own kernel") };
         Kernel::Dropout {
             probability: probability as f32,
             seed: self.binding.seed,
             op: salt,
             width: self.width(x),
-            keys: self.part(BufferId::Keys, 0, self.rows, 16),
+            keys: self.part(BufferId::Keys(self.source.stream_of(of)), 0, self.rows(x), 16),
             x: self.value(x),
             y: self.value(y),
         }
     }
 
-    fn head_dims(&self, weight: ParamId) -> HeadLossDims {
+    fn head_dims(&self, weight: ParamId, x: Value) -> HeadLossDims {
         let [vocab, hidden] = self.shape(weight);
-        HeadLossDims { rows: self.rows as usize, hidden, vocab }
+        HeadLossDims { rows: self.rows(x) as usize, hidden, vocab }
     }
 
     pub(super) fn forward(&self, node: &Node) -> Kernel {
@@ -91,21 +97,21 @@ impl At<'_> {
                 let [vocab, width] = self.shape(node.params[0]);
                 Kernel::Embedding {
                     dims: EmbeddingDims { vocab, width },
-                    rows: self.rows as usize,
+                    rows: self.rows(node.outputs[0]) as usize,
                     ids: input(0),
                     table: self.param(node.params[0]),
                     y: output(0),
                 }
             }
             Op::Linear => Kernel::Linear {
-                dims: self.linear_dims(node.params[0]),
+                dims: self.linear_dims(node.params[0], node.inputs[0]),
                 x: input(0),
                 w: self.param(node.params[0]),
                 bias: node.params.get(1).map(|bias| self.param(*bias)),
                 y: output(0),
             },
-            Op::HeadNormRope { .. } => {
-                let [cos, sin] = self.angles();
+            Op::HeadNormRope { rotary, .. } => {
+                let [cos, sin] = self.angles(rotary, node.inputs[1]);
                 Kernel::HeadNormRope {
                     dims: self.head_norm_rope_dims(node.op, node.inputs[0]),
                     x: input(0),
@@ -132,10 +138,10 @@ impl At<'_> {
                 y: output(1),
                 rstd: output(2),
             },
-            Op::Rope { .. } => self.rope(node.op, node.inputs[0], node.outputs[0], false),
+            Op::Rope { .. } => self.rope(node.op, [node.inputs[0], node.inputs[1]], node.outputs[0], false),
             Op::Attention { .. } => Kernel::Attention {
                 dims: self.attention_dims(node.op, node.inputs[0]),
-                starts: self.starts(),
+                starts: self.starts(node.inputs[0]),
                 q: input(0),
                 k: input(1),
                 v: input(2),
@@ -145,9 +151,9 @@ impl At<'_> {
             Op::GatedActivation(activation) => {
                 Kernel::GatedActivation { activation, gate: input(0), up: input(1), y: output(0) }
             }
-            Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.outputs[0]),
+            Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.inputs[0], node.outputs[0]),
             Op::HeadLoss => Kernel::HeadLoss {
-                dims: self.head_dims(node.params[0]),
+                dims: self.head_dims(node.params[0], node.inputs[0]),
                 x: input(0),
                 w: self.param(node.params[0]),
                 labels: input(1),
@@ -159,13 +165,52 @@ impl At<'_> {
     /// The head on the last token of each sequence.
     pub(super) fn logits(&self, head: &Node, sequences: u64) -> Kernel {
         let [vocab, hidden] = self.shape(head.params[0]);
-        let dims = LogitsDims { rows: self.rows as usize, sequences: sequences as usize, hidden, vocab };
+        let rows = self.rows(head.inputs[0]) as usize;
+        let dims = LogitsDims { rows, sequences: sequences as usize, hidden, vocab };
         Kernel::Logits {
             dims,
-            starts: self.starts(),
+            starts: self.starts(head.inputs[0]),
             x: self.value(head.inputs[0]),
             w: self.param(head.params[0]),
             logits: self.part(BufferId::Logits, 0, sequences * vocab as u64, 4),
+        }
+    }
+
+    /// The cache rows of every row of `value`.
+    fn cache_ranges(&self, value: Value) -> Span {
+        self.part(BufferId::CacheRanges, 0, self.rows(value), size_of::<CacheRange>() as u64)
+    }
+
+    /// A cache of rows with the stride of `value`.
+    fn cache(&self, id: BufferId, value: Value) -> Span {
+        self.part(id, 0, self.program().cached_tokens, self.source.row_bytes(value.index()))
+    }
+
+    /// Copies of the keys and values of an attention node to its cache.
+    pub(super) fn store_kv(&self, at: usize) -> [Kernel; 2] {
+        let inputs = &self.source.graph.nodes[at].inputs;
+        [(inputs[1], BufferId::CachedKeys(at)), (inputs[2], BufferId::CachedValues(at))].map(|(value, id)| {
+            let (rows, cached) = (self.rows(value) as usize, self.program().cached_tokens as usize);
+            Kernel::StoreRows {
+                dims: StoreRowsDims { rows, width: self.width(value), cached },
+                ranges: self.cache_ranges(value),
+                x: self.value(value),
+                cache: self.cache(id, value),
+            }
+        })
+    }
+
+    /// An attention node over its cache.
+    pub(super) fn cached_attention(&self, at: usize) -> Kernel {
+        let node = &self.source.graph.nodes[at];
+        Kernel::CachedAttention {
+            dims: self.attention_dims(node.op, node.inputs[0]),
+            cached: self.program().cached_tokens as usize,
+            ranges: self.cache_ranges(node.inputs[0]),
+            q: self.value(node.inputs[0]),
+            k: self.cache(BufferId::CachedKeys(at), node.inputs[1]),
+            v: self.cache(BufferId::CachedValues(at), node.inputs[2]),
+            y: self.value(node.outputs[0]),
         }
     }
 
@@ -194,7 +239,8 @@ impl At<'_> {
     /// The rows of a gradient that the head leaves to an embedding, and their token ids.
     fn waiting(&self, node: &GradNode, width: usize) -> Option<TiedRowsOut> {
         let tokens = self.source.waiting_tokens(self.section.kind, node)?;
-        let rows = self.part(BufferId::WaitingRows, 0, self.rows * width as u64, 4);
+        let count = self.rows(tokens) * self.width(tokens) as u64;
+        let rows = self.part(BufferId::WaitingRows, 0, count * width as u64, 4);
         Some(TiedRowsOut { ids: self.value(tokens), rows })
     }
 
@@ -204,10 +250,7 @@ impl At<'_> {
         let of = &self.source.graph.nodes[node.of];
         let kernel = match node.op {
             GradOp::HeadLoss => {
-                let (dims, weight) = (self.head_dims(node.params[0]), node.params[0]);
-                let dx = node.outputs.get(1).map(|(dx, _)| self.value(*dx));
-                let lands = node.accumulates_into.contains(&weight);
-                let unasked = zeroth_kernel::GradStore::Write;
+                let (dims, weight) = (self.head_dims(node.params[0], node.inputs[0]), node.params[0]);
                 Kernel::HeadLossBackward {
                     dims,
                     x: input(0),
@@ -216,21 +259,23 @@ impl At<'_> {
                     loss: self.loss(),
                     input: self.whole(BufferId::Input, size_of::<zeroth_kernel::StepInput>() as u64),
                     control: self.whole(BufferId::Control, size_of::<zeroth_kernel::Control>() as u64),
-                    dx: dx.unwrap_or_else(|| self.sink(input(0).bytes)),
-                    dw: self.grad_destination(node, weight),
-                    store: if lands { self.product_lands(node, weight) } else { unasked },
-                    tied_rows: self.waiting(node, dims.hidden),
+                    dx: node.outputs.get(1).map(|(dx, _)| self.value(*dx)),
+                    dw: self.grad_destination(node, weight).map(|to| HeadLossDw {
+                        to,
+                        store: self.product_lands(node, weight),
+                        tied_rows: self.waiting(node, dims.hidden),
+                    }),
                 }
             }
             GradOp::LinearInput => Kernel::LinearDx {
-                dims: self.linear_dims(node.params[0]),
+                dims: self.linear_dims(node.params[0], node.inputs[0]),
                 dy: input(0),
                 w: self.param(node.params[0]),
                 dx: output(0),
                 add: node.outputs[0].1 == GradWrite::Add,
             },
             GradOp::LinearParams => {
-                let dims = self.linear_dims(of.params[0]);
+                let dims = self.linear_dims(of.params[0], node.inputs[0]);
                 let lands = |param: &&ParamId| node.accumulates_into.contains(*param);
                 let weight = of.params.first().filter(lands).map(|weight| Kernel::LinearDw {
                     dims,
@@ -247,8 +292,7 @@ impl At<'_> {
                 return weight.into_iter().chain(bias).collect();
             }
             GradOp::HeadNormRope(op) => {
-                let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
-                let [cos, sin] = self.angles();
+                let [cos, sin] = self.angles(op.rotary().expect("it rotates"), node.inputs[3]);
                 Kernel::HeadNormRopeBackward {
                     dims: self.head_norm_rope_dims(op, node.inputs[0]),
                     dy: input(2),
@@ -257,27 +301,24 @@ impl At<'_> {
                     w: self.param(node.params[0]),
                     cos,
                     sin,
-                    dh: dh.unwrap_or_else(|| self.sink(input(0).bytes)),
+                    dh: node.outputs.first().map(|(dh, _)| self.value(*dh)),
                     dw: self.grad_destination(node, node.params[0]),
                 }
             }
-            GradOp::RmsNorm(op) | GradOp::AddRmsNorm(op) => {
-                let dh = node.outputs.first().map(|(dh, _)| self.value(*dh));
-                Kernel::RmsNormBackward {
-                    dims: self.norm_dims(op, node.inputs[0]),
-                    h: input(0),
-                    rstd: input(1),
-                    dy: input(2),
-                    residual: node.inputs.get(3).map(|residual| self.value(*residual)),
-                    w: self.param(node.params[0]),
-                    dh: dh.unwrap_or_else(|| self.sink(input(0).bytes)),
-                    dw: self.grad_destination(node, node.params[0]),
-                }
-            }
-            GradOp::Rope(op) => self.rope(op, node.inputs[0], node.outputs[0].0, true),
+            GradOp::RmsNorm(op) | GradOp::AddRmsNorm(op) => Kernel::RmsNormBackward {
+                dims: self.norm_dims(op, node.inputs[0]),
+                h: input(0),
+                rstd: input(1),
+                dy: input(2),
+                residual: node.inputs.get(3).map(|residual| self.value(*residual)),
+                w: self.param(node.params[0]),
+                dh: node.outputs.first().map(|(dh, _)| self.value(*dh)),
+                dw: self.grad_destination(node, node.params[0]),
+            },
+            GradOp::Rope(op) => self.rope(op, [node.inputs[0], node.inputs[1]], node.outputs[0].0, true),
             GradOp::Attention(op) => Kernel::AttentionBackward {
                 dims: self.attention_dims(op, node.inputs[0]),
-                starts: self.starts(),
+                starts: self.starts(of.inputs[0]),
                 q: input(0),
                 k: input(1),
                 v: input(2),
@@ -296,13 +337,13 @@ impl At<'_> {
                 dgate: output(0),
                 dup: output(1),
             },
-            GradOp::Dropout(op) => self.dropout(op, node.inputs[0], node.outputs[0].0),
+            GradOp::Dropout(op) => self.dropout(op, of.inputs[0], node.inputs[0], node.outputs[0].0),
             GradOp::Embedding => {
                 let (table, [vocab, width]) = (of.params[0], self.shape(of.params[0]));
                 let broken = self.broken(self.program().layout.place(table).0);
                 Kernel::EmbeddingBackward {
                     dims: EmbeddingDims { vocab, width },
-                    rows: self.rows as usize,
+                    rows: self.rows(node.inputs[1]) as usize,
                     ids: input(0),
                     dy: input(1),
                     dtable: self.gradient(table),

@@ -8,9 +8,9 @@
 //! everything a run computes that no other unit reads is dropped and recomputed before the run's backward. Where only
 //! some blocks are recomputed, they are the first: backward reaches them when the memory of the others is free again.
 
-use std::ops::Range;
+use std::collections::{BTreeSet, HashMap};
 
-use zeroth_graph::{Backward, Graph, Op, Value};
+use zeroth_graph::{Backward, Graph, Op, UnitId, Value};
 use zeroth_kernel::Queue;
 
 use super::super::{Action, Instruction, Program, Recompute, Section, Settings};
@@ -21,16 +21,20 @@ pub(in super::super) fn checkpoint(
     backward: &Backward,
     settings: &Settings,
 ) -> Program {
-    let model = Model { graph, backward };
-    let all = 0..graph.units.len();
+    let mut is_read_by_backward = vec![false; backward.values.len()];
+    for input in backward.nodes.iter().flat_map(|node| &node.inputs) {
+        is_read_by_backward[input.index()] = true;
+    }
+    let model = Model { graph, backward, is_read_by_backward: &is_read_by_backward };
+    let all: Vec<UnitId> = (0..graph.units.len()).map(UnitId::at).collect();
     let (runs, single) = match settings.recompute {
         Recompute::Nothing => return program,
-        Recompute::NormSwiGlu => (Vec::new(), model.single(all, |op| !matches!(op, Op::Attention { .. }))),
-        Recompute::Attention => (Vec::new(), model.single(all, |_| true)),
-        Recompute::Block { blocks, checkpoints: kept, .. } => {
-            let there = graph.units.len().saturating_sub(2);
-            let first = blocks.map_or(there, |blocks| there.min(blocks as usize));
-            let others = first + 1..there + 1;
+        Recompute::NormSwiGlu => (Vec::new(), model.single(&all, |op| !matches!(op, Op::Attention { .. }))),
+        Recompute::Attention => (Vec::new(), model.single(&all, |_| true)),
+        Recompute::Block { blocks: most, checkpoints: kept, .. } => {
+            let blocks: Vec<UnitId> = graph.blocks().collect();
+            let first = most.map_or(blocks.len(), |most| blocks.len().min(most as usize));
+            let (first, others) = blocks.split_at(first);
             (model.runs(first, kept), model.single(others, |op| !matches!(op, Op::Attention { .. })))
         }
     };
@@ -53,7 +57,7 @@ pub(in super::super) fn checkpoint(
 
 /// Values that are recomputed together: the dropped values, and the nodes that recompute those that backward reads.
 struct Group {
-    dropped: Vec<bool>,
+    dropped: BTreeSet<usize>,
     nodes: Vec<usize>,
 }
 
@@ -61,19 +65,20 @@ struct Group {
 struct Model<'a> {
     graph: &'a Graph,
     backward: &'a Backward,
+    /// By value.
+    is_read_by_backward: &'a [bool],
 }
 
 impl Model<'_> {
-    fn is_read_by_backward(&self, value: Value) -> bool {
-        self.backward.nodes.iter().any(|node| node.inputs.contains(&value))
-    }
-
     /// A group for each norm, gated activation and attention of these units whose op is wanted; only its own output is
     /// dropped.
-    fn single(&self, units: Range<usize>, wanted: impl Fn(Op) -> bool) -> Vec<Group> {
-        let mut groups = Vec::new();
-        let inside = |node: &zeroth_graph::Node| units.contains(&node.unit.index());
-        for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside(node)) {
+    fn single(&self, units: &[UnitId], wanted: impl Fn(Op) -> bool) -> Vec<Group> {
+        let mut groups: Vec<Option<Group>> = Vec::new();
+        // The group that drops a value.
+        let mut owners: HashMap<usize, usize> = HashMap::new();
+        let inside = self.inside(units);
+        for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside[node.unit.index()])
+        {
             // Large outputs that only this op's consumers read; the residual sum flows on and stays.
             let given: &[Value] = match node.op {
                 Op::RmsNorm { .. } | Op::HeadNormRope { .. } | Op::GatedActivation(_) => &node.outputs[..1],
@@ -81,59 +86,58 @@ impl Model<'_> {
                 Op::Attention { .. } => &node.outputs,
                 _ => continue,
             };
-            if !wanted(node.op) || !given.iter().any(|value| self.is_read_by_backward(*value)) {
+            if !wanted(node.op) || !given.iter().any(|value| self.is_read_by_backward[value.index()]) {
                 continue;
             }
-            let mut dropped = vec![false; self.graph.values.len()];
-            for value in given {
-                dropped[value.index()] = true;
-            }
+            let mut dropped: BTreeSet<usize> = given.iter().map(|value| value.index()).collect();
             // Attention's inputs may be dropped too: they are recomputed in one group with it, right before it.
+            let feeding: BTreeSet<usize> =
+                node.inputs.iter().filter_map(|value| owners.get(&value.index()).copied()).collect();
             let mut nodes = Vec::new();
-            groups.retain(|earlier: &Group| {
-                let feeds = node.inputs.iter().any(|value| earlier.dropped[value.index()]);
-                if feeds {
-                    nodes.extend(&earlier.nodes);
-                    dropped.iter_mut().zip(&earlier.dropped).for_each(|(all, one)| *all |= one);
-                }
-                !feeds
-            });
+            for earlier in feeding.into_iter().filter_map(|place| groups[place].take()) {
+                nodes.extend(earlier.nodes);
+                dropped.extend(earlier.dropped);
+            }
             nodes.push(index);
-            groups.push(Group { dropped, nodes });
+            owners.extend(dropped.iter().map(|value| (*value, groups.len())));
+            groups.push(Some(Group { dropped, nodes }));
         }
-        groups
+        groups.into_iter().flatten().collect()
     }
 
-    /// A group for each run of the first `blocks` blocks (the units after the embedding), so that `kept` inputs stay.
-    fn runs(&self, blocks: usize, kept: Option<u64>) -> Vec<Group> {
-        let kept = kept.map_or(blocks, |kept| kept as usize).clamp(1, blocks.max(1));
-        let length = blocks.div_ceil(kept).max(1);
-        (0..blocks)
-            .step_by(length)
-            .map(|first| self.run(first + 1..(first + length).min(blocks) + 1))
-            .collect()
+    /// For each unit of the graph, whether it is one of these.
+    fn inside(&self, units: &[UnitId]) -> Vec<bool> {
+        let mut inside = vec![false; self.graph.units.len()];
+        for unit in units {
+            inside[unit.index()] = true;
+        }
+        inside
     }
 
-    fn run(&self, units: Range<usize>) -> Group {
-        let inside = |node: &zeroth_graph::Node| units.contains(&node.unit.index());
-        let mut dropped = vec![false; self.graph.values.len()];
-        for node in self.graph.nodes.iter().filter(|node| inside(node)) {
-            node.outputs.iter().for_each(|value| dropped[value.index()] = true);
-        }
-        for node in self.graph.nodes.iter().filter(|node| !inside(node)) {
-            node.inputs.iter().for_each(|value| dropped[value.index()] = false);
+    /// A group for each run of these blocks, so that `kept` inputs stay.
+    fn runs(&self, blocks: &[UnitId], kept: Option<u64>) -> Vec<Group> {
+        let most = blocks.len();
+        let kept = kept.map_or(most, |kept| kept as usize).clamp(1, most.max(1));
+        blocks.chunks(most.div_ceil(kept).max(1)).map(|units| self.run(units)).collect()
+    }
+
+    fn run(&self, units: &[UnitId]) -> Group {
+        let is_inside = self.inside(units);
+        let inside = |node: &zeroth_graph::Node| is_inside[node.unit.index()];
+        let own = self.graph.nodes.iter().filter(|node| inside(node));
+        let mut dropped: BTreeSet<usize> =
+            own.flat_map(|node| node.outputs.iter().map(|o| o.index())).collect();
+        for input in self.graph.nodes.iter().filter(|node| !inside(node)).flat_map(|node| &node.inputs) {
+            dropped.remove(&input.index());
         }
         // Backwards over the nodes: one is needed if backward or a needed node reads its output.
-        let mut needed: Vec<bool> = (0..self.graph.values.len())
-            .map(|value| {
-                dropped[value]
-                    && self.backward.nodes.iter().any(|node| node.inputs.iter().any(|i| i.index() == value))
-            })
-            .collect();
+        let mut needed: BTreeSet<usize> =
+            dropped.iter().copied().filter(|value| self.is_read_by_backward[*value]).collect();
         let mut nodes = Vec::new();
         for (index, node) in self.graph.nodes.iter().enumerate().rev().filter(|(_, node)| inside(node)) {
-            if node.outputs.iter().any(|value| needed[value.index()]) {
-                node.inputs.iter().for_each(|value| needed[value.index()] |= dropped[value.index()]);
+            if node.outputs.iter().any(|value| needed.contains(&value.index())) {
+                let inputs = node.inputs.iter().map(|value| value.index());
+                needed.extend(inputs.filter(|value| dropped.contains(value)));
                 nodes.push(index);
             }
         }
@@ -142,17 +146,23 @@ impl Model<'_> {
     }
 
     fn recomputed(&self, program: &Program, section: Section, groups: &[Group]) -> Section {
-        let mut waiting: Vec<&Group> = groups.iter().collect();
+        // The group that drops a value; a value is dropped once.
+        let dropped = |(place, group): (usize, &Group)| {
+            group.dropped.iter().map(move |value| (*value, place)).collect::<Vec<_>>()
+        };
+        let owners: HashMap<usize, usize> = groups.iter().enumerate().flat_map(dropped).collect();
+        let mut is_done = vec![false; groups.len()];
         let mut out = Vec::with_capacity(section.instructions.len());
         for instruction in section.instructions {
             if let Action::Backward(node) = instruction.action {
                 let reads = &self.backward.nodes[node].inputs;
-                let due = |group: &&Group| {
-                    reads.iter().any(|value| group.dropped.get(value.index()) == Some(&true))
-                };
-                while let Some(place) = waiting.iter().position(due) {
-                    let group = waiting.remove(place);
-                    out.extend(group.nodes.iter().map(|node| self.again(program, *node, group)));
+                let due: BTreeSet<usize> =
+                    reads.iter().filter_map(|value| owners.get(&value.index()).copied()).collect();
+                for place in due {
+                    let group = &groups[place];
+                    if !std::mem::replace(&mut is_done[place], true) {
+                        out.extend(group.nodes.iter().map(|node| self.again(program, *node, group)));
+                    }
                 }
             }
             out.push(instruction);
@@ -162,7 +172,8 @@ impl Model<'_> {
 
     fn again(&self, program: &Program, index: usize, group: &Group) -> Instruction {
         let node = &self.graph.nodes[index];
-        let from_sum = matches!(node.op, Op::AddRmsNorm { .. }) && !group.dropped[node.outputs[0].index()];
+        let from_sum =
+            matches!(node.op, Op::AddRmsNorm { .. }) && !group.dropped.contains(&node.outputs[0].index());
         Instruction {
             action: Action::Recompute { node: index, from_sum },
             queue: Queue::Compute,
@@ -205,7 +216,7 @@ impl Model<'_> {
             .flat_map(|group| group.nodes.iter().map(move |node| (group, *node)))
             .flat_map(|(group, node)| {
                 let inputs = self.graph.nodes[node].inputs.iter().map(|value| value.index());
-                inputs.filter(move |value| !group.dropped[*value])
+                inputs.filter(move |value| !group.dropped.contains(value))
             })
             .filter(|value| !self.graph.inputs.iter().any(|input| input.index() == *value))
             .collect();

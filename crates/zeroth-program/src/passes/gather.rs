@@ -1,4 +1,4 @@
-//! `gather`: when a unit's parameters are gathered and released (stage 3).
+//! `gather`: when sharded parameters of a unit are gathered and released: all at stage 3, frozen ones as they are placed.
 //!
 //! Keys: `zeroth.gather`, `zero_optimization.stage3_max_live_parameters`, `zero_optimization.stage3_max_reuse_distance`,
 //! `zero_optimization.memory_efficient_linear`.
@@ -31,31 +31,52 @@ struct Gatherer<'a> {
     program: &'a Program,
     instructions: &'a [Instruction],
     settings: &'a Settings,
+    /// For each flat, the instructions that read it, in order.
+    uses: Vec<Vec<usize>>,
+    /// The reads of flats that do not stay gathered, in order: the instruction and the flat.
+    reads: Vec<(usize, usize)>,
+    /// Elements of the first n of these reads; a flat that is read several times in a row counts once.
+    read_elements: Vec<u64>,
     resident: Vec<usize>,
     out: Vec<Instruction>,
 }
 
 impl<'a> Gatherer<'a> {
     fn new(program: &'a Program, instructions: &'a [Instruction], settings: &'a Settings) -> Self {
-        Self { program, instructions, settings, resident: Vec::new(), out: Vec::new() }
+        let mut uses = vec![Vec::new(); program.layout.flats.len()];
+        let mut reads: Vec<(usize, usize)> = Vec::new();
+        let mut read_elements = vec![0];
+        let mut total = 0;
+        let is_sharded: Vec<bool> = (0..uses.len()).map(|flat| program.is_sharded(flat)).collect();
+        for (index, instruction) in instructions.iter().enumerate() {
+            for &flat in &instruction.reads {
+                uses[flat].push(index);
+                if is_sharded[flat] {
+                    if reads.last().is_none_or(|(_, before)| *before != flat) {
+                        total += program.gathered_elements(flat);
+                    }
+                    reads.push((index, flat));
+                    read_elements.push(total);
+                }
+            }
+        }
+        let (resident, out) = (Vec::new(), Vec::new());
+        Self { program, instructions, settings, uses, reads, read_elements, resident, out }
     }
 
     fn run(mut self) -> Vec<Instruction> {
-        let mut viewed: Vec<usize> = Vec::new();
+        let (mut viewed, mut seen) = (Vec::new(), vec![false; self.uses.len()]);
         for flat in self.instructions.iter().flat_map(|instruction| instruction.reads.iter().copied()) {
-            if self.program.is_viewed(flat) && !viewed.contains(&flat) {
+            if !seen[flat] && self.program.is_viewed(flat) {
                 viewed.push(flat);
             }
+            seen[flat] = true;
         }
         self.out.extend(viewed.iter().map(|flat| Instruction::new(Action::AllGather(*flat))));
         self.resident = viewed;
         for (index, instruction) in self.instructions.iter().enumerate() {
-            let needs: Vec<usize> = instruction
-                .reads
-                .iter()
-                .copied()
-                .filter(|flat| !self.program.stays_gathered(*flat))
-                .collect();
+            let needs: Vec<usize> =
+                instruction.reads.iter().copied().filter(|flat| self.program.is_sharded(*flat)).collect();
             for flat in &needs {
                 if !self.resident.contains(flat) {
                     self.make_room(index, *flat, &needs);
@@ -64,8 +85,9 @@ impl<'a> Gatherer<'a> {
                 }
             }
             self.out.push(instruction.clone());
-            let far: Vec<usize> =
-                self.resident.iter().copied().filter(|flat| self.is_far(index, *flat)).collect();
+            // A flat that was near after its last read has only come nearer.
+            let read = self.resident.iter().copied().filter(|flat| needs.contains(flat));
+            let far: Vec<usize> = read.filter(|flat| self.is_far(index, *flat)).collect();
             for flat in far {
                 self.release(flat);
             }
@@ -102,8 +124,8 @@ impl<'a> Gatherer<'a> {
 
     /// The next instruction after `index` that reads the flat.
     fn next_use(&self, index: usize, flat: usize) -> Option<usize> {
-        let later = &self.instructions[index + 1..];
-        later.iter().position(|instruction| instruction.reads.contains(&flat)).map(|place| index + 1 + place)
+        let uses = &self.uses[flat];
+        uses.get(uses.partition_point(|at| *at <= index)).copied()
     }
 
     /// Whether the flat is not read again, or only after more than max_reuse elements of other flats.
@@ -116,14 +138,12 @@ impl<'a> Gatherer<'a> {
         if !self.settings.memory_efficient_linear && self.program.layout.flats[flat].slots.len() > 1 {
             return false;
         }
-        let mut between: Vec<usize> = self.instructions[index + 1..next]
-            .iter()
-            .flat_map(|instruction| instruction.reads.iter().copied())
-            // Flats that stay gathered do not count.
-            .filter(|other| *other != flat && !self.program.stays_gathered(*other))
-            .collect();
-        // A flat read by several instructions in a row counts once.
-        between.dedup();
-        between.iter().map(|other| self.elements(*other)).sum::<u64>() > self.settings.max_reuse
+        // Reads between this instruction and the next use: all of other flats. Those that stay gathered do not count.
+        let [first, end] = [index + 1, next].map(|at| self.reads.partition_point(|(read, _)| *read < at));
+        if first == end {
+            return false;
+        }
+        let later = self.read_elements[end] - self.read_elements[first + 1];
+        self.elements(self.reads[first].1) + later > self.settings.max_reuse
     }
 }

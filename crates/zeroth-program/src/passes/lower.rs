@@ -2,7 +2,7 @@
 //!
 //! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
 
-use zeroth_graph::{Backward, Graph};
+use zeroth_graph::{Backward, Graph, Node, Op};
 use zeroth_kernel::Queue;
 
 use super::super::buffer::ALIGNMENT;
@@ -37,21 +37,42 @@ pub(in super::super) fn lower(
     program(world, layout, sections, grad_producers(graph, backward, settings), settings)
 }
 
-/// Forward with a head that computes next-token logits instead of a loss.
+/// Forward with a head that computes next-token logits instead of a loss. With a cache, that section stores keys and
+/// values, and another one decodes with them.
 pub(in super::super) fn lower_inference(
     graph: &Graph,
     layout: Layout,
     settings: &Settings,
     sequences: u64,
+    cached_tokens: u64,
 ) -> Program {
-    let node = graph.nodes.len() - 1;
-    let mut instructions = forward(graph, &layout, node);
-    instructions.push(Instruction {
-        reads: Program::flats_of(&layout, &graph.nodes[node].params),
-        ..Instruction::new(Action::Logits { node, sequences })
-    });
-    let section = Section { kind: SectionKind::Logits, instructions };
-    program(World::from(1), layout, vec![section], Vec::new(), settings)
+    let of_kind = |kind: SectionKind| {
+        let with_cache = |instruction: Instruction| match instruction.action {
+            Action::Forward(at) if cached_tokens > 0 && is_attention(&graph.nodes[at]) => {
+                let store = Instruction::new(Action::StoreKv(at));
+                match kind {
+                    SectionKind::Decode => vec![store, Instruction::new(Action::CachedAttention(at))],
+                    _ => vec![instruction, store],
+                }
+            }
+            _ => vec![instruction],
+        };
+        let forward = forward(graph, &layout, |op| !op.is_loss());
+        let mut instructions: Vec<Instruction> = forward.into_iter().flat_map(with_cache).collect();
+        instructions.extend(graph.losses().map(|node| Instruction {
+            reads: Program::flats_of(&layout, &graph.nodes[node].params),
+            ..Instruction::new(Action::Logits { node, sequences })
+        }));
+        Section { kind, instructions }
+    };
+    let kinds: &[SectionKind] =
+        if cached_tokens > 0 { &[SectionKind::Logits, SectionKind::Decode] } else { &[SectionKind::Logits] };
+    let sections = kinds.iter().map(|kind| of_kind(*kind)).collect();
+    Program { cached_tokens, ..program(World::from(1), layout, sections, Vec::new(), settings) }
+}
+
+const fn is_attention(node: &Node) -> bool {
+    matches!(node.op, Op::Attention { .. })
 }
 
 fn program(
@@ -81,26 +102,28 @@ fn program(
         optimizer: settings.optimizer,
         moment_dtype: settings.moment_dtype,
         stochastic_rounding: settings.stochastic_rounding,
+        cached_tokens: 0,
     }
 }
 
-fn forward(graph: &Graph, layout: &Layout, nodes: usize) -> Vec<Instruction> {
-    let node = |(index, node): (usize, &zeroth_graph::Node)| Instruction {
+/// The nodes whose op is wanted.
+fn forward(graph: &Graph, layout: &Layout, wanted: fn(Op) -> bool) -> Vec<Instruction> {
+    let node = |(index, node): (usize, &Node)| Instruction {
         action: Action::Forward(index),
         queue: Queue::Compute,
         reads: Program::flats_of(layout, &node.params),
         accumulates_into: Vec::new(),
     };
-    graph.nodes[..nodes].iter().enumerate().map(node).collect()
+    graph.nodes.iter().enumerate().filter(|(_, node)| wanted(node.op)).map(node).collect()
 }
 
-/// Forward without its head, whose loss and gradient are one backward op, then backward.
+/// Forward without its losses, each of which is one backward op with its gradient, then backward.
 fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bool) -> Vec<Instruction> {
     let mut instructions = Vec::new();
     if is_first {
         instructions.push(Instruction::new(Action::ZeroLoss));
     }
-    instructions.extend(forward(graph, layout, graph.nodes.len() - 1));
+    instructions.extend(forward(graph, layout, |op| !op.is_loss()));
     instructions.extend(backward.nodes.iter().enumerate().map(|(index, node)| Instruction {
         action: Action::Backward(index),
         queue: Queue::Compute,
@@ -112,6 +135,6 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
 
 fn evaluation(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
     let mut instructions = vec![Instruction::new(Action::ZeroLoss)];
-    instructions.extend(forward(graph, layout, graph.nodes.len()));
+    instructions.extend(forward(graph, layout, |_| true));
     instructions
 }

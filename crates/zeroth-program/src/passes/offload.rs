@@ -35,12 +35,12 @@ pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Reside
     let trained: u64 = layout
         .flats
         .iter()
-        .filter(|flat| !matches!(flat.kind, FlatKind::Frozen(_)))
+        .filter(|flat| !flat.is_frozen())
         .map(|flat| flat.shard_capacity(layout.ranks))
         .sum();
     let most_states =
         offload.optimizer.filter(|_| settings.stage >= 1).map_or(0.0, |ratio| ratio * trained as f64);
-    let most_weights = offload.parameters.filter(|_| settings.stage >= 3).unwrap_or(0);
+    let most_weights = offload.parameters.unwrap_or(0);
     let (mut states, mut weights) = (0, 0);
     layout
         .flats
@@ -48,20 +48,21 @@ pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Reside
         .map(|flat| {
             let shard = flat.shard_capacity(layout.ranks);
             let mut residency = Residency {
+                is_partitioned: settings.shards(flat),
                 weights: Tier::Device,
                 gradients: Tier::Device,
                 states: Tier::Device,
                 updates: Tier::Device,
             };
-            let is_trained = !matches!(flat.kind, FlatKind::Frozen(_));
-            if is_trained && (states as f64) < most_states {
+            if !flat.is_frozen() && (states as f64) < most_states {
                 states += shard;
                 residency.states = Tier::Host;
                 (residency.gradients, residency.updates) = offload
                     .stream
                     .map_or((Tier::Host, Tier::Host), |stream| (stream.gradients, Tier::Device));
             }
-            if flat.kind != FlatKind::Persistent && shard <= most_weights.saturating_sub(weights) {
+            let may_leave = residency.is_partitioned && flat.kind != FlatKind::Persistent;
+            if may_leave && shard <= most_weights.saturating_sub(weights) {
                 weights += shard;
                 residency.weights = Tier::Host;
             }

@@ -20,19 +20,23 @@ pub(in super::super) fn reduce(mut program: Program, settings: &Settings) -> Pro
 
 fn reduced(program: &Program, section: &Section, settings: &Settings) -> Section {
     let mut out = Vec::with_capacity(section.instructions.len());
+    // For each flat, the first and the last instruction that accumulate into it.
+    let mut ends: Vec<Option<(usize, usize)>> = vec![None; program.layout.flats.len()];
     for (index, instruction) in section.instructions.iter().enumerate() {
-        let lands_before =
-            |flat: &usize| section.instructions[..index].iter().any(|i| i.accumulates_into.contains(flat));
-        let lands_after = |flat: &usize| {
-            section.instructions[index + 1..].iter().any(|i| i.accumulates_into.contains(flat))
-        };
-        for flat in instruction.accumulates_into.iter().filter(|flat| !lands_before(flat)) {
+        for flat in &instruction.accumulates_into {
+            ends[*flat].get_or_insert((index, index)).1 = index;
+        }
+    }
+    for (index, instruction) in section.instructions.iter().enumerate() {
+        let is_first = |flat: &&usize| ends[**flat].is_some_and(|(first, _)| first == index);
+        let is_last = |flat: &&usize| ends[**flat].is_some_and(|(_, last)| last == index);
+        for flat in instruction.accumulates_into.iter().filter(is_first) {
             if !program.zeroed(section.kind, *flat).is_empty() {
                 out.push(Instruction::new(Action::ZeroGrad(*flat)));
             }
         }
         out.push(instruction.clone());
-        for flat in instruction.accumulates_into.iter().filter(|flat| !lands_after(flat)) {
+        for flat in instruction.accumulates_into.iter().filter(is_last) {
             if program.reduces_in(section.kind) {
                 reduce_flat(program, section.kind, *flat, settings, &mut out);
             }

@@ -1,34 +1,38 @@
-//! Continuous batching: sequences share forward passes, and the next prompt joins as soon as there is capacity.
+//! Continuous batching: sequences are decoded together, and the next prompt joins as soon as the cache has room for it.
 
 use zeroth_base::DType;
 use zeroth_program::{Compiled, Target};
 
-use super::{End, GenerateError, Generated, Generation, Generator, Inference, sample};
+use super::{End, GenerateError, Generated, Generation, Generator, Inference, ProgramSize, Sequence, sample};
 
-/// Limits of one batched forward pass.
+/// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchSize {
-    /// Sequences.
+    /// Sequences that are decoded together.
     pub sequences: u64,
-    /// Tokens of all sequences, unless a single one needs more.
+    /// Tokens of all sequences in the cache, and of the prompts of one prefill, unless a single one needs more.
     pub tokens: u64,
 }
 
 impl Default for BatchSize {
-    /// Enough rows to keep a matmul busy, few enough that activations stay small.
+    /// Enough rows to keep a matmul busy, few enough that cache and activations stay small.
     fn default() -> Self {
         Self { sequences: 64, tokens: 2048 }
     }
 }
 
-/// A sequence that is being generated.
-struct Active {
-    /// Index of its prompt.
-    prompt: usize,
-    /// Prompt and generated tokens.
-    ids: Vec<i32>,
-    /// Maximum rows it may need.
-    rows: u64,
+/// The first cache row of `needed` free ones, where `active` sequences leave so many side by side.
+fn free_rows(active: &[Sequence], needed: u64, rows: u64) -> Option<u64> {
+    let mut taken: Vec<_> = active.iter().map(|sequence| sequence.rows.clone()).collect();
+    taken.sort_unstable_by_key(|rows| rows.start);
+    let mut first = 0;
+    for taken in taken {
+        if taken.start - first >= needed {
+            break;
+        }
+        first = taken.end;
+    }
+    (first + needed <= rows).then_some(first)
 }
 
 impl Inference {
@@ -42,10 +46,17 @@ impl Inference {
         target: Target,
     ) -> Result<Compiled, GenerateError> {
         prompts.iter().try_for_each(|prompt| self.check(prompt))?;
-        let rows = || prompts.iter().map(|prompt| self.rows_of(prompt, max_new_tokens));
-        let longest = rows().max().ok_or(GenerateError::EmptyPrompt)?;
-        let sequences = size.sequences.clamp(1, prompts.len() as u64);
-        self.compile_rows(rows().sum::<u64>().min(size.tokens).max(longest), sequences, run, target)
+        // All of them, as many as the limit allows, or a single one.
+        let limited = |tokens: &dyn Fn(&Vec<i32>) -> u64| {
+            let (all, longest) = (prompts.iter().map(tokens).sum::<u64>(), prompts.iter().map(tokens).max());
+            longest.map(|longest| all.min(size.tokens).max(longest)).ok_or(GenerateError::EmptyPrompt)
+        };
+        let size = ProgramSize {
+            prefill: limited(&|prompt| prompt.len() as u64)?,
+            sequences: size.sequences.clamp(1, prompts.len() as u64),
+            cached: limited(&|prompt| self.cached_tokens(prompt, max_new_tokens))?,
+        };
+        self.compile_size(size, run, target)
     }
 }
 
@@ -61,18 +72,23 @@ impl Generator<'_> {
         generation.check()?;
         prompts.iter().try_for_each(|prompt| self.model.check(prompt))?;
         let most_rows = self.compiled.row_sizes.last().copied().unwrap_or(0);
+        let cache_rows = self.compiled.program.cached_tokens;
         let most_sequences = self.compiled.program.logits().map_or(1, |(_, sequences)| sequences as usize);
         let mut waiting = prompts.iter().enumerate().peekable();
-        let mut active: Vec<Active> = Vec::new();
+        // Those that wait for their prefill are last.
+        let mut active: Vec<Sequence> = Vec::new();
         loop {
-            let mut rows: u64 = active.iter().map(|sequence| sequence.rows).sum();
             while active.len() < most_sequences {
-                let needed = |prompt: &[i32]| self.model.rows_of(prompt, generation.max_new_tokens);
-                // A prompt that exceeds the program's rows is admitted alone, and the engine reports both numbers.
-                let fits = |ids: &[i32]| active.is_empty() || rows + needed(ids) <= most_rows;
-                let Some((prompt, ids)) = waiting.next_if(|(_, ids)| fits(ids)) else { break };
-                rows += needed(ids);
-                active.push(Active { prompt, ids: ids.clone(), rows: needed(ids) });
+                let Some((_, ids)) = waiting.peek() else { break };
+                let needed = self.model.cached_tokens(ids, generation.max_new_tokens);
+                let is_new = |sequence: &&Sequence| sequence.cached == 0;
+                let prefill: usize = active.iter().filter(is_new).map(|sequence| sequence.ids.len()).sum();
+                let fits = (prefill + ids.len()) as u64 <= most_rows;
+                let first = free_rows(&active, needed, cache_rows).filter(|_| fits);
+                // A prompt that exceeds the program is admitted alone, and the engine reports both numbers.
+                let Some(first) = first.or(active.is_empty().then_some(0)) else { break };
+                let Some((prompt, ids)) = waiting.next() else { break };
+                active.push(Sequence { prompt, ids: ids.clone(), rows: first..first + needed, cached: 0 });
             }
             if active.is_empty() {
                 return Ok(());
@@ -86,8 +102,7 @@ impl Generator<'_> {
             if active.len() < before {
                 continue;
             }
-            let sequences: Vec<&[i32]> = active.iter().map(|sequence| &sequence.ids[..]).collect();
-            let logits = self.next_logits(&sequences)?;
+            let logits = self.next_logits(&mut active)?;
             let vocab = logits.len() / active.len();
             for (sequence, logits) in active.iter_mut().zip(logits.chunks_exact(vocab)) {
                 let id = sample::choose(logits, generation, sequence.ids.len() as u64);
@@ -106,5 +121,29 @@ impl Generator<'_> {
             None if length as u64 >= positions => Some(End::Positions),
             None => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sequence_gets_the_first_free_rows_that_are_enough() {
+        let active = |rows: &[std::ops::Range<u64>]| -> Vec<Sequence> {
+            let sequence = |rows: &std::ops::Range<u64>| Sequence {
+                prompt: 0,
+                ids: Vec::new(),
+                rows: rows.clone(),
+                cached: 1,
+            };
+            rows.iter().map(sequence).collect()
+        };
+        assert_eq!(free_rows(&[], 10, 10), Some(0));
+        assert_eq!(free_rows(&[], 11, 10), None);
+        // Free: 0 to 3, 5 to 10 and 12 to 20.
+        let taken = active(&[10..12, 3..5]);
+        let found = [3, 4, 5, 6, 8, 9].map(|needed| free_rows(&taken, needed, 20));
+        assert_eq!(found, [Some(0), Some(5), Some(5), Some(12), Some(12), None]);
     }
 }

@@ -71,7 +71,11 @@ impl Phase {
             return Self::Evaluate;
         }
         match action {
-            Action::ZeroLoss | Action::Forward(_) | Action::Logits { .. } => Self::Forward,
+            Action::ZeroLoss
+            | Action::Forward(_)
+            | Action::Logits { .. }
+            | Action::StoreKv(_)
+            | Action::CachedAttention(_) => Self::Forward,
             Action::Backward(_) | Action::ZeroGrad(_) => Self::Backward,
             Action::Recompute { .. } => Self::Recompute,
             Action::AllGather(_) | Action::Release(_) => Self::Gather,

@@ -60,7 +60,7 @@ pub(super) struct ResolvedJob {
 impl ResolvedJob {
     /// Host memory of a rank outside its arenas.
     pub(super) fn overhead(&self, compiled: &Compiled) -> Overhead {
-        Overhead::of(&self.job, compiled, self.handoff.budget.processes)
+        self.job.overhead(compiled, self.handoff.budget.processes)
     }
 
     /// Compiles the step within the budgets, choosing values that were left open. The inner error explains why it does not fit.

@@ -31,7 +31,8 @@ pub(super) struct Rows<'a> {
     pub(super) lanes: &'a mut [f32],
 }
 
-/// Adds a block to the lanes of the rows and, with gradients, keeps its exponentials and accumulates them times w into dx.
+/// Adds a block to the lanes of the rows and, with gradients, keeps its exponentials and accumulates them times w into the
+/// accumulators of dx, which are empty where dx is not wanted.
 pub(super) fn advance(
     block: &Block,
     rows: Rows,

@@ -145,24 +145,43 @@ pub(super) fn run<T: Element>(
         let dims = HeadLossDims { rows, ..dims };
         let slice = Slice { pool, dims, panels, x: &x[range.clone()], row_stride, w, labels };
         let mut shared = Shared::new(panels, shared);
-        total += slice.losses(&mut shared, gradients.is_some(), thread_scratch);
+        let kept = match &gradients {
+            None => Kept::Nothing,
+            Some(Gradients { dx: None, .. }) => Kept::Exps,
+            Some(_) => Kept::ExpsAndDx,
+        };
+        total += slice.losses(&mut shared, kept, thread_scratch);
         if let Some(Gradients { scale, dx, dw }) = &mut gradients {
-            slice.finish_dx(&shared, *scale, &mut dx[range]);
-            slice.dw(&mut shared, *scale, dw, thread_scratch);
+            if let Some(dx) = dx {
+                slice.finish_dx(&shared, *scale, &mut dx[range]);
+            }
+            if let Some(dw) = dw {
+                slice.dw(&mut shared, *scale, dw, thread_scratch);
+            }
         }
     }
     total
 }
 
+/// What the first pass leaves for gradients.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    Nothing,
+    /// The exponentials, for dw.
+    Exps,
+    /// The exponentials and the undivided accumulators of dx.
+    ExpsAndDx,
+}
+
 impl<T: Element> Slice<'_, T> {
-    /// The sum of the losses; with gradients also the exponentials and the undivided accumulators of dx.
-    fn losses(&self, shared: &mut Shared, gradients: bool, thread_scratch: &mut [f32]) -> f64 {
+    /// The sum of the losses.
+    fn losses(&self, shared: &mut Shared, kept: Kept, thread_scratch: &mut [f32]) -> f64 {
         self.pack_x_and_label_logits(shared, thread_scratch);
         shared.pending.fill(1);
-        self.first_pass(shared, gradients, thread_scratch);
+        self.first_pass(shared, kept, thread_scratch);
         shared.reduce_lanes();
         if shared.pending.contains(&1) {
-            self.first_pass(shared, gradients, thread_scratch);
+            self.first_pass(shared, kept, thread_scratch);
             shared.reduce_lanes();
         }
         let mut total = 0.0;
@@ -200,7 +219,7 @@ impl<T: Element> Slice<'_, T> {
     }
 
     /// The first pass, for the pending panels of rows.
-    fn first_pass(&self, shared: &mut Shared, gradients: bool, thread_scratch: &mut [f32]) {
+    fn first_pass(&self, shared: &mut Shared, kept: Kept, thread_scratch: &mut [f32]) {
         let (HeadLossDims { hidden, vocab, .. }, panels) = (self.dims, self.panels);
         let Shared { exps, x, w: [w_logits, w_dx], sums, lanes, row_stats, pending, .. } = shared;
         let (x, row_stats, pending) = (&**x, &**row_stats, &**pending);
@@ -220,7 +239,7 @@ impl<T: Element> Slice<'_, T> {
                 );
             });
             let packed_dx = &mut w_dx[..count * panels.hidden * TILE];
-            if gradients {
+            if kept == Kept::ExpsAndDx {
                 self.pool.each(Chunks::new(packed_dx, 2 * count * TILE), |pair, out| {
                     let column = 2 * pair * PANEL;
                     let (lines, w) =
@@ -230,7 +249,7 @@ impl<T: Element> Slice<'_, T> {
             }
             let block = exps::Block { is_first: first == 0, columns, w: [&*packed, &*packed_dx] };
             let exps = &mut exps[first * panels.rows * TILE..][..count * panels.rows * TILE];
-            let exps = gradients.then(|| Grid::new(exps, panels.rows * TILE, count, TILE));
+            let exps = (kept != Kept::Nothing).then(|| Grid::new(exps, panels.rows * TILE, count, TILE));
             let parts = (
                 Optional::new(exps, panels.rows),
                 Chunks::new(sums, panels.hidden * TILE),
@@ -240,6 +259,7 @@ impl<T: Element> Slice<'_, T> {
                 if pending[panel] == 1 {
                     let x = &x[panel * panels.hidden * TILE..][..panels.hidden * TILE];
                     let rows = exps::Rows { x, row_stats: &row_stats[panel * PANEL..][..PANEL], lanes };
+                    let sums = if kept == Kept::ExpsAndDx { sums } else { &mut [] };
                     exps::advance(&block, rows, exps.as_mut().map(|exps| (exps, sums)), scratch);
                 }
             });
@@ -406,7 +426,8 @@ mod tests {
             reference::head_loss(DIMS, &wide(x), &wide(w), labels, 0.125);
         let mut scratch = vec![f32::NAN; head_loss_scratch(DIMS, 2)];
         let (mut dx, mut dw) = (vec![bf16::NAN; x.len()], vec![f32::NAN; w.len()]);
-        let loss = head_loss_backward(pool, DIMS, x, w, labels, 0.125, &mut dx, &mut dw, false, &mut scratch);
+        let grads = (Some(&mut dx[..]), Some(&mut dw[..]));
+        let loss = head_loss_backward(pool, DIMS, x, w, labels, 0.125, grads.0, grads.1, false, &mut scratch);
         let dw: Vec<f64> = dw.into_iter().map(f64::from).collect();
         let of_loss = (loss - expected).abs() / expected;
         (expected, [of_loss, distance(&wide(&dx), &expected_dx), distance(&dw, &expected_dw)])

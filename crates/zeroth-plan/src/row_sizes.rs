@@ -1,7 +1,5 @@
 //! The few row counts that micro-batches are padded to, so that a program is lowered for a few sizes only.
 
-use crate::batch::Batches;
-
 /// Rows per kernel tile; other sizes cost as much as the next multiple.
 const TILE: u64 = 16;
 /// Maximum number of sizes; the program is lowered for each.
@@ -21,11 +19,6 @@ impl RowSizes {
         let mut sizes: Vec<usize> = (1..=MOST).map(size).collect();
         sizes.dedup();
         Self { sizes, largest: size(MOST) }
-    }
-
-    /// The sizes for steps `first` to `first + steps` of a run.
-    pub fn of_run(batches: &Batches<'_>, first: u64, steps: u64) -> Self {
-        Self::new(batches.largest_micro_batch(first, steps))
     }
 
     /// All sizes.

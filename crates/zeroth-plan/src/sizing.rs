@@ -2,26 +2,85 @@
 //! single changes that would fit.
 //!
 //! A choice never changes the result of training: the recompute policy, the prefetch bucket, and the split of a batch
-//! into micro-batches. Every candidate is compiled and its memory planned; nothing is estimated.
+//! into micro-batches. Every candidate is compiled and its memory planned; nothing is estimated. The data enters as
+//! sizes only, so that `plan` sizes a job that has none.
 
-use zeroth_base::{DType, format_bytes};
+use zeroth_base::DType;
 use zeroth_kernel::Tier;
 use zeroth_machine::Rates;
-use zeroth_program::Compiled;
-use zeroth_program::Target;
+use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward};
+use zeroth_program::{CompileError, Compiled, Settings, Target};
 use zeroth_program::{Offload, Recompute, StateStream, UpdatedBy};
 
-use crate::{Job, JobError, Overhead, Processes};
+use crate::misfit::Misfit;
+use crate::overhead::{DataSize, Overhead, Processes};
+use crate::row_sizes::RowSizes;
 
 /// 1 / this of the free device memory stays free: autotuning of matmuls allocates its own workspace.
 const FREE_FRACTION: u64 = 8;
 /// 1 / this of a GPU's budget stays free when some blocks are not recomputed.
 const SPARE_FRACTION: u64 = 32;
 
-const EVERY_BLOCK: Recompute = Recompute::Block { blocks: None, checkpoints: None, offloaded: false };
+pub(crate) const EVERY_BLOCK: Recompute =
+    Recompute::Block { blocks: None, checkpoints: None, offloaded: false };
 
 /// Bytes of memory traffic per recomputed byte: its inputs are read, it is written, and it is read again.
 const RECOMPUTE_TRAFFIC: u64 = 3;
+
+/// The decomposition of a train batch: micro-batch size, gradient accumulation and data-parallel ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Samples per micro-batch.
+    pub micro_batch: u64,
+    /// Micro-batches per rank and optimizer step (gradient accumulation).
+    pub accumulation: u64,
+    /// Data-parallel ranks.
+    pub ranks: u64,
+}
+
+impl BatchShape {
+    /// Samples per optimizer step (DeepSpeed's `train_batch_size`).
+    pub fn train_batch(&self) -> u64 {
+        self.micro_batch * self.accumulation * self.ranks
+    }
+
+    /// The position of a micro-batch's first sample. Steps count from 0.
+    pub fn position(&self, step: u64, micro: u64, rank: u64) -> u64 {
+        ((step * self.accumulation + micro) * self.ranks + rank) * self.micro_batch
+    }
+}
+
+/// Everything that a job's memory depends on. A search leaves the settings it chose here.
+#[derive(Clone)]
+pub struct Sizing<'a> {
+    /// The model's config.
+    pub model: &'a ModelConfig,
+    /// Its parameter table.
+    pub table: &'a ParameterTable,
+    /// The kind of device.
+    pub target: Target,
+    /// The batch decomposition.
+    pub shape: BatchShape,
+    /// Settings of the compiler passes.
+    pub settings: Settings,
+    /// Row counts that micro-batches are padded to.
+    pub row_sizes: Vec<u64>,
+    /// Tokens of the largest micro-batch of a decomposition.
+    pub largest_micro_batch: &'a dyn Fn(BatchShape) -> u64,
+    /// The size of the data in a rank's memory.
+    pub data: DataSize,
+}
+
+/// A job that cannot be compiled.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SizingError {
+    /// The model uses ops that are not implemented.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// Compilation failed.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+}
 
 /// The memory budget of one rank, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -58,60 +117,9 @@ pub struct Choice {
     pub value: serde_json::Value,
 }
 
-/// A budget that no choice of settings fits.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misfit {
-    /// The kind of memory, for messages.
-    pub of: &'static str,
-    /// The least that a rank needs over all choices.
-    pub needed: u64,
-    /// The budget.
-    pub given: u64,
-    /// The part of `needed` that is process overhead beside the plan.
-    pub overhead: u64,
-    /// Single changes that would fit, each with the device and host bytes it needs per rank, overhead included.
-    pub remedies: Vec<(String, [u64; 2])>,
-}
-
-impl std::fmt::Display for Misfit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let beside = match self.overhead {
-            0 => String::new(),
-            overhead => format!(", {} of it beside the plan for the process itself,", format_bytes(overhead)),
-        };
-        write!(
-            f,
-            "a rank needs at least {} of {}{} and {} are given: {} are missing ({} and {} bytes)",
-            format_bytes(self.needed),
-            self.of,
-            beside,
-            format_bytes(self.given),
-            format_bytes(self.needed - self.given),
-            self.needed,
-            self.given
-        )?;
-        if self.remedies.is_empty() {
-            return write!(f, "; no single change fits: more ranks, or a smaller model");
-        }
-        write!(f, ". One of these would do:")?;
-        for (change, [device, host]) in &self.remedies {
-            write!(
-                f,
-                "\n  {change}: {} on the device, {} on the host",
-                format_bytes(*device),
-                format_bytes(*host)
-            )?;
-        }
-        Ok(())
-    }
-}
-
-/// A candidate change of a job.
-type Change = Box<dyn Fn(&mut Job)>;
-
 /// A budget that a program exceeds.
 #[derive(Clone, Copy)]
-struct Shortfall {
+pub(crate) struct Shortfall {
     of: &'static str,
     needed: u64,
     given: u64,
@@ -120,9 +128,9 @@ struct Shortfall {
 
 impl Budget {
     /// The first budget that the program exceeds.
-    fn shortfall(&self, job: &Job, compiled: &Compiled) -> Option<Shortfall> {
+    pub(crate) fn shortfall(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> Option<Shortfall> {
         let device = compiled.memory.arena(Tier::Device);
-        let [host, overhead] = self.on_host(job, compiled);
+        let [host, overhead] = self.on_host(sizing, compiled);
         let of = |of, needed: u64, overhead: u64, given: Option<u64>| {
             given.filter(|given| needed > *given).map(|given| Shortfall { of, needed, given, overhead })
         };
@@ -132,85 +140,121 @@ impl Budget {
     }
 
     /// Host bytes of a rank, and the part of them that is process overhead.
-    fn on_host(&self, job: &Job, compiled: &Compiled) -> [u64; 2] {
-        let overhead = Overhead::of(job, compiled, self.processes).total;
+    fn on_host(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> [u64; 2] {
+        let overhead = Overhead::of(sizing.data, compiled, self.processes).total;
         [compiled.memory.arena(Tier::Host) + overhead, overhead]
     }
 
     /// Device and host bytes of a rank.
-    fn needed(&self, job: &Job, compiled: &Compiled) -> [u64; 2] {
-        [compiled.memory.arena(Tier::Device), self.on_host(job, compiled)[0]]
+    pub(crate) fn needed(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> [u64; 2] {
+        [compiled.memory.arena(Tier::Device), self.on_host(sizing, compiled)[0]]
     }
 }
 
-impl Job {
+impl<'a> Sizing<'a> {
+    /// The size of a job, with rows for its largest micro-batch.
+    pub fn new(
+        model: &'a ModelConfig,
+        table: &'a ParameterTable,
+        target: Target,
+        shape: BatchShape,
+        settings: Settings,
+        largest_micro_batch: &'a dyn Fn(BatchShape) -> u64,
+    ) -> Self {
+        let (row_sizes, data) = (Vec::new(), DataSize::default());
+        let mut sizing = Self { model, table, target, shape, settings, row_sizes, largest_micro_batch, data };
+        sizing.size_rows();
+        sizing
+    }
+
+    /// Compiles one optimizer step, with the placement of every buffer.
+    pub fn compile(&self) -> Result<Compiled, SizingError> {
+        let tokens = self.row_sizes.last().copied().unwrap_or(0);
+        let graph = forward(self.model, self.table, Batch { tokens })?;
+        Ok(Compiled::new(graph, self.shape.ranks, &self.settings, self.target, self.row_sizes.clone())?)
+    }
+
+    /// Chooses the row counts for the largest micro-batch.
+    fn size_rows(&mut self) {
+        let largest = (self.largest_micro_batch)(self.shape);
+        self.row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
+    }
+
     /// Compiles a program that fits the budget. The chosen settings become the job's.
     pub fn fit(
         &mut self,
-        target: Target,
         budget: Budget,
         freedom: Freedom,
-    ) -> Result<Result<(Compiled, Vec<Choice>), Misfit>, JobError> {
-        let asked = (self.settings, self.shape, self.row_sizes.clone());
-        let mut least: Option<Shortfall> = None;
-        for halvings in 0..=self.max_halvings(freedom) {
-            for (recompute, prefetch) in self.policies(freedom) {
-                self.settings = asked.0;
-                self.shape = asked.1;
-                self.row_sizes.clone_from(&asked.2);
+    ) -> Result<Result<(Compiled, Vec<Choice>), Misfit>, SizingError> {
+        let asked = self.clone();
+        let (compiled, shortfall) = self.first_within(budget, freedom)?;
+        if let Some(Shortfall { of, needed, given, overhead }) = shortfall {
+            *self = asked;
+            return Ok(Err(Misfit { of, needed, given, overhead, remedies: self.remedies(budget)? }));
+        }
+        let compiled = self.fewest_blocks(compiled, budget, asked.settings.recompute)?;
+        let compiled = self.widen(compiled, budget)?;
+        let compiled = self.recompute_to_widen(compiled, budget, freedom)?;
+        let compiled = self.faster_update(compiled, budget, freedom.update)?;
+        Ok(Ok((compiled, self.choices(&asked))))
+    }
+
+    /// The first candidate within the budget, else the one that needs least, with what it lacks.
+    pub(crate) fn first_within(
+        &mut self,
+        budget: Budget,
+        freedom: Freedom,
+    ) -> Result<(Compiled, Option<Shortfall>), SizingError> {
+        let asked = self.clone();
+        let mut least: Option<(Self, Compiled, Shortfall)> = None;
+        for halvings in 0..=asked.max_halvings(freedom) {
+            for (recompute, prefetch) in asked.policies(freedom) {
+                *self = asked.clone();
                 self.halve_micro_batch(halvings);
                 (self.settings.recompute, self.settings.prefetch) = (recompute, prefetch);
-                for stream in self.streams(target) {
+                for stream in asked.streams() {
                     self.settings.offload.stream = stream;
-                    let compiled = self.compile(target)?;
-                    match budget.shortfall(self, &compiled) {
-                        None => {
-                            let compiled = self.fewest_blocks(compiled, target, budget, asked.0.recompute)?;
-                            let compiled = self.widen(compiled, target, budget)?;
-                            let compiled = self.recompute_to_widen(compiled, target, budget, freedom)?;
-                            let compiled = self.faster_update(compiled, target, budget, freedom.update)?;
-                            return Ok(Ok((compiled, self.choices(&asked.0, halvings))));
-                        }
-                        Some(shortfall) if least.is_none_or(|known| shortfall.needed < known.needed) => {
-                            least = Some(shortfall);
-                        }
-                        Some(_) => {}
+                    let compiled = self.compile()?;
+                    let Some(shortfall) = budget.shortfall(self, &compiled) else {
+                        return Ok((compiled, None));
+                    };
+                    if least.as_ref().is_none_or(|(.., known)| shortfall.needed < known.needed) {
+                        least = Some((self.clone(), compiled, shortfall));
                     }
                 }
             }
         }
-        (self.settings, self.shape, self.row_sizes) = asked;
-        let Shortfall { of, needed, given, overhead } =
-            least.unwrap_or(Shortfall { of: "memory", needed: 0, given: 0, overhead: 0 });
-        Ok(Err(Misfit { of, needed, given, overhead, remedies: self.remedies(target, budget)? }))
+        let (sizing, compiled, shortfall) =
+            least.expect("there is at least the candidate that was asked for");
+        *self = sizing;
+        Ok((compiled, Some(shortfall)))
     }
 
     /// Reduces the number of recomputed blocks to the fewest that fit, by bisection.
     fn fewest_blocks(
         &mut self,
         mut compiled: Compiled,
-        target: Target,
         budget: Budget,
         asked: Recompute,
-    ) -> Result<Compiled, JobError> {
+    ) -> Result<Compiled, SizingError> {
         if self.settings.recompute == asked || self.settings.recompute != EVERY_BLOCK {
             return Ok(compiled);
         }
-        let spare = if target == Target::Cuda { SPARE_FRACTION } else { u64::MAX };
+        let spare = if self.target == Target::Cuda { SPARE_FRACTION } else { u64::MAX };
         let budget = Budget { device: budget.device.map(|given| given - given / spare), ..budget };
-        let (mut too_few, mut enough) = (0, compiled.graph.units.len().saturating_sub(2) as u64);
+        let (mut too_few, mut enough) = (0, compiled.graph.blocks().count() as u64);
         while enough - too_few > 1 {
             let blocks = too_few.midpoint(enough);
             self.settings.recompute =
                 Recompute::Block { blocks: Some(blocks), checkpoints: None, offloaded: false };
-            let candidate = self.compile(target)?;
+            let candidate = self.compile()?;
             if budget.shortfall(self, &candidate).is_none() {
                 (enough, compiled) = (blocks, candidate);
             } else {
                 too_few = blocks;
             }
         }
-        let fewer = enough < compiled.graph.units.len().saturating_sub(2) as u64;
+        let fewer = enough < compiled.graph.blocks().count() as u64;
         let blocks = fewer.then_some(enough);
         self.settings.recompute = Recompute::Block { blocks, checkpoints: None, offloaded: false };
         Ok(compiled)
@@ -218,14 +262,14 @@ impl Job {
 
     /// The candidate streams of offloaded optimizer state, the one with the least bus traffic first: gradients stay on the
     /// device.
-    fn streams(&self, target: Target) -> Vec<Option<StateStream>> {
-        let asked = self.settings.for_target(target).offload.stream;
+    fn streams(&self) -> Vec<Option<StateStream>> {
+        let asked = self.settings.for_target(self.target).offload.stream;
         let Some(stream) = asked else { return vec![None] };
         [Tier::Device, Tier::Host].map(|gradients| Some(StateStream { gradients, ..stream })).to_vec()
     }
 
     /// Widens the update window to the free device memory, minus a reserve for libraries.
-    fn widen(&mut self, compiled: Compiled, target: Target, budget: Budget) -> Result<Compiled, JobError> {
+    fn widen(&mut self, compiled: Compiled, budget: Budget) -> Result<Compiled, SizingError> {
         let offload = self.settings.offload;
         let (Some(stream), Some(given), None) = (offload.stream, budget.device, offload.update_window) else {
             return Ok(compiled);
@@ -236,17 +280,16 @@ impl Job {
         let window = (left - left / FREE_FRACTION).min(all + all / 8 + (64 << 20));
         self.settings.offload.stream = Some(StateStream { window, ..stream });
         self.settings.offload.update_window = Some(window);
-        self.compile(target)
+        self.compile()
     }
 
     /// Recomputes cheap activations to widen the update window further, if the saved waiting outweighs the recomputation.
     fn recompute_to_widen(
         &mut self,
         compiled: Compiled,
-        target: Target,
         budget: Budget,
         freedom: Freedom,
-    ) -> Result<Compiled, JobError> {
+    ) -> Result<Compiled, SizingError> {
         let asked = self.settings;
         let (Some(rates), Some(stream), Recompute::Nothing, true) =
             (freedom.update, asked.offload.stream, asked.recompute, freedom.recompute)
@@ -258,8 +301,8 @@ impl Job {
         self.settings.recompute = Recompute::NormSwiGlu;
         let closed = Some(StateStream { window: 0, ..stream });
         self.settings.offload = Offload { update_window: None, stream: closed, ..asked.offload };
-        let candidate = self.compile(target)?;
-        let candidate = self.widen(candidate, target, budget)?;
+        let candidate = self.compile()?;
+        let candidate = self.widen(candidate, budget)?;
         let recomputed = activations(&compiled).saturating_sub(activations(&candidate));
         let cost = rates.memory_seconds(RECOMPUTE_TRAFFIC * recomputed * asked.accumulation);
         if budget.shortfall(self, &candidate).is_none()
@@ -284,10 +327,9 @@ impl Job {
     fn faster_update(
         &mut self,
         compiled: Compiled,
-        target: Target,
         budget: Budget,
         rates: Option<Rates>,
-    ) -> Result<Compiled, JobError> {
+    ) -> Result<Compiled, SizingError> {
         let asked = self.settings;
         let (Some(stream), Some(rates)) = (asked.offload.stream, rates) else { return Ok(compiled) };
         let on_host = compiled.memory.by_category(Tier::Host);
@@ -308,7 +350,7 @@ impl Job {
         }
         self.settings.offload =
             Offload { updated_by: Some(UpdatedBy::Host), stream: None, update_window: None, ..asked.offload };
-        let beside = self.compile(target)?;
+        let beside = self.compile()?;
         let is_slower = through <= rates.host_update_seconds(on_host.optimizer) + sums(&beside);
         if is_slower || budget.shortfall(self, &beside).is_some() {
             self.settings.offload = Offload { updated_by: Some(UpdatedBy::Device), ..asked.offload };
@@ -323,7 +365,7 @@ impl Job {
     }
 
     /// Halves the micro-batch and doubles accumulation; the samples of a step stay the same.
-    fn halve_micro_batch(&mut self, times: u32) {
+    pub(crate) fn halve_micro_batch(&mut self, times: u32) {
         if times == 0 {
             return;
         }
@@ -346,7 +388,7 @@ impl Job {
         policies
     }
 
-    fn choices(&self, asked: &zeroth_program::Settings, halvings: u32) -> Vec<Choice> {
+    fn choices(&self, Self { settings: asked, shape, .. }: &Self) -> Vec<Choice> {
         let mut choices = Vec::new();
         if self.settings.recompute != asked.recompute {
             let value = match self.settings.recompute {
@@ -376,93 +418,11 @@ impl Job {
             };
             choices.push(Choice { key: "zeroth.update", value: value.into() });
         }
-        if halvings > 0 {
+        if self.shape != *shape {
             let (micro_batch, accumulation) = (self.shape.micro_batch, self.shape.accumulation);
             choices.push(Choice { key: "train_micro_batch_size_per_gpu", value: micro_batch.into() });
             choices.push(Choice { key: "gradient_accumulation_steps", value: accumulation.into() });
         }
         choices
-    }
-
-    /// Single changes of the user's settings that fit.
-    fn remedies(&mut self, target: Target, budget: Budget) -> Result<Vec<(String, [u64; 2])>, JobError> {
-        let asked = (self.settings, self.shape, self.row_sizes.clone());
-        let block = EVERY_BLOCK;
-        let optimizer = Offload { optimizer: Some(1.0), ..asked.0.offload };
-        let both = Offload { parameters: Some(u64::MAX), ..optimizer };
-        let halvings = self.shape.micro_batch.trailing_zeros();
-        let mut changes: Vec<(String, Change)> = Vec::new();
-        if asked.0.recompute == Recompute::Nothing {
-            let change = move |job: &mut Self| job.settings.recompute = block;
-            changes.push(("zeroth.recompute \"block\"".to_owned(), Box::new(change)));
-        }
-        if asked.0.offload.update_window.is_some_and(|window| window > 0) {
-            let change = |job: &mut Self| job.settings.offload.update_window = Some(0);
-            changes.push(("zeroth.update_window 0, or none at all".to_owned(), Box::new(change)));
-        }
-        if halvings > 0 {
-            let name = format!(
-                "train_micro_batch_size_per_gpu {} with gradient_accumulation_steps {}",
-                asked.1.micro_batch >> halvings,
-                asked.1.accumulation << halvings
-            );
-            changes.push((name, Box::new(move |job: &mut Self| job.halve_micro_batch(halvings))));
-        }
-        for stage in asked.0.stage + 1..=3 {
-            let change = move |job: &mut Self| job.settings.stage = stage;
-            changes.push((format!("zero_optimization.stage {stage}"), Box::new(change)));
-        }
-        if asked.0.offload.optimizer.is_none() {
-            let (stage, name) = (asked.0.stage.max(2), "offload_optimizer to cpu");
-            let change =
-                move |job: &mut Self| (job.settings.stage, job.settings.offload) = (stage, optimizer);
-            changes.push((format!("{name} (stage {stage})"), Box::new(change)));
-        }
-        if asked.0.offload.parameters.is_none() {
-            let change = move |job: &mut Self| (job.settings.stage, job.settings.offload) = (3, both);
-            changes
-                .push(("offload_optimizer and offload_param to cpu (stage 3)".to_owned(), Box::new(change)));
-            let change = move |job: &mut Self| {
-                (job.settings.stage, job.settings.offload, job.settings.recompute) = (3, both, block);
-            };
-            let name = "offload_optimizer and offload_param to cpu (stage 3) with zeroth.recompute \"block\"";
-            changes.push((name.to_owned(), Box::new(change)));
-        }
-        let mut fitting = Vec::new();
-        for (name, change) in changes {
-            change(self);
-            let compiled = self.compile(target)?;
-            if budget.shortfall(self, &compiled).is_none() {
-                fitting.push((name, budget.needed(self, &compiled)));
-            }
-            (self.settings, self.shape) = (asked.0, asked.1);
-            self.row_sizes.clone_from(&asked.2);
-        }
-        if fitting.is_empty() {
-            fitting.extend(self.more_ranks(target, budget)?);
-            (self.settings, self.shape) = (asked.0, asked.1);
-        }
-        Ok(fitting)
-    }
-
-    /// The fewest ranks, doubling the present number, that fit with everything offloaded and blocks recomputed.
-    fn more_ranks(&mut self, target: Target, budget: Budget) -> Result<Option<(String, [u64; 2])>, JobError> {
-        self.settings.stage = 3;
-        self.settings.offload.optimizer = Some(1.0);
-        self.settings.offload.parameters = Some(u64::MAX);
-        self.settings.recompute = EVERY_BLOCK;
-        let there = self.shape.ranks;
-        for ranks in [2, 4, 8, 16, 32].map(|times| times * there) {
-            self.shape.ranks = ranks;
-            let compiled = self.compile(target)?;
-            if budget.shortfall(self, &compiled).is_none() {
-                let name = format!(
-                    "{ranks} ranks with as much memory each, offload_optimizer and offload_param to cpu (stage 3) and \
-                     zeroth.recompute \"block\""
-                );
-                return Ok(Some((name, budget.needed(self, &compiled))));
-            }
-        }
-        Ok(None)
     }
 }

@@ -8,9 +8,6 @@ use zeroth_kernel::Tier;
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 
-use crate::Job;
-use zeroth_data::Samples;
-
 /// Resident pages of the executable, shared by all processes of a machine.
 const IMAGE: u64 = 12_000_000;
 /// Fixed allocations of a rank, and kernel memory per process.
@@ -32,9 +29,6 @@ const CHECKPOINT: u64 = 12;
 /// Bytes per token of an assembled and fed micro-batch, and per pair of rotary angles.
 const TOKEN: u64 = 56;
 const ANGLES: u64 = 8;
-/// Bytes per sample in the data index, and per packed sample or pack.
-const SAMPLE: u64 = 12;
-const PACKED: u64 = 8;
 /// Heap fragmentation left by tokenisation: bytes per token, and its maximum.
 const TOKENISED: u64 = 32;
 const MOST_TOKENISED: u64 = 12_000_000;
@@ -48,6 +42,15 @@ pub struct Processes {
     pub region: u64,
     /// Threads of a rank besides its compute threads.
     pub threads: u64,
+}
+
+/// The size of the data in a rank's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DataSize {
+    /// Bytes of the sample index.
+    pub index: u64,
+    /// Tokens, which the process that starts the run encodes.
+    pub tokens: u64,
 }
 
 /// Host memory of a rank outside its arenas, in bytes by purpose.
@@ -73,8 +76,8 @@ pub struct Overhead {
 
 impl Overhead {
     /// Estimates the overhead of each rank of a job.
-    pub fn of(job: &Job, compiled: &Compiled, processes: Processes) -> Self {
-        let ranks = job.shape.ranks.max(1);
+    pub fn of(data: DataSize, compiled: &Compiled, processes: Processes) -> Self {
+        let ranks = compiled.program.layout.ranks.max(1);
         let is_alone = ranks == 1;
         let (own, computing) = match compiled.target {
             Target::Cpu { threads } => (PROCESS, threads as u64),
@@ -90,7 +93,8 @@ impl Overhead {
         let largest = elements().max().unwrap_or(0);
         let checkpoint = CHECKPOINT * elements().sum::<u64>().div_ceil(ranks);
         let rows = compiled.row_sizes.last().copied().unwrap_or(0);
-        let angles = ANGLES * compiled.graph.rotary.frequencies.len() as u64;
+        let pairs = compiled.graph.rotaries.iter().map(|rotary| rotary.frequencies.len() as u64);
+        let angles = ANGLES * pairs.sum::<u64>();
         let staging = 4 * largest.min(PIECE) + checkpoint.min(CHECKPOINT_BUFFER) + rows * (TOKEN + angles);
 
         // A message may be the gradient of a whole flat buffer, and each half of a region holds a part of one.
@@ -101,10 +105,7 @@ impl Overhead {
         let mapped = if compiled.target == Target::Cuda { 0 } else { device };
         let page_tables = (mapped + compiled.memory.arena(Tier::Host)) / PAGE_TABLES;
 
-        let all_samples =
-            || [Some(&job.samples), job.evaluation.as_ref().map(|evaluation| &evaluation.samples)];
-        let index: u64 = all_samples().into_iter().flatten().map(index).sum();
-        let tokens: u64 = all_samples().into_iter().flatten().map(|samples| samples.totals().tokens).sum();
+        let DataSize { index, tokens } = data;
         // The process that starts the run tokenises the data: the launcher, or a single rank.
         let tokenised = (TOKENISED * tokens).min(MOST_TOKENISED);
         let (data, launcher) = if is_alone {
@@ -117,11 +118,4 @@ impl Overhead {
         let total = process + program + staging + data + exchange + page_tables + launcher;
         Self { process, program, staging, data, exchange, page_tables, launcher, total }
     }
-}
-
-/// Bytes of a sample index.
-fn index(samples: &Samples) -> u64 {
-    let totals = samples.totals();
-    let packed = if totals.packs > 0 { PACKED * (totals.samples + totals.packs) } else { 0 };
-    SAMPLE * totals.samples + packed
 }

@@ -1,0 +1,102 @@
+//! Uploads of micro-batches.
+
+use bytemuck::cast_slice;
+use zeroth_kernel::{CacheRange, Queue};
+use zeroth_program::{BufferId, StreamSizes};
+
+use super::{Engine, MicroBatch, RunError, StreamBatch};
+
+impl Engine<'_> {
+    /// Uploads a micro-batch of the only stream and returns the index of its row size.
+    pub(super) fn feed_stream(&mut self, batch: &MicroBatch<'_>) -> Result<usize, RunError> {
+        self.feed(&StreamBatch { streams: &[*batch], inputs: &[] })
+    }
+
+    /// Uploads a micro-batch and returns the index of its row size.
+    pub(super) fn feed(&mut self, batch: &StreamBatch<'_>) -> Result<usize, RunError> {
+        let compiled = self.compiled;
+        self.feed_sized(&compiled.row_sizes, batch, &[])
+    }
+
+    /// Uploads a micro-batch for a section of an inference program, with the cache rows of its tokens where it has a
+    /// cache. Tokens without a range are not cached.
+    pub(super) fn feed_section(
+        &mut self,
+        section: usize,
+        batch: &MicroBatch<'_>,
+        ranges: &[CacheRange],
+    ) -> Result<usize, RunError> {
+        let (compiled, batch) = (self.compiled, StreamBatch { streams: &[*batch], inputs: &[] });
+        if compiled.program.decode() == Some(section) {
+            let size = self.feed_sized(&compiled.decode_sizes, &batch, ranges)?;
+            return Ok(compiled.row_sizes.len() + size);
+        }
+        self.feed_sized(&compiled.row_sizes, &batch, ranges)
+    }
+
+    /// Uploads a micro-batch, padded to one of these sizes.
+    fn feed_sized(
+        &mut self,
+        sizes: &StreamSizes,
+        batch: &StreamBatch<'_>,
+        ranges: &[CacheRange],
+    ) -> Result<usize, RunError> {
+        let streams = &self.compiled.graph.streams;
+        let (found, expected) = (batch.streams.len(), streams.len());
+        if found != expected {
+            return Err(RunError::Streams { what: "streams", found, expected });
+        }
+        let given = batch.streams.iter().map(|batch| batch.ids.len());
+        let Some((size, rows)) = sizes.fit(&given) else {
+            let mut both = given.zip(streams.iter().map(|stream| stream.rows));
+            let (rows, most) = both.find(|(rows, most)| *rows as u64 > *most).unwrap_or((0, 0));
+            return Err(RunError::Rows { rows, most });
+        };
+        self.feed.fill(batch, ranges, rows)?;
+        self.device.equal_sequences(self.feed.length());
+        for (stream, rows) in rows.iter().enumerate() {
+            self.upload_stream(stream, *rows as usize)?;
+        }
+        if let Some(cached) = self.feed.ranges.get(..rows[0] as usize) {
+            let bytes: &[u8] = cast_slice(cached);
+            let to = self.compiled.span(0, BufferId::CacheRanges).part(0, bytes.len() as u64, 1);
+            let uploaded = self.device.upload(Queue::Compute, bytes, to);
+            uploaded.map_err(RunError::device(self.step, "upload of a micro-batch"))?;
+        }
+        for input in &self.feed.inputs {
+            let bytes: &[u8] = cast_slice(&input.numbers);
+            let to = self.compiled.span(0, BufferId::Value(input.value.index()));
+            let uploaded = self.device.upload(Queue::Compute, bytes, to.part(0, bytes.len() as u64, 1));
+            uploaded.map_err(RunError::device(self.step, "upload of a micro-batch"))?;
+        }
+        Ok(size)
+    }
+
+    /// Uploads what is staged of a stream.
+    fn upload_stream(&mut self, stream: usize, rows: usize) -> Result<(), RunError> {
+        let (feed, compiled, step) = (&self.feed.streams[stream], self.compiled, self.step);
+        let inputs = compiled.graph.streams[stream];
+        let keys = BufferId::Keys(stream);
+        let parts: [(Option<BufferId>, &[u8]); 5] = [
+            (Some(BufferId::Value(inputs.ids.index())), cast_slice(&feed.ids[..rows])),
+            (Some(BufferId::Value(inputs.labels.index())), cast_slice(&feed.labels[..rows])),
+            (Some(BufferId::Value(inputs.positions.index())), cast_slice(&feed.positions[..rows])),
+            (Some(BufferId::Starts(stream)), cast_slice(&feed.starts)),
+            (compiled.find(0, keys).map(|_| keys), cast_slice(&feed.keys[..rows])),
+        ];
+        let angles = feed.rotaries.iter().enumerate().flat_map(|(index, rotary)| {
+            let count = rows * rotary.pairs();
+            [
+                (Some(BufferId::Cosines { stream, rotary: index }), cast_slice(&rotary.cosines[..count])),
+                (Some(BufferId::Sines { stream, rotary: index }), cast_slice(&rotary.sines[..count])),
+            ]
+        });
+        for (id, bytes) in parts.into_iter().chain(angles) {
+            let Some(id) = id else { continue };
+            let to = compiled.span(0, id).part(0, bytes.len() as u64, 1);
+            let uploaded = self.device.upload(Queue::Compute, bytes, to);
+            uploaded.map_err(RunError::device(step, "upload of a micro-batch"))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,183 @@
+//! The ops of a graph.
+//!
+//! An op holds what does not depend on the micro-batch. Its operands, parameters and results are the node's; their order is
+//! documented here, for the graph and everything that executes it. The file of an op has its shape rule, its gradient, both
+//! in f64, and its test.
+
+#![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
+
+mod add_rms_norm;
+mod attention;
+mod dropout;
+mod embedding;
+mod gated_activation;
+mod head_loss;
+mod head_norm_rope;
+mod linear;
+mod rms_norm;
+mod rope;
+
+use zeroth_base::GatedActivation;
+
+use crate::gradient::Deriver;
+use crate::reference::{Gradients, Machine};
+use crate::{GradNode, GradOp, Node};
+
+pub use attention::{Attention, attention, attention_backward};
+pub use embedding::{embedding, embedding_backward};
+pub use gated_activation::{gated_activation, gated_activation_backward};
+pub use head_loss::head_loss;
+pub use linear::{linear, linear_backward};
+pub use rms_norm::{rms_norm, rms_norm_backward};
+pub use rope::rope;
+
+/// The op of a node. T is the number of rows, H the hidden size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Op {
+    /// `ids` `[T]` and a table [V, H] give the rows [T, H].
+    Embedding,
+    /// `x` [T, I], weight [O, I] and an optional bias `[O]` give `x · wᵀ + b` [T, O].
+    Linear,
+    /// `x` [T, H] and weight `[H]` give `x · rstd · w` [T, H] and the statistic `rstd` `[T]`.
+    RmsNorm {
+        /// Added to the mean of squares.
+        eps: f64,
+    },
+    /// `r` and `x` [T, H] and weight `[H]` give the sum `h = r + x`, its norm and `rstd`: the residual add and the norm
+    /// after it in one pass.
+    AddRmsNorm {
+        /// Added to the mean of squares.
+        eps: f64,
+    },
+    /// `x` [T, heads · D], `positions` `[T]` and weight `[D]` give each head's norm, rotated as `Rope` does, [T, heads · D] and
+    /// `rstd` [T, heads]: the norm of q or k and its rotation in one pass. The norm is rounded before it is rotated.
+    HeadNormRope {
+        /// Heads in a row.
+        heads: u64,
+        /// Added to the mean of squares.
+        eps: f64,
+        /// The index of its rotary embedding in [`Graph::rotaries`](crate::Graph::rotaries).
+        rotary: usize,
+    },
+    /// `x` [T, heads · D] and `positions` `[T]` give `x` with each head's halves rotated.
+    Rope {
+        /// Heads in a row.
+        heads: u64,
+        /// The index of its rotary embedding in [`Graph::rotaries`](crate::Graph::rotaries).
+        rotary: usize,
+    },
+    /// `q` [T, heads · D], `k` and `v` [T, kv_heads · D] give [T, heads · D] and the log of the softmax's sum [T, heads].
+    /// Causal within each sequence of the micro-batch.
+    Attention {
+        /// Heads of q.
+        heads: u64,
+        /// Heads of k and v; each serves heads / kv_heads heads of q.
+        kv_heads: u64,
+        /// Sliding window: keys per query, its own included; `None` attends to the whole prefix.
+        window: Option<u64>,
+        /// Factor of the scores.
+        scale: f64,
+    },
+    /// `gate` and `up` [T, F] give `f(gate) · up`, f the activation.
+    GatedActivation(GatedActivation),
+    /// `x` with elements zeroed at random and the others scaled up; the mask is recomputed in backward.
+    Dropout {
+        /// The probability that an element is zeroed.
+        probability: f64,
+        /// The number of this op among the model's dropouts: part of the key of its random numbers.
+        salt: u32,
+    },
+    /// `x` [T, H], weight [V, H] and `labels` `[T]` give the sum of the tokens' losses `[1]`: projection, softmax and
+    /// cross-entropy in slices of tokens, so that no [T, V] tensor exists.
+    HeadLoss,
+}
+
+impl Op {
+    /// Whether its result is a loss, which is not an operand of any op.
+    pub const fn is_loss(self) -> bool {
+        matches!(self, Self::HeadLoss)
+    }
+
+    /// The index of the rotary embedding that it reads.
+    pub const fn rotary(self) -> Option<usize> {
+        match self {
+            Self::Rope { rotary, .. } | Self::HeadNormRope { rotary, .. } => Some(rotary),
+            _ => None,
+        }
+    }
+
+    /// Its name in messages, traces and plans.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Embedding => "embedding",
+            Self::Linear => "linear",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::AddRmsNorm { .. } => "add_rms_norm",
+            Self::HeadNormRope { .. } => "head_norm_rope",
+            Self::Rope { .. } => "rope",
+            Self::Attention { .. } => "attention",
+            Self::GatedActivation(activation) => activation.name(),
+            Self::Dropout { .. } => "dropout",
+            Self::HeadLoss => "head_loss",
+        }
+    }
+}
+
+/// Appends the gradient of a forward node: what it reads and writes.
+pub(crate) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
+    match node.op {
+        Op::Embedding => embedding::derive(deriver, index, node),
+        Op::Linear => linear::derive(deriver, index, node),
+        Op::RmsNorm { .. } => rms_norm::derive(deriver, index, node),
+        Op::AddRmsNorm { .. } => add_rms_norm::derive(deriver, index, node),
+        Op::HeadNormRope { .. } => head_norm_rope::derive(deriver, index, node),
+        Op::Rope { .. } => rope::derive(deriver, index, node),
+        Op::Attention { .. } => attention::derive(deriver, index, node),
+        Op::GatedActivation(activation) => gated_activation::derive(deriver, index, node, activation),
+        Op::Dropout { .. } => dropout::derive(deriver, index, node),
+        Op::HeadLoss => head_loss::derive(deriver, index, node),
+    }
+}
+
+/// The results of a forward node, in f64.
+pub(crate) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
+    match node.op {
+        Op::Embedding => embedding::forward(machine, node),
+        Op::Linear => linear::forward(machine, node),
+        Op::RmsNorm { eps } => rms_norm::forward(machine, node, eps),
+        Op::AddRmsNorm { eps } => add_rms_norm::forward(machine, node, eps),
+        Op::HeadNormRope { heads, eps, rotary } => head_norm_rope::forward(machine, node, heads, eps, rotary),
+        Op::Rope { heads, rotary } => rope::forward(machine, node, heads, rotary),
+        Op::Attention { heads, kv_heads, window, scale } => {
+            attention::forward(machine, node, heads, kv_heads, window, scale)
+        }
+        Op::GatedActivation(activation) => gated_activation::forward(machine, node, activation),
+        Op::Dropout { probability, salt } => dropout::forward(machine, node, probability, salt),
+        Op::HeadLoss => head_loss::forward(machine, node),
+    }
+}
+
+/// The results of a backward node, in f64; `of` is its forward node.
+pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gradients {
+    match (node.op, of.op) {
+        (GradOp::Sum, _) => {
+            let [a, b] = [0, 1].map(|place| machine.value(node.inputs[place]));
+            Gradients::of_values(vec![a.iter().zip(b).map(|(a, b)| a + b).collect()])
+        }
+        (GradOp::LinearInput, _) => linear::backward_input(machine, node),
+        (GradOp::LinearParams, _) => linear::backward_params(machine, node, of),
+        (_, Op::Embedding) => embedding::backward(machine, node, of),
+        (_, Op::RmsNorm { .. } | Op::AddRmsNorm { .. }) => rms_norm::backward(machine, node, of),
+        (_, Op::HeadNormRope { heads, rotary, .. }) => {
+            head_norm_rope::backward(machine, node, of, heads, rotary)
+        }
+        (_, Op::Rope { heads, rotary }) => rope::backward(machine, node, of, heads, rotary),
+        (_, Op::Attention { heads, kv_heads, window, scale }) => {
+            attention::backward(machine, node, of, heads, kv_heads, window, scale)
+        }
+        (_, Op::GatedActivation(activation)) => gated_activation::backward(machine, node, activation),
+        (_, Op::Dropout { probability, salt }) => dropout::backward(machine, node, probability, salt),
+        (_, Op::HeadLoss) => head_loss::backward(machine, node, of),
+        (op, Op::Linear) => unreachable!("{op:?} is not the gradient of a linear"),
+    }
+}

@@ -1,0 +1,169 @@
+//! Configs of well-known models: the facts of their `config.json`, for commands that read no weights.
+
+use serde_json::{Map, Value};
+
+/// Models that differ in a few numbers.
+struct Series {
+    /// The fields that all of them share.
+    shared: &'static str,
+    /// The fields of the columns of `models`; `tie_word_embeddings` is 0 or 1.
+    columns: &'static [&'static str],
+    /// Hub names, and the values of the columns.
+    models: &'static [(&'static [&'static str], &'static [u64])],
+}
+
+const DECODER: &[&str] = &[
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+];
+
+const T5: &[&str] = &["d_model", "d_ff", "num_layers", "num_heads", "d_kv"];
+
+#[rustfmt::skip]
+const SERIES: &[Series] = &[
+    Series {
+        shared: r#"{"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "hidden_act": "silu",
+            "rms_norm_eps": 1e-6, "rope_theta": 1000000}"#,
+        columns: DECODER,
+        models: &[
+            (&["Qwen/Qwen3-0.6B"], &[1024, 3072, 28, 16, 8, 1, 40960]),
+            (&["Qwen/Qwen3-0.6B-Base"], &[1024, 3072, 28, 16, 8, 1, 32768]),
+            (&["Qwen/Qwen3-1.7B"], &[2048, 6144, 28, 16, 8, 1, 40960]),
+            (&["Qwen/Qwen3-1.7B-Base"], &[2048, 6144, 28, 16, 8, 1, 32768]),
+            (&["Qwen/Qwen3-4B"], &[2560, 9728, 36, 32, 8, 1, 40960]),
+            (&["Qwen/Qwen3-4B-Base"], &[2560, 9728, 36, 32, 8, 1, 32768]),
+            (&["Qwen/Qwen3-8B"], &[4096, 12288, 36, 32, 8, 0, 40960]),
+            (&["Qwen/Qwen3-8B-Base"], &[4096, 12288, 36, 32, 8, 0, 32768]),
+            (&["Qwen/Qwen3-14B"], &[5120, 17408, 40, 40, 8, 0, 40960]),
+            (&["Qwen/Qwen3-14B-Base"], &[5120, 17408, 40, 40, 8, 0, 32768]),
+            (&["Qwen/Qwen3-32B"], &[5120, 25600, 64, 64, 8, 0, 40960]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "qwen3_moe", "head_dim": 128, "vocab_size": 151936, "hidden_act": "silu",
+            "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 40960, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "norm_topk_prob": true, "num_experts": 128, "num_experts_per_tok": 8,
+            "tie_word_embeddings": false}"#,
+        columns: &["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "moe_intermediate_size"],
+        models: &[
+            (&["Qwen/Qwen3-30B-A3B"], &[2048, 6144, 48, 32, 4, 768]),
+            (&["Qwen/Qwen3-235B-A22B"], &[4096, 12288, 94, 64, 4, 1536]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "qwen2", "vocab_size": 151936, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000, "use_sliding_window": false}"#,
+        columns: DECODER,
+        models: &[
+            (&["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct"], &[896, 4864, 24, 14, 2, 1, 32768]),
+            (&["Qwen/Qwen2.5-1.5B"], &[1536, 8960, 28, 12, 2, 1, 131_072]),
+            (&["Qwen/Qwen2.5-1.5B-Instruct"], &[1536, 8960, 28, 12, 2, 1, 32768]),
+            (&["Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-3B-Instruct"], &[2048, 11008, 36, 16, 2, 1, 32768]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "qwen2", "vocab_size": 152064, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000, "use_sliding_window": false}"#,
+        columns: DECODER,
+        models: &[
+            (&["Qwen/Qwen2.5-7B"], &[3584, 18944, 28, 28, 4, 0, 131_072]),
+            (&["Qwen/Qwen2.5-7B-Instruct"], &[3584, 18944, 28, 28, 4, 0, 32768]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "qwen2", "vocab_size": 152064, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000, "use_sliding_window": false}"#,
+        columns: DECODER,
+        models: &[
+            (&["Qwen/Qwen2.5-14B"], &[5120, 13824, 48, 40, 8, 0, 131_072]),
+            (&["Qwen/Qwen2.5-32B"], &[5120, 27648, 64, 40, 8, 0, 131_072]),
+            (&["Qwen/Qwen2.5-72B"], &[8192, 29568, 80, 64, 8, 0, 131_072]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "llama", "vocab_size": 32000, "hidden_act": "silu", "rms_norm_eps": 1e-5}"#,
+        columns: DECODER,
+        models: &[
+            (&["meta-llama/Llama-2-7b-hf"], &[4096, 11008, 32, 32, 32, 0, 4096]),
+            (&["meta-llama/Llama-2-13b-hf"], &[5120, 13824, 40, 40, 40, 0, 4096]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "llama", "vocab_size": 128256, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+            "rope_theta": 500000, "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1,
+            "high_freq_factor": 4, "original_max_position_embeddings": 8192}}"#,
+        columns: DECODER,
+        models: &[
+            (&["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"], &[4096, 14336, 32, 32, 8, 0, 131_072]),
+            (&["meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"],
+                &[8192, 28672, 80, 64, 8, 0, 131_072]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "llama", "vocab_size": 128256, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+            "rope_theta": 500000, "rope_scaling": {"rope_type": "llama3", "factor": 32, "low_freq_factor": 1,
+            "high_freq_factor": 4, "original_max_position_embeddings": 8192}}"#,
+        columns: DECODER,
+        models: &[
+            (&["meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct"], &[2048, 8192, 16, 32, 8, 1, 131_072]),
+            (&["meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B-Instruct"], &[3072, 8192, 28, 24, 8, 1, 131_072]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "mistral", "vocab_size": 32768, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000, "sliding_window": null}"#,
+        columns: DECODER,
+        models: &[
+            (&["mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3"],
+                &[4096, 14336, 32, 32, 8, 0, 32768]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "t5", "vocab_size": 32128, "relative_attention_num_buckets": 32,
+            "layer_norm_epsilon": 1e-6}"#,
+        columns: T5,
+        models: &[
+            (&["t5-small", "google-t5/t5-small"], &[512, 2048, 6, 8, 64]),
+            (&["t5-base", "google-t5/t5-base"], &[768, 3072, 12, 12, 64]),
+            (&["t5-large", "google-t5/t5-large"], &[1024, 4096, 24, 16, 64]),
+            (&["t5-3b", "google-t5/t5-3b"], &[1024, 16384, 24, 32, 128]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "t5", "vocab_size": 32128, "relative_attention_num_buckets": 32,
+            "layer_norm_epsilon": 1e-6, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false}"#,
+        columns: T5,
+        models: &[
+            (&["google/flan-t5-small", "google/t5-v1_1-small"], &[512, 1024, 8, 6, 64]),
+            (&["google/flan-t5-base", "google/t5-v1_1-base"], &[768, 2048, 12, 12, 64]),
+            (&["google/flan-t5-large", "google/t5-v1_1-large"], &[1024, 2816, 24, 16, 64]),
+            (&["google/flan-t5-xl", "google/t5-v1_1-xl"], &[2048, 5120, 24, 32, 64]),
+        ],
+    },
+];
+
+/// The names of all built-in models.
+pub fn builtin_names() -> impl Iterator<Item = &'static str> + Clone {
+    SERIES.iter().flat_map(|series| series.models.iter().flat_map(|(names, _)| names.iter().copied()))
+}
+
+/// The built-in `config.json` of a Hub name.
+pub(crate) fn builtin_config(name: &str) -> Option<Map<String, Value>> {
+    let (series, values) = SERIES.iter().find_map(|series| {
+        let found = series.models.iter().find(|(names, _)| names.contains(&name));
+        found.map(|(_, values)| (series, values))
+    })?;
+    let mut config: Map<String, Value> =
+        serde_json::from_str(series.shared).expect("a test reads every built-in config");
+    for (column, value) in series.columns.iter().zip(*values) {
+        let value = if *column == "tie_word_embeddings" { (*value == 1).into() } else { (*value).into() };
+        config.insert((*column).to_owned(), value);
+    }
+    Some(config)
+}

@@ -1,0 +1,136 @@
+//! The memory of a placement by the program that would train it: to the byte what a run allocates.
+
+use std::sync::Arc;
+
+use zeroth_kernel::Tier;
+use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward};
+use zeroth_program::{Bytes, Compiled, GradientStorage, Program, Recompute, Target};
+
+use crate::row::{Basis, Footprint};
+use crate::sizing::{BatchShape, Budget, EVERY_BLOCK, Freedom, Sizing};
+use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, TrainType};
+
+/// A model that can be trained, and the devices to train it on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainableModel {
+    config: ModelConfig,
+    table: ParameterTable,
+    device: PlanDevice,
+}
+
+/// The devices of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlanDevice {
+    /// CPUs of this number in all, shared by the ranks.
+    Cpu {
+        /// The number of CPUs.
+        cpus: usize,
+    },
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
+impl TrainableModel {
+    /// Refuses models whose forward is not implemented.
+    pub fn new(
+        config: ModelConfig,
+        table: ParameterTable,
+        device: PlanDevice,
+    ) -> Result<Arc<Self>, ForwardError> {
+        forward(&config, &table, Batch { tokens: 1 })?;
+        Ok(Arc::new(Self { config, table, device }))
+    }
+
+    /// The devices.
+    pub fn device(&self) -> PlanDevice {
+        self.device
+    }
+
+    pub(crate) fn shares_host_memory(&self) -> bool {
+        matches!(self.device, PlanDevice::Cpu { .. })
+    }
+}
+
+impl PlanDevice {
+    /// The compiler's target for each of `ranks` ranks.
+    pub fn target(self, ranks: u64) -> Target {
+        match self {
+            Self::Cpu { cpus } => Target::Cpu { threads: (cpus as u64 / ranks.max(1)).max(1) as usize },
+            Self::Cuda => Target::Cuda,
+        }
+    }
+}
+
+/// Which program counts where several keep the same states in other tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Candidate {
+    /// The one that a run takes.
+    Run,
+    /// The one with the least on the device.
+    LeastOnDevice,
+}
+
+/// The footprint of the compiled step; `None` where the request is for what cannot be compiled yet.
+pub(crate) fn footprint(
+    request: &PlanRequest,
+    placement: &Placement,
+    candidate: Candidate,
+) -> Result<Option<Footprint>, PlanError> {
+    let (Some(model), Some(shape), Some(settings), TrainType::Full) =
+        (&request.model, &request.shape, placement.settings, request.train_type)
+    else {
+        return Ok(None);
+    };
+    let (ranks, accumulation) = (request.ranks, request.accumulation);
+    let mut settings = zeroth_program::Settings { accumulation, ..settings };
+    if shape.recompute && !matches!(settings.recompute, Recompute::Block { .. }) {
+        settings.recompute = EVERY_BLOCK;
+    }
+    let batch = BatchShape { micro_batch: shape.micro_batch, accumulation, ranks };
+    let largest = |batch: BatchShape| batch.micro_batch.saturating_mul(shape.max_length);
+    let target = model.device.target(ranks);
+    let mut sizing = Sizing::new(&model.config, &model.table, target, batch, settings, &largest);
+    // Only the gradients of streamed states depend on it: they stay on a device that has room for them.
+    let budget = Budget { device: request.device_memory, ..Budget::default() };
+    let compiled = match candidate {
+        Candidate::Run => sizing.first_within(budget, Freedom::default()).map(|(compiled, _)| compiled),
+        Candidate::LeastOnDevice => sizing.compile(),
+    };
+    let refused = |source| PlanError::Compile { preset: placement.preset.clone(), source: Box::new(source) };
+    let compiled = compiled.map_err(refused)?;
+    Ok(Some(Footprint::of_program(&compiled, request.ranks_on_host())))
+}
+
+impl Footprint {
+    fn of_program(compiled: &Compiled, ranks_on_host: u64) -> Self {
+        let Compiled { program, memory, .. } = compiled;
+        let is_gathered = |flat: &usize| !program.stays_gathered(*flat) && !program.is_viewed(*flat);
+        let gathered = (0..program.layout.flats.len()).filter(is_gathered);
+        let gathered = gathered.map(|flat| program.layout.flats[flat].padded()).max().unwrap_or(0);
+        Self {
+            device: memory.by_category(Tier::Device),
+            host: times(memory.by_category(Tier::Host), ranks_on_host),
+            gathered_layer: gathered * program.types.compute.bytes(),
+            sent: program.bytes_sent_per_step(),
+            bytes_per_parameter: bytes_per_parameter(program),
+            basis: Basis::Program,
+        }
+    }
+}
+
+fn times(bytes: Bytes, ranks: u64) -> Bytes {
+    let times = |bytes: u64| bytes.saturating_mul(ranks);
+    Bytes::of_states(times(bytes.parameters), times(bytes.gradients), times(bytes.optimizer))
+        .with(times(bytes.activations), times(bytes.buffers))
+}
+
+fn bytes_per_parameter(program: &Program) -> BytesPerParameter {
+    let gradients = match program.gradient_storage() {
+        GradientStorage::FlatF32 => 4,
+        GradientStorage::FlatComm => program.types.communication.bytes(),
+        GradientStorage::Shard => program.grad_accum_dtype.bytes(),
+    };
+    let master = if program.has_master(0) { program.master_form(0).bytes() } else { 0 };
+    let moments = program.optimizer.moments().len() as u64 * program.moment_dtype.bytes();
+    BytesPerParameter { parameters: program.types.compute.bytes(), gradients, optimizer: master + moments }
+}
