@@ -66,10 +66,11 @@ fn assert_same(expected: &Outcome, found: &Outcome, what: &str) {
     assert!(bits(&found.weights) == bits(&expected.weights), "{what}: weights differ");
 }
 
+/// Every third program of each split, another third for the next; all of them with `ZEROTH_FULL=1`.
 fn every_program_trains_to_the_same_bits(types: Types) {
-    for (name, (ranks, accumulation, micro_batch)) in
-        HALF_FROZEN.into_iter().flat_map(|name| SPLITS.map(|split| (name, split)))
-    {
+    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let splits = HALF_FROZEN.into_iter().flat_map(|name| SPLITS.map(|split| (name, split)));
+    for (number, (name, (ranks, accumulation, micro_batch))) in splits.enumerate() {
         let golden = Golden::named(name);
         let setups = programs(ranks, accumulation, micro_batch, types);
         // Stages 0 and 1 accumulate before they reduce, stages 2 and 3 after.
@@ -77,7 +78,7 @@ fn every_program_trains_to_the_same_bits(types: Types) {
             setups.iter().partition(|setup| accumulation == 1 || setup.settings.stage < 2);
         for setups in [late, early].into_iter().filter(|setups| !setups.is_empty()) {
             let expected = golden.train(&setups[0]);
-            for (at, setup) in setups.iter().enumerate() {
+            for (at, setup) in setups.iter().enumerate().filter(|(at, _)| is_full || (at + number) % 3 == 0) {
                 // The chaos executor runs instructions in any order that their waits allow.
                 let chaos = (at % 2 == 1).then_some(500 + at as u64);
                 let setup = Setup { chaos, ..*setup };
