@@ -146,7 +146,7 @@ impl BufferAnalysis<'_> {
     }
 
     /// The size, category and tier of a transient buffer of a section.
-    pub(super) fn passing(&self, section: &Section, id: BufferId, scratch: &[u64]) -> Buffer {
+    pub(super) fn transient(&self, section: &Section, id: BufferId, scratch: &[u64]) -> Buffer {
         let (layout, types) = (&self.program.layout, self.program.types);
         let chunk = |at: usize| match &section.instructions[at].action {
             Action::PackGrad(chunk)
@@ -346,9 +346,9 @@ impl BufferAnalysis<'_> {
                 let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
                 touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
                 for param in &node.accumulates_into {
-                    let landing = (program.grad_buffer(state.kind, *param), Write);
-                    if !touched.contains(&landing) {
-                        touched.push(landing);
+                    let destination = (program.grad_buffer(state.kind, *param), Write);
+                    if !touched.contains(&destination) {
+                        touched.push(destination);
                     }
                 }
                 if node.accumulates_into.iter().any(|param| program.producers_cast(state.kind, *param)) {

@@ -185,8 +185,8 @@ impl Compiled {
 
     fn placed(&self, section: usize, id: BufferId) -> Option<&PlacedBuffer> {
         let is = |placed: &&PlacedBuffer| placed.buffer.id == id;
-        let passing = self.memory.sections[section].buffers.iter().find(is);
-        passing.or_else(|| self.memory.static_buffers.iter().find(is))
+        let transient = self.memory.sections[section].buffers.iter().find(is);
+        transient.or_else(|| self.memory.static_buffers.iter().find(is))
     }
 
     /// The span of a buffer that the section uses.

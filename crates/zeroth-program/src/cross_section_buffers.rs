@@ -99,7 +99,7 @@ impl CrossSectionBuffers {
         &self,
         program: &Program,
         group: &[usize],
-        passing: &[Vec<TransientBuffer>],
+        transient: &[Vec<TransientBuffer>],
         tier: Tier,
     ) -> (u64, Vec<Vec<u64>>) {
         // Concatenate the instruction lists of the group.
@@ -109,9 +109,9 @@ impl CrossSectionBuffers {
         let mut begin = 0;
         for section in group {
             let mut of_section = Vec::new();
-            for passing in passing[*section].iter().filter(|passing| passing.buffer.tier == tier) {
-                let lifetime = begin + passing.lifetime.start()..=begin + passing.lifetime.end();
-                let id = passing.buffer.id;
+            for transient in transient[*section].iter().filter(|transient| transient.buffer.tier == tier) {
+                let lifetime = begin + transient.lifetime.start()..=begin + transient.lifetime.end();
+                let id = transient.buffer.id;
                 let before = match self.live_range(*section, id) {
                     LiveRange::FromPrevious => carried.get(&id).copied(),
                     LiveRange::IntoNext => {
@@ -123,7 +123,7 @@ impl CrossSectionBuffers {
                 of_section.push(before.unwrap_or(all.len()));
                 match before {
                     Some(before) => all[before].lifetime = *all[before].lifetime.start()..=*lifetime.end(),
-                    None => all.push(TransientBuffer { lifetime, ..passing.clone() }),
+                    None => all.push(TransientBuffer { lifetime, ..transient.clone() }),
                 }
             }
             places.push(of_section);

@@ -150,8 +150,8 @@ impl Memory {
         .map(|category| self.peak(tier, category));
         let total = self.arena(tier);
         let rest = total - parameters - gradients - optimizer;
-        let mut passing = self.sections.iter().flat_map(|section| &section.buffers);
-        let activations = if passing.any(|placed| placed.live_range == LiveRange::FromPrevious) {
+        let mut transient = self.sections.iter().flat_map(|section| &section.buffers);
+        let activations = if transient.any(|placed| placed.live_range == LiveRange::FromPrevious) {
             let is_data = |placed: &&PlacedBuffer| {
                 placed.buffer.category == Category::Activations && placed.buffer.tier == tier
             };

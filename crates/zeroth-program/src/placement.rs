@@ -24,14 +24,14 @@ pub(super) struct TransientBuffer {
 /// live at the same time do not overlap.
 pub(super) fn place(buffers: &[TransientBuffer]) -> (Vec<u64>, u64) {
     let slot = slot_of_tiles(buffers);
-    let room = |passing: &TransientBuffer| {
-        if is_tile(passing) { slot.max(passing.buffer.bytes) } else { passing.buffer.bytes }
+    let room = |transient: &TransientBuffer| {
+        if is_tile(transient) { slot.max(transient.buffer.bytes) } else { transient.buffer.bytes }
     };
     let mut order: Vec<usize> = (0..buffers.len()).collect();
     order.sort_by_key(|index| {
         (std::cmp::Reverse(room(&buffers[*index])), *buffers[*index].lifetime.start(), *index)
     });
-    let last = buffers.iter().map(|passing| *passing.lifetime.end()).max().unwrap_or(0);
+    let last = buffers.iter().map(|transient| *transient.lifetime.end()).max().unwrap_or(0);
     let mut occupancy = Occupancy::new(last + 1);
     let mut offsets = vec![0; buffers.len()];
     let mut end = 0;
@@ -45,15 +45,15 @@ pub(super) fn place(buffers: &[TransientBuffer]) -> (Vec<u64>, u64) {
     (offsets, end)
 }
 
-fn is_tile(passing: &TransientBuffer) -> bool {
-    matches!(passing.buffer.id, BufferId::SubGroup(_))
+fn is_tile(transient: &TransientBuffer) -> bool {
+    matches!(transient.buffer.id, BufferId::SubGroup(_))
 }
 
 /// The bytes that every sub-group buffer takes. Sub-groups that follow each other all take the size of the largest, so
 /// that each reuses the memory of an earlier one, of whichever flat; otherwise what sticks out would overlap the next
 /// forward. 0 where all are live at once.
 fn slot_of_tiles(buffers: &[TransientBuffer]) -> u64 {
-    let tiles = || buffers.iter().filter(|passing| is_tile(passing));
+    let tiles = || buffers.iter().filter(|transient| is_tile(transient));
     let last_begin = tiles().map(|tile| *tile.lifetime.start()).max();
     let first_end = tiles().map(|tile| *tile.lifetime.end()).min();
     if first_end >= last_begin { 0 } else { tiles().map(|tile| tile.buffer.bytes).max().unwrap_or(0) }

@@ -75,7 +75,7 @@ pub fn plan_memory_guarded(
     let static_buffers: Vec<PlacedBuffer> = static_buffers.collect();
     let static_ids: BTreeSet<BufferId> = static_buffers.iter().map(|placed| placed.buffer.id).collect();
     let views = Views::new(program);
-    let passing = |at: usize| {
+    let transient = |at: usize| {
         let (section, accesses) = (&program.sections[at], &accesses[at]);
         let mut lives: BTreeMap<BufferId, Vec<usize>> = BTreeMap::new();
         for (at, touched) in accesses.touches.iter().enumerate() {
@@ -86,9 +86,11 @@ pub fn plan_memory_guarded(
         lives.retain(|id, _| views.offset(*id).is_none());
         lives.retain(|id, _| !static_ids.contains(id));
         let buffer = |id| {
-            cross_section_buffers.buffer(id).unwrap_or_else(|| source.passing(section, id, &accesses.scratch))
+            cross_section_buffers
+                .buffer(id)
+                .unwrap_or_else(|| source.transient(section, id, &accesses.scratch))
         };
-        let passing = lives.into_iter().map(|(id, accessed_by)| TransientBuffer {
+        let transient = lives.into_iter().map(|(id, accessed_by)| TransientBuffer {
             buffer: guarded(buffer(id)),
             lifetime: cross_section_buffers.lifetime(
                 program,
@@ -98,23 +100,23 @@ pub fn plan_memory_guarded(
             ),
             accessed_by,
         });
-        passing.collect::<Vec<_>>()
+        transient.collect::<Vec<_>>()
     };
-    let passing: Vec<Vec<TransientBuffer>> = (0..accesses.len()).map(passing).collect();
+    let transient: Vec<Vec<TransientBuffer>> = (0..accesses.len()).map(transient).collect();
     let mut waits: Vec<Waits> = program
         .sections
         .iter()
         .zip(&accesses)
         .map(|(section, accesses)| waits::derive(section, &accesses.touches))
         .collect();
-    let mut offsets: Vec<Vec<u64>> = passing.iter().map(|passing| vec![0; passing.len()]).collect();
+    let mut offsets: Vec<Vec<u64>> = transient.iter().map(|transient| vec![0; transient.len()]).collect();
     for group in cross_section_buffers.groups(accesses.len()) {
         for tier in Tier::ALL {
-            let (mut end, placed) = cross_section_buffers.place(program, &group, &passing, tier);
+            let (mut end, placed) = cross_section_buffers.place(program, &group, &transient, tier);
             for (at, mut placed) in group.iter().copied().zip(placed) {
                 let section = &program.sections[at];
-                let of_tier = |passing: &&TransientBuffer| passing.buffer.tier == tier;
-                let ours: Vec<TransientBuffer> = passing[at].iter().filter(of_tier).cloned().collect();
+                let of_tier = |transient: &&TransientBuffer| transient.buffer.tier == tier;
+                let ours: Vec<TransientBuffer> = transient[at].iter().filter(of_tier).cloned().collect();
                 // Streamed states fill the arena from its far end, which activations leave first: they are loaded
                 // during backward.
                 if section.kind == SectionKind::Update
@@ -123,11 +125,11 @@ pub fn plan_memory_guarded(
                 {
                     end = end.max(shared[tier].1 + program.update_window.unwrap_or(0));
                     let flipped =
-                        placed.iter().zip(&ours).map(|(at, passing)| end - at - passing.buffer.bytes);
+                        placed.iter().zip(&ours).map(|(at, transient)| end - at - transient.buffer.bytes);
                     placed = flipped.collect();
                 }
                 guard_reuse(section, &ours, &placed, &mut waits[at]);
-                let ours = (0..passing[at].len()).filter(|place| of_tier(&&passing[at][*place]));
+                let ours = (0..transient[at].len()).filter(|place| of_tier(&&transient[at][*place]));
                 ours.zip(placed).for_each(|(place, offset)| offsets[at][place] = offset);
             }
             let most = &mut shared[tier].1;
@@ -137,15 +139,15 @@ pub fn plan_memory_guarded(
     let (at, bytes) = shared[Tier::Device];
     let views_at = (at + bytes).next_multiple_of(VIEW);
     let mut sections: Vec<SectionMemory> = Vec::with_capacity(accesses.len());
-    for (at, ((passing, offsets), waits)) in passing.into_iter().zip(&offsets).zip(waits).enumerate() {
-        let placed = |(passing, offset): (TransientBuffer, &u64)| PlacedBuffer {
-            at: shared[passing.buffer.tier].0 + offset,
-            live_range: cross_section_buffers.live_range(at, passing.buffer.id),
-            buffer: passing.buffer,
-            lifetime: passing.lifetime,
-            accessed_by: passing.accessed_by,
+    for (at, ((transient, offsets), waits)) in transient.into_iter().zip(&offsets).zip(waits).enumerate() {
+        let placed = |(transient, offset): (TransientBuffer, &u64)| PlacedBuffer {
+            at: shared[transient.buffer.tier].0 + offset,
+            live_range: cross_section_buffers.live_range(at, transient.buffer.id),
+            buffer: transient.buffer,
+            lifetime: transient.lifetime,
+            accessed_by: transient.accessed_by,
         };
-        let mut buffers: Vec<PlacedBuffer> = passing.into_iter().zip(offsets).map(placed).collect();
+        let mut buffers: Vec<PlacedBuffer> = transient.into_iter().zip(offsets).map(placed).collect();
         buffers.extend(views.seen(&source, &program.sections[at], &accesses[at], views_at));
         sections.push(SectionMemory {
             kind: program.sections[at].kind,

@@ -53,7 +53,7 @@ impl Views {
             }
         }
         let placed = |(id, accessed_by): (BufferId, Vec<usize>)| PlacedBuffer {
-            buffer: source.passing(section, id, &accesses.scratch),
+            buffer: source.transient(section, id, &accesses.scratch),
             at: at + self.offset(id).unwrap_or(0),
             lifetime: accessed_by[0]..=accessed_by[accessed_by.len() - 1],
             accessed_by,

@@ -49,12 +49,12 @@ impl At<'_> {
             from_type: DType::F32,
             to: of_rounded(&elements),
             to_type,
-            found_inf: Some(self.broken(flat)),
+            found_inf: Some(self.found_inf(flat)),
         };
         let look = |elements: Range<u64>| Kernel::CheckFinite {
             values: of_rounded(&elements),
             value_type: to_type,
-            found_inf: self.broken(flat),
+            found_inf: self.found_inf(flat),
         };
         let converted = program.uncast(kind, flat).into_iter().map(convert);
         converted.chain(program.unchecked(kind, flat).into_iter().map(look)).collect()
@@ -88,7 +88,7 @@ impl At<'_> {
                 from_type: DType::F32,
                 to: self.part(to, first, count, to_type.bytes()),
                 to_type,
-                found_inf: Some(self.broken(chunk.flat)),
+                found_inf: Some(self.found_inf(chunk.flat)),
             })
         };
         (0..self.program().layout.ranks).filter_map(convert).collect()
@@ -254,7 +254,7 @@ impl At<'_> {
     }
 
     /// The flag in this rank's report that marks a non-finite gradient of a flat.
-    pub(super) fn broken(&self, flat: usize) -> Span {
+    pub(super) fn found_inf(&self, flat: usize) -> Span {
         let flats = self.program().layout.flats.len();
         let at = size_of::<Report>() + flats * size_of::<ExactSum>() + 8 * flat;
         self.part(BufferId::Report, at as u64, 8, 1)
@@ -275,8 +275,8 @@ impl At<'_> {
         if shard.is_empty() {
             return vec![Kernel::Zero { to: sum }];
         }
-        let passing = self.touched.iter().find(|(id, _)| matches!(id, BufferId::CommGrad(_)));
-        let (values, value_type) = match passing {
+        let comm_grad = self.touched.iter().find(|(id, _)| matches!(id, BufferId::CommGrad(_)));
+        let (values, value_type) = match comm_grad {
             Some((id, _)) => {
                 let dtype = program.types.communication;
                 (self.part(*id, shard.start, shard.end - shard.start, dtype.bytes()), dtype)

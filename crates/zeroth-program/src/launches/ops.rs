@@ -227,11 +227,11 @@ impl At<'_> {
     }
 
     /// How a matmul writes a weight's gradient: overwriting, accumulating, or casting.
-    fn product_lands(&self, node: &GradNode, weight: ParamId) -> zeroth_kernel::GradStore {
+    fn grad_store(&self, node: &GradNode, weight: ParamId) -> zeroth_kernel::GradStore {
         let program = self.program();
         if program.producers_cast(self.section.kind, weight) {
-            let broken = self.broken(program.layout.place(weight).0);
-            return zeroth_kernel::GradStore::Round { to: program.types.communication, found_inf: broken };
+            let found_inf = self.found_inf(program.layout.place(weight).0);
+            return zeroth_kernel::GradStore::Round { to: program.types.communication, found_inf };
         }
         if self.adds(node, weight) { zeroth_kernel::GradStore::Add } else { zeroth_kernel::GradStore::Write }
     }
@@ -262,7 +262,7 @@ impl At<'_> {
                     dx: node.outputs.get(1).map(|(dx, _)| self.value(*dx)),
                     dw: self.grad_destination(node, weight).map(|to| HeadLossDw {
                         to,
-                        store: self.product_lands(node, weight),
+                        store: self.grad_store(node, weight),
                         tied_rows: self.waiting(node, dims.hidden),
                     }),
                 }
@@ -276,15 +276,15 @@ impl At<'_> {
             },
             GradOp::LinearParams => {
                 let dims = self.linear_dims(of.params[0], node.inputs[0]);
-                let lands = |param: &&ParamId| node.accumulates_into.contains(*param);
-                let weight = of.params.first().filter(lands).map(|weight| Kernel::LinearDw {
+                let is_trained = |param: &&ParamId| node.accumulates_into.contains(*param);
+                let weight = of.params.first().filter(is_trained).map(|weight| Kernel::LinearDw {
                     dims,
                     dy: input(1),
                     x: input(0),
                     dw: self.gradient(*weight),
-                    store: self.product_lands(node, *weight),
+                    store: self.grad_store(node, *weight),
                 });
-                let bias = of.params.get(1).filter(lands).map(|bias| Kernel::LinearDb {
+                let bias = of.params.get(1).filter(is_trained).map(|bias| Kernel::LinearDb {
                     dims,
                     dy: input(1),
                     db: self.gradient(*bias),
@@ -340,16 +340,14 @@ impl At<'_> {
             GradOp::Dropout(op) => self.dropout(op, of.inputs[0], node.inputs[0], node.outputs[0].0),
             GradOp::Embedding => {
                 let (table, [vocab, width]) = (of.params[0], self.shape(of.params[0]));
-                let broken = self.broken(self.program().layout.place(table).0);
+                let found_inf = self.found_inf(self.program().layout.place(table).0);
                 Kernel::EmbeddingBackward {
                     dims: EmbeddingDims { vocab, width },
                     rows: self.rows(node.inputs[1]) as usize,
                     ids: input(0),
                     dy: input(1),
                     dtable: self.gradient(table),
-                    tied_rows: self
-                        .waiting(node, width)
-                        .map(|own| TiedRowsIn { rows: own.rows, found_inf: broken }),
+                    tied_rows: self.waiting(node, width).map(|own| TiedRowsIn { rows: own.rows, found_inf }),
                 }
             }
             GradOp::Sum => Kernel::Sum { a: input(0), b: input(1), y: output(0) },

@@ -110,13 +110,13 @@ fn copies(
 ) -> Vec<Instruction> {
     let ranks = program.layout.ranks;
     let on_host = |flat: usize| program.residency[flat].gradients.is_offloaded();
-    let last_landing = |flat: usize| {
+    let last_accumulation = |flat: usize| {
         instructions.iter().rposition(|instruction| instruction.accumulates_into.contains(&flat))
     };
     // Without a cast or a reduction, a gradient is complete with its last accumulation.
-    let complete_as_landed: Vec<(usize, usize)> = (0..program.layout.flats.len())
+    let complete_when_accumulated: Vec<(usize, usize)> = (0..program.layout.flats.len())
         .filter(|flat| section.kind.is_last() && on_host(*flat) && !program.reduces())
-        .filter_map(|flat| last_landing(flat).map(|at| (at, flat)))
+        .filter_map(|flat| last_accumulation(flat).map(|at| (at, flat)))
         .collect();
     let mut out = Vec::with_capacity(instructions.len());
     for (at, instruction) in instructions.iter().enumerate() {
@@ -143,13 +143,13 @@ fn copies(
             }
             _ => {}
         }
-        for (_, flat) in complete_as_landed.iter().filter(|(last, _)| *last == at) {
+        for (_, flat) in complete_when_accumulated.iter().filter(|(last, _)| *last == at) {
             let whole = Chunk { flat: *flat, range: 0..program.layout.flats[*flat].shard_capacity(ranks) };
             out.push(transfer(Action::OffloadGrad(whole, Accumulate::Overwrite), Queue::Download, settings));
         }
     }
     debug_assert!(
-        complete_as_landed.is_empty() || program.gradient_storage() == GradientStorage::FlatF32,
+        complete_when_accumulated.is_empty() || program.gradient_storage() == GradientStorage::FlatF32,
         "only what landed is complete without a sum"
     );
     out
@@ -203,7 +203,7 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
     let passing_tile = (window / STATE_BYTES).clamp(PASSING_TILE[0], PASSING_TILE[1]);
     // Sub-groups of consecutive flats are pipelined: the first of a flat is loaded while the last of the previous one
     // is updated.
-    let (mut passing, mut beside, mut spread) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut streamed, mut beside, mut spread) = (Vec::new(), Vec::new(), Vec::new());
     let runs_beside = |flat: usize| {
         settings.offload.updated_by == Some(UpdatedBy::Host) && program.residency[flat].updates == Tier::Host
     };
@@ -231,7 +231,7 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
         };
         let residency = program.residency[whole.flat];
         if program.is_streamed(whole.flat) {
-            add(&mut passing, whole, passing_tile);
+            add(&mut streamed, whole, passing_tile);
             continue;
         }
         if runs_beside(whole.flat) {
@@ -249,7 +249,7 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
             transfer(Action::WriteBack(chunk), queue, settings)
         });
     }
-    let (mut all, through) = pass_through(program, &passing, settings);
+    let (mut all, through) = pass_through(program, &streamed, settings);
     all.extend(out);
     all.extend(through);
     all.extend(updates_beside(program, &beside, settings));
