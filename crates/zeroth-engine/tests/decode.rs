@@ -6,9 +6,7 @@ mod job;
 
 use job::{Golden, goldens};
 use zeroth_base::DType;
-use zeroth_cpu::CpuDevice;
-use zeroth_engine::{Engine, MicroBatch, NewToken, Rank, RunError};
-use zeroth_kernel::{Recipe, Tier};
+use zeroth_engine::{Engine, MicroBatch, NewToken, RunError};
 use zeroth_model::{Batch, forward};
 use zeroth_program::{Compiled, Target};
 
@@ -19,27 +17,6 @@ const TOKENS: usize = 29;
 fn compile(golden: &Golden, run: DType, sequences: u64, cached_tokens: u64) -> Compiled {
     let graph = forward(&golden.config, &golden.table, Batch { tokens: 48 }).unwrap();
     Compiled::inference(graph, run, sequences, cached_tokens, TARGET, vec![16, 48]).unwrap()
-}
-
-fn engine<'c>(golden: &Golden, compiled: &'c Compiled) -> Engine<'c> {
-    let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
-    let rank = Rank {
-        comm: None,
-        device: Box::new(CpuDevice::new(2, device, host).unwrap()),
-        recipe: Recipe::default(),
-        decayed: &|_| true,
-        seed: 1,
-    };
-    let mut engine = Engine::new(compiled, rank).unwrap();
-    let names: Vec<&str> = compiled.graph.params.iter().map(|param| param.spec.name.as_str()).collect();
-    engine
-        .load(&mut |param, range, elements| {
-            let place = golden.table.iter().position(|known| known.name == names[param.index()]).unwrap();
-            elements.copy_from_slice(&golden.weights[place][range.start as usize..range.end as usize]);
-            Ok(())
-        })
-        .unwrap();
-    engine
 }
 
 /// Sequences end to end: ids, labels, positions and starts.
@@ -79,7 +56,7 @@ fn decoded_tokens_of_every_golden_model_have_the_bits_of_a_whole_forward() {
             |salt: i32| -> Vec<i32> { (0..longest as i32).map(|place| (place * 7 + salt) % vocab).collect() };
         let sequences = [sequence(3), sequence(5), sequence(1)];
         let compiled = compile(&golden, DType::F32, 3, 3 * longest as u64);
-        let mut engine = engine(&golden, &compiled);
+        let mut engine = golden.single_rank_engine(&compiled);
         // The last sequence is first in the cache, and prompts have different lengths.
         let first_rows = [longest as u32, 2 * longest as u32, 0];
         let mut lengths = [1, longest / 2, 3];
@@ -114,7 +91,7 @@ fn decoding_in_16_bits_stays_near_a_whole_forward() {
     let golden = &goldens()[0];
     for (run, bound) in [(DType::Bf16, 0.05), (DType::F16, 0.01)] {
         let compiled = compile(golden, run, 1, 24);
-        let mut engine = engine(golden, &compiled);
+        let mut engine = golden.single_rank_engine(&compiled);
         let ids: Vec<i32> = (0..16).map(|place| (place * 5 + 2) % golden.config.vocab as i32).collect();
         prefill(&mut engine, &[&ids[..4]], &[8]).unwrap();
         for place in 4..ids.len() {
@@ -133,12 +110,12 @@ fn what_the_cache_cannot_hold_is_refused() {
     let golden = &goldens()[0];
     let token = NewToken { id: 1, position: 3, first_row: 0 };
     let without = compile(golden, DType::F32, 1, 0);
-    assert!(matches!(engine(golden, &without).decode(&[token]), Err(RunError::NoCache)));
-    let found = prefill(&mut engine(golden, &without), &[&[1, 2]], &[0]);
+    assert!(matches!(golden.single_rank_engine(&without).decode(&[token]), Err(RunError::NoCache)));
+    let found = prefill(&mut golden.single_rank_engine(&without), &[&[1, 2]], &[0]);
     assert!(matches!(found, Err(RunError::NoCache)));
 
     let compiled = compile(golden, DType::F32, 1, 4);
-    let mut engine = engine(golden, &compiled);
+    let mut engine = golden.single_rank_engine(&compiled);
     prefill(&mut engine, &[&[1, 2, 3]], &[0]).unwrap();
     engine.decode(&[token]).unwrap();
     let beyond = engine.decode(&[NewToken { position: 4, ..token }]).unwrap_err();
@@ -156,7 +133,7 @@ fn cached_keys_are_not_used_beyond_dynamic_rotary_scaling() {
     let positions = golden.config.max_positions.unwrap() as u32;
     let compiled = compile(&golden, DType::F32, 1, u64::from(positions) + 1);
     let token = NewToken { id: 1, position: positions, first_row: 0 };
-    let refused = engine(&golden, &compiled).decode(&[token]).unwrap_err();
+    let refused = golden.single_rank_engine(&compiled).decode(&[token]).unwrap_err();
     assert!(matches!(refused, RunError::Rescaled { .. }), "{refused}");
     assert!(refused.to_string().contains(&format!("longer than {positions} tokens")), "{refused}");
 }

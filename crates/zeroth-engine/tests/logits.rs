@@ -7,36 +7,14 @@ mod job;
 
 use job::{Golden, ROOMY, goldens};
 use zeroth_base::DType;
-use zeroth_cpu::CpuDevice;
-use zeroth_engine::{Engine, MicroBatch, Rank, RunError};
-use zeroth_kernel::{Recipe, Tier};
+use zeroth_engine::{MicroBatch, RunError};
+use zeroth_kernel::Tier;
 use zeroth_model::{Batch, forward};
 use zeroth_program::Category;
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 
 const TARGET: Target = Target::Cpu { threads: 2 };
-
-fn engine<'c>(golden: &Golden, compiled: &'c Compiled) -> Engine<'c> {
-    let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
-    let rank = Rank {
-        comm: None,
-        device: Box::new(CpuDevice::new(2, device, host).unwrap()),
-        recipe: Recipe::default(),
-        decayed: &|_| true,
-        seed: 1,
-    };
-    let mut engine = Engine::new(compiled, rank).unwrap();
-    let names: Vec<&str> = compiled.graph.params.iter().map(|param| param.spec.name.as_str()).collect();
-    engine
-        .load(&mut |param, range, elements| {
-            let place = golden.table.iter().position(|known| known.name == names[param.index()]).unwrap();
-            elements.copy_from_slice(&golden.weights[place][range.start as usize..range.end as usize]);
-            Ok(())
-        })
-        .unwrap();
-    engine
-}
 
 fn inference(golden: &Golden, run: DType, sequences: u64, row_sizes: &[u64]) -> Compiled {
     let graph = forward(&golden.config, &golden.table, Batch { tokens: *row_sizes.last().unwrap() }).unwrap();
@@ -78,7 +56,7 @@ fn logits_of_every_golden_model_give_the_loss_that_training_programs_find() {
         let batch =
             MicroBatch { ids: &ids, labels: &trained, positions: &positions, starts: &starts, keys: &[] };
         let compiled = inference(&golden, DType::F32, 4, &[16, 48]);
-        let logits = engine(&golden, &compiled).logits(&batch).unwrap();
+        let logits = golden.single_rank_engine(&compiled).logits(&batch).unwrap();
         assert_eq!(logits.len(), 3 * vocab as usize, "three sequences of four that there is room for");
         let losses: Vec<f64> = logits
             .chunks_exact(vocab as usize)
@@ -88,7 +66,7 @@ fn logits_of_every_golden_model_give_the_loss_that_training_programs_find() {
 
         let graph = forward(&golden.config, &golden.table, Batch { tokens: 48 }).unwrap();
         let training = Compiled::new(graph, 1, &ROOMY, TARGET, vec![16, 48]).unwrap();
-        let mut learning = engine(&golden, &training);
+        let mut learning = golden.single_rank_engine(&training);
         assert!(matches!(learning.logits(&batch), Err(RunError::NoLogits)));
         let expected = learning.evaluate(&batch).unwrap();
         let found: f64 = losses.iter().sum();
@@ -98,7 +76,7 @@ fn logits_of_every_golden_model_give_the_loss_that_training_programs_find() {
         let (ids, trained, positions, starts) = packed(&prefixes[2..], &labels[2..]);
         let alone =
             MicroBatch { ids: &ids, labels: &trained, positions: &positions, starts: &starts, keys: &[] };
-        let again = engine(&golden, &compiled).logits(&alone).unwrap();
+        let again = golden.single_rank_engine(&compiled).logits(&alone).unwrap();
         assert_eq!(again, logits[2 * vocab as usize..], "{}", golden.name);
     }
 }
@@ -123,6 +101,6 @@ fn more_sequences_than_compiled_for_are_refused() {
     let compiled = inference(golden, DType::F32, 1, &[32]);
     let (ids, labels, positions, starts) = packed(&[&[1, 2], &[3]], &[0, 0]);
     let batch = MicroBatch { ids: &ids, labels: &labels, positions: &positions, starts: &starts, keys: &[] };
-    let refused = engine(golden, &compiled).logits(&batch).unwrap_err();
+    let refused = golden.single_rank_engine(&compiled).logits(&batch).unwrap_err();
     assert!(matches!(refused, RunError::Sequences { found: 2, most: 1 }), "{refused}");
 }

@@ -143,6 +143,28 @@ fn numbers(count: u64, salt: usize) -> Vec<f32> {
 }
 
 impl Golden {
+    /// An engine on a single CPU rank, loaded with the golden weights.
+    pub(crate) fn single_rank_engine<'c>(&self, compiled: &'c Compiled) -> Engine<'c> {
+        let [device, host] = Tier::ALL.map(|tier| compiled.memory.arena(tier));
+        let rank = Rank {
+            comm: None,
+            device: Box::new(CpuDevice::new(2, device, host).unwrap()),
+            recipe: Recipe::default(),
+            decayed: &|_| true,
+            seed: 1,
+        };
+        let mut engine = Engine::new(compiled, rank).unwrap();
+        let names: Vec<&str> = compiled.graph.params.iter().map(|param| param.spec.name.as_str()).collect();
+        engine
+            .load(&mut |param, range, elements| {
+                let place = self.table.iter().position(|known| known.name == names[param.index()]).unwrap();
+                elements.copy_from_slice(&self.weights[place][range.start as usize..range.end as usize]);
+                Ok(())
+            })
+            .unwrap();
+        engine
+    }
+
     /// A model of this config.json with made-up weights and 30 short rows, and no golden numbers.
     pub(crate) fn synthetic(config: &Value) -> Self {
         let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
