@@ -13,7 +13,7 @@ use super::{Engine, RunError};
 use zeroth_program::BufferId;
 
 /// Elements per transfer.
-const PIECE: u64 = 1 << 20;
+const PIECE: u64 = 1 << 19;
 
 /// 16-bit elements per transfer: small, so that no second large buffer is needed.
 const HALVES: usize = 1 << 16;

@@ -20,7 +20,7 @@ use crate::finite::first_not_finite;
 use crate::staged_files::StagedFiles;
 
 /// Elements gathered at once.
-const PIECE: u64 = 1 << 20;
+const PIECE: u64 = 1 << 19;
 /// Fetches a range of a parameter's elements.
 pub(crate) type Fetch<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), ExportError>;
 
