@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 use zeroth_kernel::{Access, Tier};
 
 use super::accesses::SectionAccesses;
-use super::placement::{TransientBuffer, place};
+use super::placement::{TransientBuffer, Unplaced, place};
 use super::waits;
 use super::{Buffer, BufferId, Category, LiveRange, Program, SectionKind};
 
@@ -103,7 +103,7 @@ impl CrossSectionBuffers {
         tier: Tier,
     ) -> (u64, Vec<Vec<u64>>) {
         // Concatenate the instruction lists of the group.
-        let mut all: Vec<TransientBuffer> = Vec::new();
+        let mut all: Vec<Unplaced> = Vec::new();
         let mut places: Vec<Vec<usize>> = Vec::new();
         let mut carried: BTreeMap<BufferId, usize> = BTreeMap::new();
         let mut begin = 0;
@@ -123,7 +123,7 @@ impl CrossSectionBuffers {
                 of_section.push(before.unwrap_or(all.len()));
                 match before {
                     Some(before) => all[before].lifetime = *all[before].lifetime.start()..=*lifetime.end(),
-                    None => all.push(TransientBuffer { lifetime, ..transient.clone() }),
+                    None => all.push(Unplaced { id, bytes: transient.buffer.bytes, lifetime }),
                 }
             }
             places.push(of_section);

@@ -28,12 +28,16 @@ impl Occupancy {
     }
 
     /// The lowest offset at which `bytes` are free during a lifetime.
-    pub(super) fn first_fit(&self, lifetime: &RangeInclusive<usize>, bytes: u64) -> u64 {
+    pub(super) fn first_fit<'a>(&'a self, lifetime: &RangeInclusive<usize>, bytes: u64) -> u64 {
         // What is occupied in the lifetime was noted at a node within it, or at one above it that spans it.
-        let mut sets: Vec<&Ranges> = Vec::new();
-        self.cover(lifetime, |node| sets.push(&self.anywhere[node]));
-        self.above(lifetime, |node| sets.push(&self.throughout[node]));
-        sets.retain(|set| !set.0.is_empty());
+        let mut sets: Vec<&Ranges> = Vec::with_capacity(4 * self.leaves.ilog2() as usize + 2);
+        let mut consider = |set: &'a Ranges| {
+            if !set.0.is_empty() {
+                sets.push(set);
+            }
+        };
+        cover(self.leaves, lifetime, |node| consider(&self.anywhere[node]));
+        above(self.leaves, lifetime, |node| consider(&self.throughout[node]));
         let (mut offset, mut agreed, mut next) = (0, 0, 0);
         while agreed < sets.len() {
             match sets[next].conflict(offset, bytes) {
@@ -50,45 +54,40 @@ impl Occupancy {
         if range.is_empty() {
             return;
         }
-        let (mut within, mut above) = (Vec::new(), Vec::new());
-        self.cover(lifetime, |node| within.push(node));
-        self.above(lifetime, |node| above.push(node));
-        for node in within {
-            self.throughout[node].insert(range.clone());
-            self.anywhere[node].insert(range.clone());
-        }
-        for node in above {
-            self.anywhere[node].insert(range.clone());
-        }
+        let (throughout, anywhere) = (&mut self.throughout, &mut self.anywhere);
+        cover(self.leaves, lifetime, |node| {
+            throughout[node].insert(range.clone());
+            anywhere[node].insert(range.clone());
+        });
+        above(self.leaves, lifetime, |node| anywhere[node].insert(range.clone()));
     }
+}
 
-    /// The fewest nodes that span a lifetime exactly.
-    fn cover(&self, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
-        let (mut first, mut end) = (self.leaves + lifetime.start(), self.leaves + lifetime.end() + 1);
-        while first < end {
-            if first % 2 == 1 {
-                visit(first);
-                first += 1;
-            }
-            if end % 2 == 1 {
-                end -= 1;
-                visit(end);
-            }
-            (first, end) = (first / 2, end / 2);
-        }
-    }
-
-    /// All nodes above the first or the last instruction of a lifetime: they hold what is above its cover.
-    fn above(&self, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
-        let (mut first, mut last) =
-            ((self.leaves + lifetime.start()) / 2, (self.leaves + lifetime.end()) / 2);
-        while first > 0 {
+/// The fewest nodes of a tree that span a lifetime exactly.
+fn cover(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
+    let (mut first, mut end) = (leaves + lifetime.start(), leaves + lifetime.end() + 1);
+    while first < end {
+        if first % 2 == 1 {
             visit(first);
-            if last != first {
-                visit(last);
-            }
-            (first, last) = (first / 2, last / 2);
+            first += 1;
         }
+        if end % 2 == 1 {
+            end -= 1;
+            visit(end);
+        }
+        (first, end) = (first / 2, end / 2);
+    }
+}
+
+/// All nodes above the first or the last instruction of a lifetime: they hold what is above its cover.
+fn above(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
+    let (mut first, mut last) = ((leaves + lifetime.start()) / 2, (leaves + lifetime.end()) / 2);
+    while first > 0 {
+        visit(first);
+        if last != first {
+            visit(last);
+        }
+        (first, last) = (first / 2, last / 2);
     }
 }
 
@@ -100,10 +99,13 @@ impl Ranges {
     fn insert(&mut self, mut range: Range<u64>) {
         let first = self.0.partition_point(|known| known.end < range.start);
         let after = first + self.0[first..].partition_point(|known| known.start <= range.end);
-        if let [head, ..] = &self.0[first..after] {
-            range = head.start.min(range.start)..self.0[after - 1].end.max(range.end);
+        if first == after {
+            self.0.insert(first, range);
+            return;
         }
-        self.0.splice(first..after, [range]);
+        range = self.0[first].start.min(range.start)..self.0[after - 1].end.max(range.end);
+        self.0[first] = range;
+        self.0.drain(first + 1..after);
     }
 
     /// Where the occupied range ends that is in the way of `bytes` at an offset. Nothing before it has room for them.

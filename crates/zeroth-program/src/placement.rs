@@ -20,18 +20,24 @@ pub(super) struct TransientBuffer {
     pub(super) accessed_by: Vec<usize>,
 }
 
+/// A buffer to be placed on an instruction list.
+#[derive(Debug, Clone)]
+pub(super) struct Unplaced {
+    pub(super) id: BufferId,
+    pub(super) bytes: u64,
+    pub(super) lifetime: RangeInclusive<usize>,
+}
+
 /// First-fit placement, largest buffers first: returns the offsets and the end of the last buffer. Buffers that are
 /// live at the same time do not overlap.
-pub(super) fn place(buffers: &[TransientBuffer]) -> (Vec<u64>, u64) {
+pub(super) fn place(buffers: &[Unplaced]) -> (Vec<u64>, u64) {
     let slot = slot_of_tiles(buffers);
-    let room = |transient: &TransientBuffer| {
-        if is_tile(transient) { slot.max(transient.buffer.bytes) } else { transient.buffer.bytes }
-    };
+    let room = |buffer: &Unplaced| if is_tile(buffer) { slot.max(buffer.bytes) } else { buffer.bytes };
     let mut order: Vec<usize> = (0..buffers.len()).collect();
-    order.sort_by_key(|index| {
+    order.sort_unstable_by_key(|index| {
         (std::cmp::Reverse(room(&buffers[*index])), *buffers[*index].lifetime.start(), *index)
     });
-    let last = buffers.iter().map(|transient| *transient.lifetime.end()).max().unwrap_or(0);
+    let last = buffers.iter().map(|buffer| *buffer.lifetime.end()).max().unwrap_or(0);
     let mut occupancy = Occupancy::new(last + 1);
     let mut offsets = vec![0; buffers.len()];
     let mut end = 0;
@@ -45,24 +51,24 @@ pub(super) fn place(buffers: &[TransientBuffer]) -> (Vec<u64>, u64) {
     (offsets, end)
 }
 
-fn is_tile(transient: &TransientBuffer) -> bool {
-    matches!(transient.buffer.id, BufferId::SubGroup(_))
+fn is_tile(buffer: &Unplaced) -> bool {
+    matches!(buffer.id, BufferId::SubGroup(_))
 }
 
 /// The bytes that every sub-group buffer takes. Sub-groups that follow each other all take the size of the largest, so
 /// that each reuses the memory of an earlier one, of whichever flat; otherwise what sticks out would overlap the next
 /// forward. 0 where all are live at once.
-fn slot_of_tiles(buffers: &[TransientBuffer]) -> u64 {
-    let tiles = || buffers.iter().filter(|transient| is_tile(transient));
+fn slot_of_tiles(buffers: &[Unplaced]) -> u64 {
+    let tiles = || buffers.iter().filter(|buffer| is_tile(buffer));
     let last_begin = tiles().map(|tile| *tile.lifetime.start()).max();
     let first_end = tiles().map(|tile| *tile.lifetime.end()).min();
-    if first_end >= last_begin { 0 } else { tiles().map(|tile| tile.buffer.bytes).max().unwrap_or(0) }
+    if first_end >= last_begin { 0 } else { tiles().map(|tile| tile.bytes).max().unwrap_or(0) }
 }
 
 /// Adds the waits that memory reuse needs.
 pub(super) fn guard_reuse(
     section: &Section,
-    buffers: &[TransientBuffer],
+    buffers: &[&TransientBuffer],
     offsets: &[u64],
     waits: &mut Waits,
 ) {
@@ -74,7 +80,7 @@ pub(super) fn guard_reuse(
     order.sort_by_key(|index| *buffers[*index].lifetime.start());
     let mut memory = LastAccesses::default();
     for index in order {
-        let buffer = &buffers[index];
+        let buffer = buffers[index];
         let mut accesses = [None; Queue::ALL.len()];
         for &at in &buffer.accessed_by {
             accesses[section.instructions[at].queue as usize] = Some(at);
@@ -90,22 +96,14 @@ pub(super) fn guard_reuse(
 
 #[cfg(test)]
 mod tests {
-    use zeroth_kernel::Tier;
-
-    use super::super::Category;
     use super::*;
 
     /// Sub-groups that follow each other, `room` at a time.
-    fn tiles(sizes: &[u64], room: usize) -> Vec<TransientBuffer> {
-        let tile = |(at, bytes): (usize, &u64)| TransientBuffer {
-            buffer: Buffer {
-                id: BufferId::SubGroup(at),
-                category: Category::Buffers,
-                tier: Tier::Device,
-                bytes: *bytes,
-            },
+    fn tiles(sizes: &[u64], room: usize) -> Vec<Unplaced> {
+        let tile = |(at, bytes): (usize, &u64)| Unplaced {
+            id: BufferId::SubGroup(at),
+            bytes: *bytes,
             lifetime: at..=at + room - 1,
-            accessed_by: vec![at, at + room - 1],
         };
         sizes.iter().enumerate().map(tile).collect()
     }

@@ -116,7 +116,7 @@ pub fn plan_memory_guarded(
             for (at, mut placed) in group.iter().copied().zip(placed) {
                 let section = &program.sections[at];
                 let of_tier = |transient: &&TransientBuffer| transient.buffer.tier == tier;
-                let ours: Vec<TransientBuffer> = transient[at].iter().filter(of_tier).cloned().collect();
+                let ours: Vec<&TransientBuffer> = transient[at].iter().filter(of_tier).collect();
                 // Streamed states fill the arena from its far end, which activations leave first: they are loaded
                 // during backward.
                 if section.kind == SectionKind::Update
