@@ -2,8 +2,8 @@
 
 use crate::Target;
 use zeroth_graph::{self as graph, Backward, GradNode, GradOp, Graph, Kind, Node, Op, Rows, Value};
-use zeroth_kernel::{Access, Control, Recipe, Record, Report, StepInput, Tier};
-use zeroth_kernel::{CacheRange, ExactSum, RowKey};
+use zeroth_kernel::{Access, Control, Recipe, StepInput, Tier};
+use zeroth_kernel::{CacheRange, RowKey};
 
 use super::sub_group::SubGroupLayout;
 use super::{
@@ -18,16 +18,6 @@ pub(super) struct BufferAnalysis<'a> {
     pub(super) backward: &'a Backward,
     /// The kind of device, which decides row strides.
     pub(super) target: Target,
-}
-
-/// Bytes of a rank's report: the loss, and per flat an exact sum and a non-finite flag.
-pub(crate) const fn report_bytes(flats: usize) -> u64 {
-    (size_of::<Report>() + flats * (size_of::<ExactSum>() + 8)) as u64
-}
-
-/// Bytes of a step record: its header and a norm per flat.
-pub(crate) const fn record_bytes(flats: usize) -> u64 {
-    (size_of::<Record>() + 8 * flats) as u64
 }
 
 /// Rows of the smallest head's projection.
@@ -119,15 +109,15 @@ impl BufferAnalysis<'_> {
                 push(BufferId::Sines { stream, rotary: index }, Category::Activations, angles);
             }
         }
-        let (ranks, flats) = (layout.ranks, layout.flats.len());
+        let (ranks, report) = (layout.ranks, program.report());
         push(BufferId::Recipe, Category::Buffers, size_of::<Recipe>() as u64);
         push(BufferId::Input, Category::Buffers, size_of::<StepInput>() as u64);
         push(BufferId::Control, Category::Buffers, size_of::<Control>() as u64);
-        push(BufferId::Report, Category::Buffers, report_bytes(flats));
+        push(BufferId::Report, Category::Buffers, report.bytes() as u64);
         if ranks > 1 {
-            push(BufferId::Reports, Category::Buffers, ranks * report_bytes(flats));
+            push(BufferId::Reports, Category::Buffers, ranks * report.bytes() as u64);
         }
-        push(BufferId::Record, Category::Buffers, record_bytes(flats));
+        push(BufferId::Record, Category::Buffers, report.record_bytes() as u64);
         if let Some((_, sequences)) = program.logits() {
             push(BufferId::Logits, Category::Activations, 4 * sequences * vocabulary(self.graph));
         }

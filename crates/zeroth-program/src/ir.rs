@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use zeroth_base::DType;
-use zeroth_graph::ParamId;
-use zeroth_kernel::{MasterForm, Optimizer, Queue, Tier};
+use zeroth_graph::{LossPart, ParamId};
+use zeroth_kernel::{MasterForm, Optimizer, Queue, ReportLayout, Tier};
 
 use super::{BufferId, GradProducers, Types, World};
 use crate::{FlatKind, Layout};
@@ -20,6 +20,8 @@ pub struct Program {
     pub sections: Vec<Section>,
     /// Micro-batches per step (`gradient_accumulation_steps`).
     pub accumulation: u64,
+    /// The parts of the loss.
+    pub losses: Vec<LossPart>,
     /// `zero_optimization.stage`: what is sharded across ranks.
     pub stage: u8,
     /// The dtypes of parameters, activations and communicated gradients.
@@ -390,6 +392,11 @@ impl Program {
     /// device first.
     pub fn is_viewed(&self, flat: usize) -> bool {
         self.zero_copy_gather && self.is_sharded(flat) && !self.residency[flat].weights.is_offloaded()
+    }
+
+    /// The layout of a rank's report.
+    pub fn report(&self) -> ReportLayout {
+        ReportLayout { losses: self.losses.len(), flats: self.layout.flats.len() }
     }
 
     /// Whether a flat has gradients.

@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_kernel::ExactSum;
-use zeroth_kernel::{Access, Kernel, Report, Rounding};
+use zeroth_kernel::{Access, Kernel, Rounding};
 
-use super::super::buffer_analysis::{record_bytes, report_bytes};
 use super::super::{Accumulate, Action, BufferId, Chunk, GradientStorage};
 use super::{At, Collective, Span};
 
@@ -255,15 +254,15 @@ impl At<'_> {
 
     /// The flag in this rank's report that marks a non-finite gradient of a flat.
     pub(super) fn found_inf(&self, flat: usize) -> Span {
-        let flats = self.program().layout.flats.len();
-        let at = size_of::<Report>() + flats * size_of::<ExactSum>() + 8 * flat;
+        let at = self.program().report().flag(flat);
         self.part(BufferId::Report, at as u64, 8, 1)
     }
 
     /// The exact sum of squares of a flat in this rank's report.
     fn exact_sum(&self, flat: usize) -> Span {
-        let at = size_of::<Report>() + flat * size_of::<ExactSum>();
-        let all = self.part(BufferId::Report, 0, report_bytes(self.program().layout.flats.len()), 1);
+        let report = self.program().report();
+        let at = report.sum(flat);
+        let all = self.part(BufferId::Report, 0, report.bytes() as u64, 1);
         all.part(at as u64, size_of::<ExactSum>() as u64, 1)
     }
 
@@ -287,16 +286,16 @@ impl At<'_> {
     }
 
     pub(super) fn control(&self) -> Kernel {
-        let (ranks, flats) = (self.program().layout.ranks, self.program().layout.flats.len());
+        let (ranks, layout) = (self.program().layout.ranks, self.program().report());
         let reports = if ranks > 1 { BufferId::Reports } else { BufferId::Report };
         Kernel::Control {
             ranks: ranks as usize,
-            flats,
+            layout,
             recipe: self.whole(BufferId::Recipe, size_of::<zeroth_kernel::Recipe>() as u64),
             input: self.whole(BufferId::Input, size_of::<zeroth_kernel::StepInput>() as u64),
-            reports: self.whole(reports, ranks * report_bytes(flats)),
+            reports: self.whole(reports, ranks * layout.bytes() as u64),
             control: self.whole(BufferId::Control, size_of::<zeroth_kernel::Control>() as u64),
-            record: self.whole(BufferId::Record, record_bytes(flats)),
+            record: self.whole(BufferId::Record, layout.record_bytes() as u64),
         }
     }
 
@@ -469,7 +468,7 @@ impl At<'_> {
                 Collective::Reduce { send, starts, counts, from_type, to, to_type, add, squares }
             }
             Action::AllGatherReports => {
-                let (ranks, bytes) = (program.layout.ranks, report_bytes(program.layout.flats.len()));
+                let (ranks, bytes) = (program.layout.ranks, program.report().bytes() as u64);
                 Collective::AllGather {
                     send: self.whole(BufferId::Report, bytes),
                     recv: self.whole(BufferId::Reports, ranks * bytes),

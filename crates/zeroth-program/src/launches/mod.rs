@@ -7,13 +7,15 @@ mod flats;
 mod ops;
 mod sub_groups;
 
+use std::mem::offset_of;
+
 use crate::Target;
 use zeroth_base::DType;
 use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
-use zeroth_kernel::{Access, Kernel, Launch, Report, Span};
+use zeroth_kernel::{Access, Kernel, Launch, Span, StepInput};
 
 use super::buffer::ALIGNMENT;
-use super::buffer_analysis::{BufferAnalysis, report_bytes};
+use super::buffer_analysis::BufferAnalysis;
 use super::grad_destinations::GradSlice;
 use super::{Action, BufferId, Program, Section, StreamSizes};
 
@@ -288,9 +290,14 @@ impl At<'_> {
         node.accumulates_into.contains(&param).then(|| self.gradient(param))
     }
 
-    /// The span of the loss in this rank's report.
-    fn loss(&self) -> Span {
-        self.part(BufferId::Report, 0, 1, size_of::<Report>() as u64)
+    /// The span of a part of the loss in this rank's report.
+    fn loss(&self, part: usize) -> Span {
+        self.part(BufferId::Report, self.program().report().loss(part) as u64, 8, 1)
+    }
+
+    /// The span of the factor of a part of the loss in the step's input.
+    fn loss_weight(&self, part: usize) -> Span {
+        self.part(BufferId::Input, (offset_of!(StepInput, loss_weights) + 8 * part) as u64, 8, 1)
     }
 
     fn whole(&self, id: BufferId, bytes: u64) -> Span {
@@ -325,7 +332,7 @@ impl At<'_> {
         let program = self.program();
         match &self.section.instructions[self.index].action {
             Action::ZeroLoss => {
-                let bytes = report_bytes(program.layout.flats.len());
+                let bytes = program.report().bytes() as u64;
                 vec![Kernel::Zero { to: self.whole(BufferId::Report, bytes) }]
             }
             Action::Forward(node) => vec![self.forward(&self.source.graph.nodes[*node])],

@@ -152,12 +152,12 @@ impl At<'_> {
                 Kernel::GatedActivation { activation, gate: input(0), up: input(1), y: output(0) }
             }
             Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.inputs[0], node.outputs[0]),
-            Op::HeadLoss => Kernel::HeadLoss {
+            Op::HeadLoss { part } => Kernel::HeadLoss {
                 dims: self.head_dims(node.params[0], node.inputs[0]),
                 x: input(0),
                 w: self.param(node.params[0]),
                 labels: input(1),
-                loss: self.loss(),
+                loss: self.loss(part),
             },
         }
     }
@@ -251,13 +251,14 @@ impl At<'_> {
         let kernel = match node.op {
             GradOp::HeadLoss => {
                 let (dims, weight) = (self.head_dims(node.params[0], node.inputs[0]), node.params[0]);
+                let part = of.op.loss_part().expect("the op of a loss");
                 Kernel::HeadLossBackward {
                     dims,
                     x: input(0),
                     w: self.param(weight),
                     labels: input(1),
-                    loss: self.loss(),
-                    input: self.whole(BufferId::Input, size_of::<zeroth_kernel::StepInput>() as u64),
+                    loss: self.loss(part),
+                    loss_weight: self.loss_weight(part),
                     control: self.whole(BufferId::Control, size_of::<zeroth_kernel::Control>() as u64),
                     dx: node.outputs.get(1).map(|(dx, _)| self.value(*dx)),
                     dw: self.grad_destination(node, weight).map(|to| HeadLossDw {

@@ -34,7 +34,7 @@ pub(in super::super) fn lower(
     };
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
-    program(world, layout, sections, grad_producers(graph, backward, settings), settings)
+    program(graph, world, layout, sections, grad_producers(graph, backward, settings), settings)
 }
 
 /// Forward with a head that computes next-token logits instead of a loss. With a cache, that section stores keys and
@@ -68,7 +68,7 @@ pub(in super::super) fn lower_inference(
     let kinds: &[SectionKind] =
         if cached_tokens > 0 { &[SectionKind::Logits, SectionKind::Decode] } else { &[SectionKind::Logits] };
     let sections = kinds.iter().map(|kind| of_kind(*kind)).collect();
-    Program { cached_tokens, ..program(World::from(1), layout, sections, Vec::new(), settings) }
+    Program { cached_tokens, ..program(graph, World::from(1), layout, sections, Vec::new(), settings) }
 }
 
 const fn is_attention(node: &Node) -> bool {
@@ -76,6 +76,7 @@ const fn is_attention(node: &Node) -> bool {
 }
 
 fn program(
+    graph: &Graph,
     world: World,
     layout: Layout,
     sections: Vec<Section>,
@@ -96,6 +97,7 @@ fn program(
         world,
         zero_copy_gather: settings.gather == Some(Gather::View) && world.shares_memory(),
         accumulation: settings.accumulation.max(1),
+        losses: graph.loss_parts.clone(),
         stage: settings.stage,
         types: settings.types,
         grad_accum_dtype: settings.grad_accum_dtype,
