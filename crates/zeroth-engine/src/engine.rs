@@ -494,7 +494,7 @@ impl<'c> Engine<'c> {
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
             self.device.record_timestamp(queue).map_err(failed)?;
-            trace.add((section, at), queue, compiled.describe(instruction), begun);
+            trace.add((section, at), instruction, compiled.describe(instruction), begun);
         }
         Ok(())
     }

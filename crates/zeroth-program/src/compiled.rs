@@ -102,7 +102,7 @@ impl Compiled {
             settings.gather = Some(Gather::Copy);
         }
         let made = |settings: &Settings| -> Result<(Program, Memory), ProgramError> {
-            let program = in_place(compile(&graph, &backward, world, settings)?, target);
+            let program = in_place(compile(&graph, &backward, world, settings)?, &graph, &backward, target);
             let memory = plan_memory_guarded(&program, &graph, &backward, target, &row_sizes, guard);
             Ok((program, memory))
         };
@@ -143,7 +143,7 @@ impl Compiled {
             }
         }
         let backward = graph.backward()?;
-        let program = compile_inference(&graph, run, sequences, cached_tokens);
+        let program = compile_inference(&graph, &backward, run, sequences, cached_tokens);
         let most_rows = row_sizes.last().copied().unwrap_or(0);
         let decode_sizes =
             if cached_tokens > 0 { decode_sizes(sequences, most_rows, target) } else { Vec::new() };

@@ -3,7 +3,6 @@
 //! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
 
 use zeroth_graph::{Backward, Graph, Node, Op};
-use zeroth_kernel::Queue;
 
 use super::super::buffer::ALIGNMENT;
 use super::super::grad_producers::grad_producers;
@@ -111,10 +110,8 @@ fn program(
 /// The nodes whose op is wanted.
 fn forward(graph: &Graph, layout: &Layout, wanted: fn(Op) -> bool) -> Vec<Instruction> {
     let node = |(index, node): (usize, &Node)| Instruction {
-        action: Action::Forward(index),
-        queue: Queue::Compute,
         reads: Program::flats_of(layout, &node.params),
-        accumulates_into: Vec::new(),
+        ..Instruction::new(Action::Forward(index))
     };
     graph.nodes.iter().enumerate().filter(|(_, node)| wanted(node.op)).map(node).collect()
 }
@@ -127,10 +124,9 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
     }
     instructions.extend(forward(graph, layout, |op| !op.is_loss()));
     instructions.extend(backward.nodes.iter().enumerate().map(|(index, node)| Instruction {
-        action: Action::Backward(index),
-        queue: Queue::Compute,
         reads: Program::flats_of(layout, &node.params),
         accumulates_into: Program::flats_of(layout, &node.accumulates_into),
+        ..Instruction::new(Action::Backward(index))
     }));
     instructions
 }
