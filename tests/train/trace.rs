@@ -35,6 +35,11 @@ fn the_timeline_has_every_rank_its_queues_and_its_instructions() {
                 3,
                 "one a step: the head computes its loss with its gradient"
             );
+            let head = spans.iter().find(|event| event["name"] == "head_loss backward of head").unwrap();
+            let lists = |list: &str, buffer: &str| {
+                head["args"][list].as_array().unwrap().iter().any(|name| name == buffer)
+            };
+            assert!(lists("reads", "input") && lists("writes", "report"), "{head}");
             assert!(times("linear of block 0") > 0 && times("linear backward of block 1") > 0);
             let gathers =
                 spans.iter().filter(|event| event["name"].as_str().unwrap().starts_with("all_gather of "));

@@ -31,8 +31,7 @@ use zeroth_kernel::READBACKS;
 use zeroth_kernel::RowKey;
 use zeroth_kernel::{
     Access, Control, CpuShare, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, PeerMapping,
-    Queue, RankSum, ReadWrite, Recipe, Record, Report, Shared, Span, StepInput, TiedRowsIn, TiedRowsOut,
-    Tier,
+    Queue, RankSum, ReadWrite, Recipe, Record, Shared, Span, TiedRowsIn, TiedRowsOut, Tier,
 };
 use zeroth_kernel::{BLOCK, ExactSum};
 use zeroth_kernel::{RankReport, decide};
@@ -326,8 +325,8 @@ impl CpuDevice {
                         scratch()?,
                     );
                 }
-                Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw } => {
-                    let weight = self.read_one::<StepInput>(input)?.loss_weight;
+                Kernel::HeadLossBackward { dims, x, w, labels, loss, loss_weight, control, dx, dw } => {
+                    let weight = self.read_one::<f64>(loss_weight)?;
                     let scale = (weight * self.read_one::<Control>(control)?.loss_scale) as f32;
                     let (x, w, labels) = (self.read::<T>(x)?, self.read(w)?, self.read(labels)?);
                     let (dx, s) = (dx.map(|dx| self.write(dx)).transpose()?, scratch()?);
@@ -416,24 +415,22 @@ impl CpuDevice {
                         total.add(*sum);
                     }
                 }
-                Kernel::Control { ranks, flats, recipe, input, reports, control, record } => {
-                    let sums_end = size_of::<Report>() + flats * size_of::<ExactSum>();
-                    let size = sums_end + flats * size_of::<u64>();
-                    assert_eq!(
-                        reports.bytes,
-                        (size * ranks) as u64,
-                        "a report, {flats} sums and {flats} flags per rank"
-                    );
+                Kernel::Control { ranks, layout, recipe, input, reports, control, record } => {
+                    let expected = (layout.bytes() * ranks) as u64;
+                    assert_eq!(reports.bytes, expected, "{ranks} reports of {layout:?}");
+                    let [sums, flags] = [layout.sum(0), layout.flag(0)];
                     let all = self.read::<u8>(reports)?;
-                    let reports = all.chunks_exact(size).map(|bytes| RankReport {
-                        report: bytemuck::from_bytes(&bytes[..size_of::<Report>()]),
-                        sums: bytemuck::cast_slice(&bytes[size_of::<Report>()..sums_end]),
-                        flags: bytemuck::cast_slice(&bytes[sums_end..]),
+                    let reports = all.chunks_exact(layout.bytes()).map(|bytes| RankReport {
+                        losses: bytemuck::cast_slice(&bytes[..sums]),
+                        sums: bytemuck::cast_slice(&bytes[sums..flags]),
+                        flags: bytemuck::cast_slice(&bytes[flags..]),
                     });
                     let head = size_of::<Record>() as u64;
-                    let norms = self.write(record.part(head / 8, flats as u64, 8))?;
+                    let numbers = (layout.losses + layout.flats) as u64;
+                    let (losses, norms) =
+                        self.write(record.part(head / 8, numbers, 8))?.split_at_mut(layout.losses);
                     let (recipe, input) = (self.read_one::<Recipe>(recipe)?, self.read_one(input)?);
-                    let decided = decide(recipe, input, &reports, self.write_one(control)?, norms);
+                    let decided = decide(recipe, input, &reports, self.write_one(control)?, losses, norms);
                     *self.write_one(record.part(0, 1, head))? = decided;
                 }
                 Kernel::Optimize { grad_type, moment_type: DType::F32, .. } => {

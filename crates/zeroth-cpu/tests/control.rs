@@ -8,8 +8,8 @@ use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_cpu::CpuDevice;
 use zeroth_kernel::{
-    Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, MasterForm, Moment, Optimizer,
-    Queue, Recipe, Record, Report, Rounding, Span, StepInput, TiedRowsOut,
+    Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, LOSSES, Launch, MasterForm, Moment,
+    Optimizer, Queue, Recipe, Record, ReportLayout, Rounding, Span, StepInput, TiedRowsOut,
 };
 use zeroth_kernel::{ExactSum, HeadLossDims};
 
@@ -49,7 +49,7 @@ impl Run {
         let flats = told[0].1.len();
         let mut reports = Vec::new();
         for (loss, flats) in told {
-            reports.extend_from_slice(bytes_of(&Report { loss: *loss }));
+            reports.extend_from_slice(&loss.to_ne_bytes());
             for (squares, _) in flats {
                 let mut sum = ExactSum::default();
                 sum.add(*squares);
@@ -57,14 +57,16 @@ impl Run {
             }
             reports.extend(flats.iter().flat_map(|(_, found_inf)| u64::from(*found_inf).to_ne_bytes()));
         }
-        let mut input = StepInput { loss_weight: 0.25, first_rate: 0, ..StepInput::zeroed() };
+        let mut input =
+            StepInput { loss_means: [0.25; LOSSES], loss_weights: [0.25; LOSSES], ..StepInput::zeroed() };
         input.rates.iter_mut().enumerate().for_each(|(place, rate)| *rate = 1.0 / (place + 1) as f64);
         let device = &mut self.device;
-        let record = Span::device(0, (size_of::<Record>() + 8 * flats) as u64);
+        let layout = ReportLayout { losses: 1, flats };
+        let record = Span::device(0, layout.record_bytes() as u64);
         let control = put(device, 4096, &[self.control]);
         let kernel = Kernel::Control {
             ranks: told.len(),
-            flats,
+            layout,
             recipe: put(device, 8192, &[self.recipe]),
             input: put(device, 12_288, &[input]),
             reports: put(device, 16_384, &reports),
@@ -74,7 +76,7 @@ impl Run {
         launch(device, DType::F32, kernel).unwrap();
         self.control = get(device, control)[0];
         let head = get(device, record.part(0, 1, size_of::<Record>() as u64))[0];
-        (head, get(device, record.part(size_of::<Record>() as u64 / 8, flats as u64, 8)))
+        (head, get(device, record.part(size_of::<Record>() as u64 / 8 + 1, flats as u64, 8)))
     }
 }
 
@@ -322,7 +324,7 @@ fn a_head_refuses_unsupported_gradient_stores() {
         w: place(1, 30),
         labels: place(2, 8),
         loss: place(5, 8),
-        input: place(6, size_of::<StepInput>() as u64),
+        loss_weight: place(6, 8),
         control: place(7, size_of::<Control>() as u64),
         dx: Some(place(8, 12)),
         dw: Some(HeadLossDw { to: dw, store, tied_rows }),
@@ -336,5 +338,51 @@ fn a_head_refuses_unsupported_gradient_stores() {
     ] {
         let error = launch(&mut device, DType::Bf16, kernel(store, own)).unwrap_err().to_string();
         assert!(error.starts_with("head_loss_backward: ") && error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn the_loss_of_a_step_is_the_weighted_sum_of_its_parts() {
+    let mut device = CpuDevice::new(1, 1 << 20, 0).unwrap();
+    let layout = ReportLayout { losses: 3, flats: 1 };
+    let run = |device: &mut CpuDevice, reports: &[[f64; 3]]| {
+        let mut bytes = Vec::new();
+        for losses in reports {
+            let mut sum = ExactSum::default();
+            sum.add(4.0);
+            bytes.extend([cast_slice(losses), bytes_of(&sum), bytes_of(&0u64)].concat());
+        }
+        // Means over eight tokens, weighted by 4, 2 and 16.
+        let (loss_means, loss_weights) = ([0.125; LOSSES], [0.5, 0.25, 2.0, f64::NAN]);
+        let input = StepInput { loss_means, loss_weights, ..StepInput::zeroed() };
+        let record = Span::device(0, layout.record_bytes() as u64);
+        let recipe = Recipe { tolerated: 10, ..Recipe::default() };
+        let kernel = Kernel::Control {
+            ranks: reports.len(),
+            layout,
+            recipe: put(device, 8192, &[recipe]),
+            input: put(device, 12_288, &[input]),
+            reports: put(device, 16_384, &bytes),
+            control: put(device, 4096, &[Control::start(&recipe)]),
+            record,
+        };
+        launch(device, DType::F32, kernel).unwrap();
+        let head: Record = get(device, record.part(0, 1, size_of::<Record>() as u64))[0];
+        let numbers = get::<f64>(device, record.part(size_of::<Record>() as u64 / 8, 4, 8));
+        (head, numbers)
+    };
+    let (head, numbers) = run(&mut device, &[[3.0, 8.0, 0.125], [1.0, 16.0, 0.5]]);
+    assert_eq!(
+        numbers,
+        [0.5, 3.0, 0.078_125, 8.0f64.sqrt()],
+        "means of the parts, then the norm of the flat"
+    );
+    assert_eq!((head.loss, head.apply, head.nonfinite_rank), (2.0 + 6.0 + 1.25, 1, -1));
+    // Any part of any rank that is not finite skips the step.
+    for part in 0..3 {
+        let mut second = [1.0; 3];
+        second[part] = f64::INFINITY;
+        let (head, _) = run(&mut device, &[[1.0; 3], second]);
+        assert_eq!((head.apply, head.found_inf, head.nonfinite_rank), (0, 1, 1), "part {part}");
     }
 }

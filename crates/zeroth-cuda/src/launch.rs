@@ -12,8 +12,8 @@ use super::scratch::{WORKSPACE, blocks, exact_sums};
 use super::{attention, cached_attention, lm_head, norm_rope, rowwise};
 use zeroth_kernel::{CacheRange, ExactSum, LinearDims, RowKey};
 use zeroth_kernel::{
-    Control, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, MOMENTS, MasterForm, Moment, Optimizer,
-    Recipe, Record, Report, Rounding, Span, StepInput,
+    Control, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, LOSSES, MOMENTS, MasterForm, Moment,
+    Optimizer, Recipe, Record, Rounding, Span, StepInput,
 };
 
 /// Enqueues a kernel.
@@ -110,9 +110,9 @@ pub(super) fn dispatch(
         Kernel::HeadLoss { dims, x, w, labels, loss } => {
             lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], None)
         }
-        Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw } => {
+        Kernel::HeadLossBackward { dims, x, w, labels, loss, loss_weight, control, dx, dw } => {
             let dw = dw.map(|dw| (dw.to, dw.store == GradStore::Add));
-            let gradients = HeadGradients { input, control, dx, dw };
+            let gradients = HeadGradients { loss_weight, control, dx, dw };
             lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], Some(gradients))
         }
         Kernel::Logits { dims, starts, x, w, logits } => {
@@ -241,18 +241,23 @@ fn squares(cx: &mut LaunchContext, values: Span, value_type: DType, sum: Span) -
 }
 
 fn control(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
-    let Kernel::Control { ranks, flats, recipe, input, reports, control, record } = *kernel else {
+    let Kernel::Control { ranks, layout, recipe, input, reports, control, record } = *kernel else {
         unreachable!("called for control only")
     };
     let recipe = cx.structure::<Recipe>("recipe", recipe)?;
     let input = cx.structure::<StepInput>("input", input)?;
-    let of_rank = (size_of::<Report>() + flats * (size_of::<ExactSum>() + 8)) / 8;
-    let reports = cx.sized("reports", reports, ranks * of_rank, 8)?;
+    if layout.losses > LOSSES {
+        return Err(
+            cx.invalid(format!("a loss of {} parts; a step's input has {LOSSES} weights", layout.losses))
+        );
+    }
+    let reports = cx.sized("reports", reports, ranks * layout.bytes() / 8, 8)?;
     let control = cx.structure::<Control>("control", control)?;
-    let words = size_of::<Record>() / 8 + flats;
+    let words = layout.record_bytes() / 8;
     let record = Span { bytes: record.bytes.min(8 * words as u64), ..record };
     let record = cx.sized("record", record, words, 8)?;
-    let arguments = [ranks as u64, flats as u64, recipe, input, reports, control, record];
+    let (losses, flats) = (layout.losses as u64, layout.flats as u64);
+    let arguments = [ranks as u64, losses, flats, recipe, input, reports, control, record];
     cx.run(EntryPoint::Control, &[], [1; 3], THREADS, &arguments)
 }
 
@@ -333,6 +338,6 @@ fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
 
 // Checked by static_assert in optimizer_step.cu and elementwise.cu, too.
 const _: () =
-    assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 168 && size_of::<StepInput>() == 528);
-const _: () = assert!(size_of::<Control>() == 216 && size_of::<Record>() == 80 && size_of::<Report>() == 8);
+    assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 168 && size_of::<StepInput>() == 584);
+const _: () = assert!(size_of::<Control>() == 216 && size_of::<Record>() == 80);
 const _: () = assert!(size_of::<RowKey>() == 16 && size_of::<CacheRange>() == 8);

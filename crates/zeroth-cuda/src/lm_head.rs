@@ -12,7 +12,7 @@ use super::launch_context::{LaunchContext, THREADS as COPY_THREADS};
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::modules::EntryPoint;
 use super::scratch::{WORKSPACE, logits_row_stride, slice_rows};
-use zeroth_kernel::{Control, DeviceError, Span, StepInput};
+use zeroth_kernel::{Control, DeviceError, Span};
 use zeroth_kernel::{HeadLossDims, LogitsDims};
 
 /// Threads per row of logits, and of the sum of losses (`THREADS` in cross_entropy.cu).
@@ -20,7 +20,7 @@ const THREADS: u32 = 1024;
 
 /// The gradients to compute; one without a destination is skipped.
 pub(super) struct HeadGradients {
-    pub(super) input: Span,
+    pub(super) loss_weight: Span,
     pub(super) control: Span,
     pub(super) dx: Option<Span>,
     /// dw, and whether to add to it.
@@ -42,15 +42,15 @@ pub(super) fn loss(
     // Without gradients the cross-entropy leaves the logits as they are.
     let (mut scales, mut dx, mut dw) = ([0; 2], None, None);
     if let Some(gradients) = gradients {
-        let HeadGradients { input, control, .. } = gradients;
-        let input = cx.structure::<StepInput>("input", input)? + offset_of!(StepInput, loss_weight) as u64;
+        let HeadGradients { loss_weight, control, .. } = gradients;
+        let loss_weight = cx.structure::<f64>("loss_weight", loss_weight)?;
         let control = cx.structure::<Control>("control", control)? + offset_of!(Control, loss_scale) as u64;
         dx = gradients.dx.map(|dx| cx.typed("dx", dx, rows * hidden)).transpose()?;
         if let Some((to, add)) = gradients.dw {
             dw = Some((cx.words("dw", to, vocab * hidden)?, add));
         }
         if dx.is_some() || dw.is_some() {
-            scales = [input, control];
+            scales = [loss_weight, control];
         }
     }
     if let (0, Some((dw, false))) = (rows, dw) {

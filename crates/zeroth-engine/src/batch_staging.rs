@@ -286,7 +286,7 @@ impl RotaryStaging {
 fn known(graph: &Graph, input: Value) -> u64 {
     let indexes = |node: &&Node| match node.op {
         Op::Embedding => node.inputs[0] == input,
-        Op::HeadLoss => node.inputs[1] == input,
+        Op::HeadLoss { .. } => node.inputs[1] == input,
         _ => false,
     };
     let tables = graph.nodes.iter().filter(indexes);

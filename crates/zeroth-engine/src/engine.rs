@@ -3,7 +3,9 @@
 use bytemuck::{Zeroable, bytes_of};
 use zeroth_comm::{Comm, OpName};
 use zeroth_graph::ParamId;
-use zeroth_kernel::{Control, Device, DeviceError, Queue, RATES, READBACKS, Recipe, Record, StepInput};
+use zeroth_kernel::{
+    Control, Device, DeviceError, LOSSES, Queue, RATES, READBACKS, Recipe, Record, ReportLayout, StepInput,
+};
 
 use super::batch_staging::{BatchStaging, SliceBatches};
 use super::chaos::{Chaos, ChaosUntil};
@@ -35,6 +37,8 @@ pub struct Rank<'a> {
 pub struct StepRecord {
     /// Loss, gradient norm, learning rate, and the decision.
     pub head: Record,
+    /// The parts of the loss, each a mean over trained tokens without its weight, in the order of [`zeroth_program::Program::losses`].
+    pub losses: Vec<f64>,
     /// The gradient norm of every flat.
     pub norms: Vec<f64>,
 }
@@ -277,7 +281,10 @@ impl<'c> Engine<'c> {
         self.step += 1;
         let mut input = StepInput { first_rate, ..StepInput::zeroed() };
         // Without trained tokens the loss and all gradients are zero, whatever they are divided by.
-        input.loss_weight = 1.0 / trained.max(1) as f64;
+        let mean = 1.0 / trained.max(1) as f64;
+        for (place, part) in self.compiled.program.losses.iter().enumerate() {
+            (input.loss_means[place], input.loss_weights[place]) = (mean, mean * part.weight);
+        }
         for (place, rate) in input.rates.iter_mut().enumerate() {
             *rate = rates[place.min(rates.len() - 1)];
         }
@@ -314,14 +321,13 @@ impl<'c> Engine<'c> {
         if self.chaos.is_some() {
             Chaos::check_always(self.compiled, self.device.as_mut(), self.step)?;
         }
-        let flats = self.compiled.program.layout.flats.len() as u64;
-        let record =
-            self.compiled.span(0, BufferId::Record).part(0, size_of::<Record>() as u64 + 8 * flats, 1);
+        let bytes = self.compiled.program.report().record_bytes() as u64;
+        let record = self.compiled.span(0, BufferId::Record).part(0, bytes, 1);
         let noted = self.device.start_readback(Queue::Compute, record, self.step as usize % READBACKS);
         Ok(noted.map_err(RunError::device(step, "readback of the step record"))?)
     }
 
-    /// The summed loss of a micro-batch's trained tokens on this rank, without gradients.
+    /// The summed loss of a micro-batch's trained tokens on this rank, without gradients: the weighted sum of its parts.
     pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, RunError> {
         self.evaluate_streams(&StreamBatch { streams: &[*batch], inputs: &[] })
     }
@@ -339,25 +345,29 @@ impl<'c> Engine<'c> {
             let met = comm.barrier(op).and_then(zeroth_comm::Handle::wait);
             met.map_err(|source| RunError::Comm { step: self.step, op: op.to_string(), source })?;
         }
-        let mut loss = 0.0f64;
-        let at = self.compiled.span(0, BufferId::Report).part(0, 1, 8);
+        let parts = &self.compiled.program.losses;
+        let mut sums = [0.0f64; LOSSES];
+        let sums = &mut sums[..parts.len()];
+        let at = self.compiled.span(0, BufferId::Report).part(0, parts.len() as u64, 8);
         let step = self.step;
-        let downloaded = self.device.download(Queue::Compute, at, bytemuck::bytes_of_mut(&mut loss));
+        let downloaded = self.device.download(Queue::Compute, at, bytemuck::cast_slice_mut(sums));
         self.collectives.checked(step, "download of the loss", downloaded)?;
-        Ok(loss)
+        Ok(parts.iter().zip(sums).map(|(part, sum)| part.weight * *sum).sum())
     }
 
     /// Waits for the last step and returns its record.
     pub fn record(&mut self) -> Result<StepRecord, RunError> {
-        let flats = self.compiled.program.layout.flats.len();
-        let mut record = StepRecord { head: Record::zeroed(), norms: vec![0.0; flats] };
+        let ReportLayout { losses, flats } = self.compiled.program.report();
+        let mut record =
+            StepRecord { head: Record::zeroed(), losses: vec![0.0; losses], norms: vec![0.0; flats] };
         self.read_record(&mut record)?;
         Ok(record)
     }
 
     /// As [`Self::record`], into an existing record.
     pub fn read_record(&mut self, record: &mut StepRecord) -> Result<(), RunError> {
-        let (flats, head) = (record.norms.len() as u64, size_of::<Record>() as u64);
+        let (losses, flats) = (record.losses.len() as u64, record.norms.len() as u64);
+        let head = size_of::<Record>() as u64;
         let at = self.compiled.span(0, BufferId::Record);
         let step = self.step;
         let downloaded = (|| {
@@ -366,8 +376,10 @@ impl<'c> Engine<'c> {
                 at.part(0, 1, head),
                 bytemuck::bytes_of_mut(&mut record.head),
             )?;
+            let parts = bytemuck::cast_slice_mut(&mut record.losses);
+            self.device.download(Queue::Compute, at.part(head / 8, losses, 8), parts)?;
             let norms = bytemuck::cast_slice_mut(&mut record.norms);
-            self.device.download(Queue::Compute, at.part(head / 8, flats, 8), norms)
+            self.device.download(Queue::Compute, at.part(head / 8 + losses, flats, 8), norms)
         })();
         self.collectives.checked(step, "download of the record", downloaded)
     }
@@ -377,8 +389,10 @@ impl<'c> Engine<'c> {
         debug_assert!(step <= self.step && step + READBACKS as u64 > self.step, "the note is there no more");
         let noted = self.device.finish_readback(step as usize % READBACKS);
         let bytes = self.collectives.checked(step, "download of the record", noted)?;
-        let (head, norms) = bytes.split_at(size_of::<Record>());
+        let (head, numbers) = bytes.split_at(size_of::<Record>());
+        let (losses, norms) = numbers.split_at(8 * record.losses.len());
         bytemuck::bytes_of_mut(&mut record.head).copy_from_slice(head);
+        bytemuck::cast_slice_mut(&mut record.losses).copy_from_slice(losses);
         bytemuck::cast_slice_mut(&mut record.norms).copy_from_slice(norms);
         Ok(())
     }
@@ -480,7 +494,7 @@ impl<'c> Engine<'c> {
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
             self.device.record_timestamp(queue).map_err(failed)?;
-            trace.add((section, at), queue, compiled.describe(instruction), begun);
+            trace.add((section, at), instruction, compiled.describe(instruction), begun);
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use zeroth_kernel::Queue;
+use zeroth_program::{BufferId, Instruction, Operands};
 
 /// The timeline of one rank.
 #[derive(Debug)]
@@ -23,6 +24,7 @@ struct Event {
     instruction: usize,
     queue: Queue,
     name: String,
+    operands: Operands,
     from: f64,
     to: f64,
 }
@@ -48,6 +50,14 @@ struct Complete<'a> {
     dur: f64,
     pid: u64,
     tid: usize,
+    args: Buffers,
+}
+
+/// The names of an instruction's operands, as in a dump.
+#[derive(Serialize)]
+struct Buffers {
+    reads: Vec<String>,
+    writes: Vec<String>,
 }
 
 impl Trace {
@@ -60,10 +70,10 @@ impl Trace {
     }
 
     /// Records an instruction, given as (section, index), that ran from `from` to now.
-    pub(super) fn add(&mut self, place: (usize, usize), queue: Queue, name: String, from: f64) {
-        let (section, instruction) = place;
-        let to = self.now();
-        self.events.push(Event { section, instruction, queue, name, from, to });
+    pub(super) fn add(&mut self, place: (usize, usize), instruction: &Instruction, name: String, from: f64) {
+        let (section, at) = place;
+        let (queue, operands, to) = (instruction.queue, instruction.operands.clone(), self.now());
+        self.events.push(Event { section, instruction: at, queue, name, operands, from, to });
     }
 
     /// Replaces the host's times by the device's, a start and an end per instruction; empty where it has no clock.
@@ -104,6 +114,8 @@ impl Trace {
             let tid = Queue::ALL.iter().position(|queue| *queue == event.queue).unwrap_or(0);
             let (ts, dur) = (event.from, event.to - event.from);
             let name = &event.name;
+            let names = |ids: &[BufferId]| ids.iter().map(ToString::to_string).collect();
+            let args = Buffers { reads: names(&event.operands.reads), writes: names(&event.operands.writes) };
             lines.push(serde_json::to_string(&Complete {
                 name,
                 cat: event.queue.name(),
@@ -112,6 +124,7 @@ impl Trace {
                 dur,
                 pid: self.rank,
                 tid,
+                args,
             })?);
         }
         Ok(lines.join(",\n"))

@@ -7,7 +7,6 @@ mod job;
 
 use job::{BF16, F32, Golden, ROOMY, Setup};
 use zeroth_base::DType;
-use zeroth_graph::Op;
 use zeroth_kernel::Tier;
 use zeroth_model::{Batch, ModelConfig, forward, table};
 use zeroth_program::Compiled;
@@ -36,7 +35,7 @@ fn compile(tied: bool, tokens: u64, ranks: u64, settings: Settings, target: Targ
 /// Who gives the gradient of the head's projection, and bytes of it that land in f32 in the first micro-batch.
 fn head_of(compiled: &Compiled) -> (GradProducers, u64) {
     let Compiled { graph, program, memory, .. } = compiled;
-    let head = graph.nodes.iter().find(|node| node.op == Op::HeadLoss).unwrap().params[0];
+    let head = graph.nodes.iter().find(|node| node.op.is_loss()).unwrap().params[0];
     let (flat, _) = program.layout.place(head);
     let all = memory.static_buffers.iter().chain(&memory.sections[0].buffers);
     let wide = all.filter(|placed| placed.buffer.id == BufferId::Grad(flat));
@@ -45,7 +44,7 @@ fn head_of(compiled: &Compiled) -> (GradProducers, u64) {
 
 /// Whether an instruction of a micro-batch clears or rounds the gradient of the flat that holds the head's projection.
 fn clears_or_rounds(compiled: &Compiled) -> bool {
-    let head = compiled.graph.nodes.iter().find(|node| node.op == Op::HeadLoss).unwrap().params[0];
+    let head = compiled.graph.nodes.iter().find(|node| node.op.is_loss()).unwrap().params[0];
     let (flat, _) = compiled.program.layout.place(head);
     let mut instructions = compiled.program.sections[0].instructions.iter();
     instructions

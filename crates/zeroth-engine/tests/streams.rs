@@ -34,7 +34,7 @@ fn specs(params: &[(&str, &[u64])]) -> Vec<ParamSpec> {
     params.iter().map(spec).collect()
 }
 
-/// A source and a target stream: blocks that both pass, and a loss of each.
+/// A source and a target stream: blocks that both pass, and a loss of each, which are different parts of the model's.
 fn two_streams() -> Graph {
     let mut b = Builder::new(&[12, 9]);
     b.rotary(Rotary { frequencies: vec![1.0, 0.1], scale: 1.0, dynamic: None });
@@ -61,13 +61,14 @@ fn two_streams() -> Graph {
     }
     b.unit("head", Role::Head, specs(&[("head", &[VOCAB, HIDDEN])])).unwrap();
     let head = b.param("head").unwrap();
-    // One loss with a head of its own, and one with the tied table.
+    // One loss with a head of its own, and one with the tied table: two parts with weights.
     b.head_loss(x, head).unwrap();
+    b.set_loss_part("kd_loss", 0.3);
     b.head_loss(y, table).unwrap();
     b.finish().unwrap()
 }
 
-/// A stream of tokens, and another whose tokens have several ids and labels each.
+/// A stream of tokens, and another whose tokens have several ids and labels each. Both losses are one part.
 fn several_rows() -> Graph {
     let mut b = Builder::new(&[12, 9]);
     let params = [("table", &[VOCAB, HIDDEN][..]), ("gate", &[HIDDEN, HIDDEN]), ("norm", &[HIDDEN])];
@@ -138,8 +139,11 @@ fn params(graph: &Graph) -> Vec<ParamId> {
     graph.units.iter().flat_map(|unit| unit.params.iter().copied()).collect()
 }
 
+/// The loss of a step, then its parts.
+type Losses = Vec<f64>;
+
 /// The losses of all steps and the final weights by the f64 reference with plain SGD.
-fn expected(graph: &Graph, ranks: usize) -> (Vec<f64>, Vec<Vec<f64>>) {
+fn expected(graph: &Graph, ranks: usize) -> (Vec<Losses>, Vec<Vec<f64>>) {
     let backward = graph.backward().unwrap();
     let elements = |(salt, param): (usize, &zeroth_graph::Param)| {
         numbers(param.elements(), salt).into_iter().map(f64::from).collect()
@@ -150,15 +154,16 @@ fn expected(graph: &Graph, ranks: usize) -> (Vec<f64>, Vec<Vec<f64>>) {
         let batches: Vec<Batch> = (0..ranks).map(|rank| Batch::new(graph, step * ranks + rank)).collect();
         let trained: u64 = batches.iter().map(Batch::trained).sum();
         let mut machine = Machine::new(graph, &batches[0].streams, weights.clone());
-        let mut loss = 0.0;
+        let mut sums = vec![0.0; 1 + graph.loss_parts.len()];
         for batch in &batches {
             machine.feed(&batch.streams);
             for (input, numbers) in graph.inputs[3 * graph.streams.len()..].iter().zip(&batch.inputs) {
                 machine.set_input(*input, numbers);
             }
-            loss += machine.train(&backward);
+            sums[0] += machine.train(&backward);
+            sums[1..].iter_mut().zip(machine.loss_parts()).for_each(|(sum, part)| *sum += part);
         }
-        losses.push(loss / trained as f64);
+        losses.push(sums.into_iter().map(|sum| sum / trained as f64).collect());
         for param in params(graph) {
             let gradient = machine.gradient(param);
             for (weight, gradient) in weights[param.index()].iter_mut().zip(gradient) {
@@ -174,7 +179,7 @@ fn rank(
     compiled: &Compiled,
     comm: Option<Box<dyn Comm>>,
     ranks: usize,
-    found: &Mutex<(Vec<f64>, Vec<Vec<f32>>)>,
+    found: &Mutex<(Vec<Losses>, Vec<Vec<f32>>)>,
 ) {
     let memory = &compiled.memory;
     let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
@@ -194,9 +199,9 @@ fn rank(
         let trained = all.iter().map(Batch::trained).sum();
         let own = &all[engine.rank() as usize];
         with_view(own, |batch| engine.step_streams(&[*batch], trained, step as u64, &[RATE]).unwrap());
-        let loss = engine.record().unwrap().head.loss;
+        let record = engine.record().unwrap();
         if engine.rank() == 0 {
-            found.lock().unwrap().0.push(loss);
+            found.lock().unwrap().0.push([&[record.head.loss], &record.losses[..]].concat());
         }
     }
     engine
@@ -273,7 +278,9 @@ fn assert_trains(graph: &Graph, settings: &Settings, ranks: usize, words: &str) 
     let (expected_losses, expected_weights) = expected(graph, ranks);
     assert_eq!(losses.len(), expected_losses.len());
     for (found, expected) in losses.iter().zip(&expected_losses) {
-        assert!((found - expected).abs() < 1e-5 * expected, "{words}: loss {found}, {expected}");
+        let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() < 1e-5 * expected;
+        let same = found.len() == expected.len() && found.iter().zip(expected).all(is_near);
+        assert!(same, "{words}: loss and parts {found:?}, {expected:?}");
     }
     for ((param, found), expected) in graph.params.iter().zip(&weights).zip(&expected_weights) {
         let apart = found.iter().zip(expected).map(|(found, expected)| (f64::from(*found) - expected).abs());
@@ -283,8 +290,10 @@ fn assert_trains(graph: &Graph, settings: &Settings, ranks: usize, words: &str) 
 }
 
 fn assert_trains_everywhere(graph: &Graph) {
-    for (stage, ranks) in [(0, 1), (0, 2), (1, 2), (2, 2), (3, 2), (3, 1)] {
-        assert_trains(graph, &settings(stage), ranks, &format!("stage {stage}, {ranks} ranks"));
+    for stage in 0..=3 {
+        for ranks in [1, 2] {
+            assert_trains(graph, &settings(stage), ranks, &format!("stage {stage}, {ranks} ranks"));
+        }
     }
     let block = Recompute::Block { blocks: None, checkpoints: None, offloaded: true };
     assert_trains(graph, &Settings { recompute: block, ..settings(3) }, 2, "recomputed and offloaded");
@@ -293,6 +302,47 @@ fn assert_trains_everywhere(graph: &Graph) {
 #[test]
 fn two_streams_train_as_the_reference_does() {
     assert_trains_everywhere(&two_streams());
+}
+
+#[test]
+fn an_evaluation_is_the_weighted_sum_of_the_parts() {
+    let graph = two_streams();
+    let weights = graph.params.iter().enumerate().map(|(salt, param)| numbers(param.elements(), salt));
+    let weights = weights.map(|numbers| numbers.into_iter().map(f64::from).collect()).collect();
+    let batch = Batch::new(&graph, 1);
+    let expected = Machine::new(&graph, &batch.streams, weights).loss();
+    let target = Target::Cpu { threads: 1 };
+    let compiled = Compiled::new(graph.clone(), 1, &settings(0), target, sizes()).unwrap();
+    let memory = &compiled.memory;
+    let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
+    let parts = Rank { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 1 };
+    let mut engine = Engine::new(&compiled, parts).unwrap();
+    engine
+        .load(&mut |param, range, elements| {
+            let all = numbers(compiled.graph.param(param).elements(), param.index());
+            elements.copy_from_slice(&all[range.start as usize..range.end as usize]);
+            Ok(())
+        })
+        .unwrap();
+    let found = with_view(&batch, |batch| engine.evaluate_streams(batch).unwrap());
+    assert!((found - expected).abs() < 1e-5 * expected, "{found}, {expected}");
+}
+
+#[test]
+fn a_loss_of_too_many_parts_is_refused() {
+    let mut b = Builder::new(&[4]);
+    b.unit("all", Role::Other, specs(&[("table", &[VOCAB, HIDDEN])])).unwrap();
+    let table = b.param("table").unwrap();
+    let x = b.embedding(b.ids(), table).unwrap();
+    for name in ["a", "b", "c", "d", "e"] {
+        b.set_loss_part(name, 1.0);
+        b.head_loss(x, table).unwrap();
+    }
+    let target = Target::Cpu { threads: 1 };
+    let error = Compiled::new(b.finish().unwrap(), 1, &settings(0), target, vec![4]).unwrap_err().to_string();
+    let expected = "the loss has 5 parts (a, b, c, d, e), and a step records at most 4: give parts with one weight one \
+                    name";
+    assert_eq!(error, expected);
 }
 
 #[test]

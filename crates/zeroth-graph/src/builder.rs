@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::{
-    Graph, GraphError, Kind, Node, Op, Param, ParamId, ParamSpec, Role, Rotary, Rows, Stream, Unit, UnitId,
-    Value, ValueInfo,
+    Graph, GraphError, Kind, LossPart, Node, Op, Param, ParamId, ParamSpec, Role, Rotary, Rows, Stream, Unit,
+    UnitId, Value, ValueInfo,
 };
 
 /// Builds a model's forward.
@@ -16,6 +16,8 @@ pub struct Builder {
     names: HashMap<String, ParamId>,
     /// The index of the rotary embedding of the next ropes.
     pub(crate) rotary: Option<usize>,
+    /// The part of the next losses.
+    loss_part: LossPart,
     unit: Option<UnitId>,
     /// Dropouts so far.
     pub(crate) dropouts: u32,
@@ -32,8 +34,16 @@ impl Builder {
             inputs: Vec::new(),
             nodes: Vec::new(),
             rotaries: Vec::new(),
+            loss_parts: Vec::new(),
         };
-        let mut builder = Self { graph, names: HashMap::new(), rotary: None, unit: None, dropouts: 0 };
+        let mut builder = Self {
+            graph,
+            names: HashMap::new(),
+            rotary: None,
+            loss_part: LossPart::CROSS_ENTROPY,
+            unit: None,
+            dropouts: 0,
+        };
         for (stream, &rows) in streams.iter().enumerate() {
             let [ids, labels, positions] = [(); 3].map(|()| builder.input(stream, 1));
             builder.graph.streams.push(Stream { rows, ids, labels, positions });
@@ -66,6 +76,31 @@ impl Builder {
             self.graph.rotaries.push(rotary);
             self.graph.rotaries.len() - 1
         }));
+    }
+
+    /// Sets the part that losses after this call belong to, and its weight in the model's loss. Before the first call it is
+    /// [`LossPart::CROSS_ENTROPY`].
+    pub fn set_loss_part(&mut self, name: &'static str, weight: f64) {
+        self.loss_part = LossPart { name, weight };
+    }
+
+    /// The index of the part of a loss that is added now.
+    pub(crate) fn loss_part(&mut self) -> Result<usize, GraphError> {
+        let LossPart { name, weight } = self.loss_part;
+        let unit = || self.unit_name().to_owned();
+        if !weight.is_finite() {
+            return Err(GraphError::LossWeight { name, weight, unit: unit() });
+        }
+        let parts = &self.graph.loss_parts;
+        if let Some(known) = parts.iter().position(|known| known.name == name) {
+            let first = parts[known].weight;
+            if first != weight {
+                return Err(GraphError::LossWeights { name, first, second: weight, unit: unit() });
+            }
+            return Ok(known);
+        }
+        self.graph.loss_parts.push(self.loss_part);
+        Ok(self.graph.loss_parts.len() - 1)
     }
 
     /// Begins a unit with these parameters. Later ops belong to it.

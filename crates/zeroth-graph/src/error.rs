@@ -1,7 +1,7 @@
 //! Errors in the definition of a model's forward.
 
 /// A forward whose ops do not fit together, found while it is built.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GraphError {
     /// Incompatible shapes.
     #[error("{op} in unit `{unit}`: {what} should be {expected}, and is {found}")]
@@ -41,6 +41,30 @@ pub enum GraphError {
         first: String,
         /// The unit that declared it again.
         second: String,
+    },
+    /// A part of the loss with two weights.
+    #[error(
+        "the loss part `{name}` has weight {first}, and {second} in unit `{unit}`: a part has one weight"
+    )]
+    LossWeights {
+        /// The part.
+        name: &'static str,
+        /// Its weight.
+        first: f64,
+        /// The other one.
+        second: f64,
+        /// The unit of the loss with the other one.
+        unit: String,
+    },
+    /// A weight that is infinite or NaN.
+    #[error("the loss part `{name}` in unit `{unit}` has weight {weight}: it must be finite")]
+    LossWeight {
+        /// The part.
+        name: &'static str,
+        /// Its weight.
+        weight: f64,
+        /// The unit of the loss.
+        unit: String,
     },
     /// A graph without a loss has no gradients.
     #[error("the forward has no head_loss, so there is nothing to take a gradient of")]

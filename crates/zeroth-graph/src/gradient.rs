@@ -10,8 +10,8 @@ use crate::{GatedActivation, Graph, GraphError, Kind, Node, ParamId, UnitId, Val
 /// The op of a backward node, with its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum GradOp {
-    /// `x`, `labels` (and the weight) give the loss `[1]` and the gradient of `x`; accumulates the weight's gradient. The
-    /// head's forward and backward are one op, slice by slice.
+    /// `x`, `labels` (and the weight) give the loss `[1]` and the gradient of `x`; accumulates the weight's gradient. Gradients
+    /// are those of the loss times the weight of its part. The head's forward and backward are one op, slice by slice.
     HeadLoss,
     /// `dy` (and the weight) give `dy · w`.
     LinearInput,
@@ -74,7 +74,7 @@ pub struct Backward {
     pub values: Vec<ValueInfo>,
     /// Nodes, in execution order. The node of a loss replaces the graph's: it computes the loss too.
     pub nodes: Vec<GradNode>,
-    /// The losses, each `[1]`; what is trained is their sum.
+    /// The losses, each `[1]`; what is trained is the weighted sum of their parts.
     pub losses: Vec<Value>,
     /// For each parameter of the graph, the first node that accumulates its gradient.
     pub first_producers: Vec<Option<usize>>,

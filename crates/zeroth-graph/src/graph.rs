@@ -142,6 +142,22 @@ pub struct Graph {
     pub nodes: Vec<Node>,
     /// Rotary embeddings, by the index in rope ops.
     pub rotaries: Vec<Rotary>,
+    /// The named parts of the loss, by the index in loss ops.
+    pub loss_parts: Vec<LossPart>,
+}
+
+/// A named part of the loss. The model's loss is the sum of its parts, each times its weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossPart {
+    /// Its name in metrics, such as `ce_loss`.
+    pub name: &'static str,
+    /// Its factor.
+    pub weight: f64,
+}
+
+impl LossPart {
+    /// Cross-entropy, the part of losses that name no other.
+    pub const CROSS_ENTROPY: Self = Self { name: "ce_loss", weight: 1.0 };
 }
 
 /// A stream of tokens, such as the source or the target of an encoder-decoder model.
@@ -207,7 +223,7 @@ impl Graph {
         &self.units[unit.index()].name
     }
 
-    /// The nodes that compute a loss, as indices. The model's loss is their sum.
+    /// The nodes that compute a loss, as indices. A part of the model's loss is the sum of those that belong to it.
     pub fn losses(&self) -> impl Iterator<Item = usize> {
         (0..self.nodes.len()).filter(|index| self.nodes[*index].op.is_loss())
     }

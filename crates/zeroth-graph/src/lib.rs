@@ -19,7 +19,9 @@ mod value;
 pub use builder::Builder;
 pub use error::GraphError;
 pub use gradient::{Backward, GradNode, GradOp, GradWrite};
-pub use graph::{DynamicScaling, Graph, Node, Param, ParamId, ParamSpec, Role, Rotary, Stream, Unit, UnitId};
+pub use graph::{
+    DynamicScaling, Graph, LossPart, Node, Param, ParamId, ParamSpec, Role, Rotary, Stream, Unit, UnitId,
+};
 pub use op::Op;
 pub use value::{Kind, Rows, Value, ValueInfo};
 pub use zeroth_base::GatedActivation;

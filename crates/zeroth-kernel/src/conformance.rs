@@ -10,7 +10,7 @@ use zeroth_base::{DType, GatedActivation, normal_at};
 
 use crate::{
     Access, Control, Device, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, Launch, MasterForm, Moment,
-    Optimizer, Queue, RATES, Recipe, Record, Report, Span, StepInput, StepNumbers,
+    Optimizer, Queue, RATES, Recipe, ReportLayout, Span, StepInput, StepNumbers,
 };
 use crate::{
     AttentionDims, CacheRange, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims,
@@ -459,12 +459,12 @@ impl Pair<'_> {
         self.compare(Kernel::HeadLoss { dims, x, w, labels, loss }, &[Output::F64])?;
         for wanted in WANTED.into_iter().chain([Wanted { input: false, weight: false }]) {
             let [x, w, labels, loss] = operands(self);
-            let input = self.given(bytes_of(&StepInput { loss_weight: 0.01, ..StepInput::zeroed() }));
+            let loss_weight = self.given(bytes_of(&0.01f64));
             let control = self.given(bytes_of(&Control::new(64.0)));
             let dx = wanted.input.then(|| self.like(x));
             let (store, tied_rows) = (GradStore::Write, None);
             let dw = wanted.weight.then(|| HeadLossDw { to: self.words(vocab * hidden), store, tied_rows });
-            let kernel = Kernel::HeadLossBackward { dims, x, w, labels, loss, input, control, dx, dw };
+            let kernel = Kernel::HeadLossBackward { dims, x, w, labels, loss, loss_weight, control, dx, dw };
             // The gradients of logits are rounded before they are multiplied.
             let gradients = wanted.outputs(Output::RoundedTerms(dtype), Output::RoundedTerms(DType::F32));
             self.compare(kernel, &[&[Output::F64], &gradients[..]].concat())?;
@@ -482,18 +482,25 @@ impl Pair<'_> {
         let (values, sum) = (self.random(count), self.empty(size_of::<ExactSum>()));
         self.compare(Kernel::Squares { values, value_type: dtype, sum }, &[Output::Exact])?;
         let recipe = Recipe { max_norm: 1.0, t_alpha: 50, t_beta3: 50, ..Recipe::default() };
-        let input = StepInput { loss_weight: 0.1, rates: [1e-3; RATES], ..StepInput::zeroed() };
-        let (recipe_at, input) = (self.given(bytes_of(&recipe)), self.given(bytes_of(&input)));
-        let mut report = bytes_of(&Report { loss: 12.5 }).to_vec();
-        let mut squares = ExactSum::default();
-        squares.add(30.25);
-        report.extend([bytes_of(&squares), bytes_of(&0u64)].concat());
-        let reports = self.given(&report);
-        let control = self.given(bytes_of(&Control::start(&recipe)));
-        let record = self.empty(size_of::<Record>() + 8);
-        let kernel =
-            Kernel::Control { ranks: 1, flats: 1, recipe: recipe_at, input, reports, control, record };
-        self.compare(kernel, &[Output::Exact; 2])?;
+        let input = StepInput {
+            loss_means: [0.1, 0.2, 0.0, 0.0],
+            loss_weights: [0.1, 0.3, 0.0, 0.0],
+            rates: [1e-3; RATES],
+            ..StepInput::zeroed()
+        };
+        let start = Control::start(&recipe);
+        for losses in [&[12.5][..], &[12.5, 0.75]] {
+            let layout = ReportLayout { losses: losses.len(), flats: 1 };
+            let mut report = cast_slice(losses).to_vec();
+            let mut squares = ExactSum::default();
+            squares.add(30.25);
+            report.extend([bytes_of(&squares), bytes_of(&0u64)].concat());
+            let (recipe, input) = (self.given(bytes_of(&recipe)), self.given(bytes_of(&input)));
+            let (reports, record) = (self.given(&report), self.empty(layout.record_bytes()));
+            let control = self.given(bytes_of(&start));
+            let kernel = Kernel::Control { ranks: 1, layout, recipe, input, reports, control, record };
+            self.compare(kernel, &[Output::Exact; 2])?;
+        }
         for &optimizer in Optimizer::ALL {
             let numbers = StepNumbers::new(&Recipe { momentum: 0.9, ..recipe }, 0, 3, 1e-3, 1.0, 0.5);
             let decided =

@@ -8,11 +8,15 @@ mod numbers;
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::ExactSum;
 pub use decide::{RankReport, decide};
 pub use numbers::StepNumbers;
 
 /// Learning rates in a step's input: the host may run ahead of its knowledge of applied steps by this many.
 pub const RATES: usize = 64;
+
+/// The most parts that a step's loss may have.
+pub const LOSSES: usize = 4;
 
 /// Parameter groups: 0 has weight decay, 1 has not.
 pub const GROUPS: usize = 2;
@@ -103,8 +107,11 @@ impl Default for Recipe {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct StepInput {
-    /// 1 / (tokens with a label in the step, over all ranks and micro-batches).
-    pub loss_weight: f64,
+    /// What turns the sum of each part of the loss, over all ranks and micro-batches, into the mean that the record shows:
+    /// 1 / (tokens with a label).
+    pub loss_means: [f64; LOSSES],
+    /// The factor of each part's sum in the loss that is trained: its mean's, times the weight of the part.
+    pub loss_weights: [f64; LOSSES],
     /// The number of applied steps at which `rates[0]` is used.
     pub first_rate: u64,
     /// Learning rates of this and the following applied steps.
@@ -137,20 +144,49 @@ pub struct Control {
     pub numbers: [StepNumbers; GROUPS],
 }
 
-/// A rank's report to all ranks before the control kernel. Followed by its exact sum of squares of every flat buffer and one
-/// u64 per flat buffer: not 0 where the rank's own gradient was infinite or NaN.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
-pub struct Report {
-    /// The sum of the losses of its tokens.
-    pub loss: f64,
+/// The layout of a rank's report to all ranks before the control kernel: the sum of every part of its loss (f64), its exact sum
+/// of squares of every flat buffer, and one u64 per flat buffer that is not 0 where the rank's own gradient was infinite or
+/// NaN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReportLayout {
+    /// Parts of the loss, at most [`LOSSES`].
+    pub losses: usize,
+    /// Flat buffers.
+    pub flats: usize,
 }
 
-/// The outcome of a step, for the host; followed by the norm of every flat buffer.
+impl ReportLayout {
+    /// The first byte of a part of the loss.
+    pub const fn loss(self, part: usize) -> usize {
+        8 * part
+    }
+
+    /// The first byte of a flat buffer's exact sum.
+    pub const fn sum(self, flat: usize) -> usize {
+        self.loss(self.losses) + flat * size_of::<ExactSum>()
+    }
+
+    /// The first byte of a flat buffer's flag.
+    pub const fn flag(self, flat: usize) -> usize {
+        self.sum(self.flats) + 8 * flat
+    }
+
+    /// Bytes of a report.
+    pub const fn bytes(self) -> usize {
+        self.flag(self.flats)
+    }
+
+    /// Bytes of the step's record: a [`Record`], every part of the loss and the norm of every flat buffer (f64).
+    pub const fn record_bytes(self) -> usize {
+        size_of::<Record>() + 8 * (self.losses + self.flats)
+    }
+}
+
+/// The outcome of a step, for the host; followed by the mean of every part of the loss and the norm of every flat buffer.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Record {
-    /// The mean loss over the step's tokens with a label.
+    /// The loss: the sum of its parts, each the mean over the step's tokens with a label times its weight.
     pub loss: f64,
     /// The gradient norm before clipping; NaN where a gradient is infinite or NaN.
     pub norm: f64,

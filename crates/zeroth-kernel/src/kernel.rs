@@ -10,7 +10,7 @@ use crate::{
     AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
     RopeDims, StoreRowsDims,
 };
-use crate::{MOMENTS, MasterForm, Optimizer, Tier};
+use crate::{MOMENTS, MasterForm, Optimizer, ReportLayout, Tier};
 
 /// A byte range of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -182,15 +182,15 @@ pub enum Kernel {
     Dropout { probability: f32, seed: u64, op: u32, width: usize, keys: Span, x: Span, y: Span },
     /// Adds the sum of the losses of the tokens with a label (≥ 0) to `loss`, an f64.
     HeadLoss { dims: HeadLossDims, x: Span, w: Span, labels: Span, loss: Span },
-    /// `HeadLoss` with gradients: writes dx and stores the gradient of w in dw, both times [`crate::StepInput::loss_weight`] ·
-    /// [`crate::Control::loss_scale`]. A gradient without a destination is not computed.
+    /// `HeadLoss` with gradients: writes dx and stores the gradient of w in dw, both times `loss_weight`, an f64 (see
+    /// [`crate::StepInput::loss_weights`]), and [`crate::Control::loss_scale`]. A gradient without a destination is not computed.
     HeadLossBackward {
         dims: HeadLossDims,
         x: Span,
         w: Span,
         labels: Span,
         loss: Span,
-        input: Span,
+        loss_weight: Span,
         control: Span,
         dx: Option<Span>,
         dw: Option<HeadLossDw>,
@@ -210,12 +210,11 @@ pub enum Kernel {
     SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, to_type: DType, add: bool },
     /// `sum`, a [`crate::ExactSum`], becomes the exact sum of the blocks' sums of squares.
     Squares { values: Span, value_type: DType, sum: Span },
-    /// Gradient norm, clipping, loss scaling and the optimizer's scalars of a step: see [`crate::Control`]. `reports` holds, for
-    /// each rank in order, a [`crate::Report`], `flats` exact sums of squares and `flats` found_inf words; `record` receives a
-    /// [`crate::Record`] and `flats` norms (f64).
+    /// Gradient norm, clipping, loss scaling and the optimizer's scalars of a step: see [`crate::Control`]. `reports` holds a
+    /// report of each rank, in order; `record` receives a [`crate::Record`], the parts of the loss and the norms of the flats.
     Control {
         ranks: usize,
-        flats: usize,
+        layout: ReportLayout,
         recipe: Span,
         input: Span,
         reports: Span,
@@ -400,11 +399,11 @@ impl Kernel {
             }
             Self::Dropout { keys, x, y, .. } => touch!([keys, x], [y]),
             Self::HeadLoss { x, w, labels, loss, .. } => touch!([x, w, labels], [loss]),
-            Self::HeadLossBackward { x, w, labels, loss, input, control, dx, dw, .. } => {
+            Self::HeadLossBackward { x, w, labels, loss, loss_weight, control, dx, dw, .. } => {
                 let tied_rows = dw.and_then(|dw| dw.tied_rows);
                 let [ids, rows] = [tied_rows.map(|tied| tied.ids), tied_rows.map(|tied| tied.rows)];
                 let (to, found_inf) = (dw.map(|dw| dw.to), dw.and_then(|dw| dw.store.found_inf()));
-                touch!([x, w, labels, input, control, ids], [loss, dx, to, found_inf, rows]);
+                touch!([x, w, labels, loss_weight, control, ids], [loss, dx, to, found_inf, rows]);
             }
             Self::Logits { starts, x, w, logits, .. } => touch!([starts, x, w], [logits]),
             Self::Sum { a, b, y } => touch!([a, b], [y]),

@@ -6,7 +6,7 @@
 //!   type, [`GradStore`] says how a weight gradient is stored, [`MasterForm`] how fp32 master weights are.
 //! - **Dimensions:** one struct per op: [`LinearDims`], [`RmsNormDims`], [`RopeDims`], [`AttentionDims`], [`HeadLossDims`], ….
 //! - **Spans:** [`Span`] is a byte range of an arena, [`Tier`] the arena: device or host memory.
-//! - **Control:** [`Recipe`] and [`StepInput`] go to the device, [`decide`] turns the ranks' [`Report`]s into clipping, loss
+//! - **Control:** [`Recipe`] and [`StepInput`] go to the device, [`decide`] turns the ranks' reports ([`ReportLayout`]) into clipping, loss
 //!   scaling and the optimizer's [`StepNumbers`], and a [`Record`] comes back. [`ExactSum`] makes the gradient norm exact.
 //! - **Devices:** [`Device`] with its [`Queue`]s, events, readbacks and graphs; [`Exchange`] moves bytes between ranks' devices.
 //! - **Conformance:** [`conformance()`] compares every kernel of a device with a reference device.
@@ -31,7 +31,7 @@ mod tier;
 
 pub use conformance::{ARENA as CONFORMANCE_ARENA, Deviation, SelfTest, conformance};
 pub use control::{
-    Control, GROUPS, RATES, RankReport, Recipe, Record, Report, StepInput, StepNumbers, decide,
+    Control, GROUPS, LOSSES, RATES, RankReport, Recipe, Record, ReportLayout, StepInput, StepNumbers, decide,
 };
 pub use device::{CpuShare, Device, PeerMapping, Queue, READBACKS, RankSum, ReadWrite, Shared};
 pub use dims::{

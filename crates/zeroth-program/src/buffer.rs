@@ -1,5 +1,7 @@
 //! Buffers: their ids, categories and sizes.
 
+use std::fmt;
+
 use zeroth_kernel::{Moment, Tier};
 
 /// The alignment of what is packed into one buffer of the device.
@@ -112,6 +114,58 @@ pub enum BufferId {
     RecvChunk(usize),
     /// An instruction's scratch.
     Scratch(usize),
+}
+
+impl BufferId {
+    /// The value of forward or backward that it holds for compute.
+    pub const fn value(self) -> Option<usize> {
+        match self {
+            Self::Value(value) | Self::Recomputed(value) | Self::Reloaded(value) => Some(value),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for BufferId {
+    /// Its name in dumps and traces. `%` is the instruction that writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Weights(flat) => write!(f, "weights{flat}"),
+            Self::Grad(flat) => write!(f, "grad{flat}"),
+            Self::CommGrad(flat) => write!(f, "comm_grad{flat}"),
+            Self::WaitingRows => f.write_str("waiting_rows"),
+            Self::ReducedGrad(flat) => write!(f, "reduced_grad{flat}"),
+            Self::Master(flat) => write!(f, "master{flat}"),
+            Self::Moment(moment, flat) => write!(f, "{}_moment{flat}", moment.name()),
+            Self::Value(value) => write!(f, "v{value}"),
+            Self::Recomputed(value) => write!(f, "recomputed_v{value}"),
+            Self::Offloaded(value) => write!(f, "offloaded_v{value}"),
+            Self::Reloaded(value) => write!(f, "reloaded_v{value}"),
+            Self::Starts(stream) => write!(f, "starts{stream}"),
+            Self::Keys(stream) => write!(f, "keys{stream}"),
+            Self::Cosines { stream, rotary } => write!(f, "cos{stream}.{rotary}"),
+            Self::Sines { stream, rotary } => write!(f, "sin{stream}.{rotary}"),
+            Self::Recipe => f.write_str("recipe"),
+            Self::Input => f.write_str("input"),
+            Self::Report => f.write_str("report"),
+            Self::Reports => f.write_str("reports"),
+            Self::Control => f.write_str("control"),
+            Self::Record => f.write_str("record"),
+            Self::Logits => f.write_str("logits"),
+            Self::CacheRanges => f.write_str("cache_ranges"),
+            Self::CachedKeys(node) => write!(f, "cached_keys{node}"),
+            Self::CachedValues(node) => write!(f, "cached_values{node}"),
+            Self::Gathered { flat, copy } => write!(f, "gathered{flat}.{copy}"),
+            Self::ReducedChunk(at) => write!(f, "reduced_chunk%{at}"),
+            Self::StagedShard(at) => write!(f, "staged_shard%{at}"),
+            Self::UpdatedWeights(at) => write!(f, "updated_weights%{at}"),
+            Self::SubGroup(at) => write!(f, "sub_group%{at}"),
+            Self::HostStateToken { flat, first } => write!(f, "host_states{flat}[{first}..]"),
+            Self::SendChunk(at) => write!(f, "send_chunk%{at}"),
+            Self::RecvChunk(at) => write!(f, "recv_chunk%{at}"),
+            Self::Scratch(at) => write!(f, "scratch%{at}"),
+        }
+    }
 }
 
 /// A buffer: its id, category, tier and size.

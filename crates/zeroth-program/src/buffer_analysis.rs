@@ -1,16 +1,14 @@
-//! The buffers of a program: their contents, sizes, and the instructions that access them.
+//! The buffers of a program: their sizes, categories and tiers.
 
 use crate::Target;
-use zeroth_graph::{self as graph, Backward, GradNode, GradOp, Graph, Kind, Node, Op, Rows, Value};
-use zeroth_kernel::{Access, Control, Recipe, Record, Report, StepInput, Tier};
-use zeroth_kernel::{CacheRange, ExactSum, RowKey};
+use zeroth_graph::{self as graph, Backward, Graph, Kind, Node, Op, Value};
+use zeroth_kernel::{CacheRange, RowKey};
+use zeroth_kernel::{Control, Recipe, StepInput, Tier};
 
 use super::sub_group::SubGroupLayout;
-use super::{
-    Action, Buffer, BufferId, Category, Chunk, GradientStorage, Instruction, Program, Section, SectionKind,
-};
+use super::{Action, Buffer, BufferId, Category, GradientStorage, Program, Section};
 
-/// A program with its model and target: everything that buffer sizes and accesses follow from.
+/// A program with its model and target: everything that buffer sizes follow from.
 #[derive(Clone, Copy)]
 pub(super) struct BufferAnalysis<'a> {
     pub(super) program: &'a Program,
@@ -18,16 +16,6 @@ pub(super) struct BufferAnalysis<'a> {
     pub(super) backward: &'a Backward,
     /// The kind of device, which decides row strides.
     pub(super) target: Target,
-}
-
-/// Bytes of a rank's report: the loss, and per flat an exact sum and a non-finite flag.
-pub(crate) const fn report_bytes(flats: usize) -> u64 {
-    (size_of::<Report>() + flats * (size_of::<ExactSum>() + 8)) as u64
-}
-
-/// Bytes of a step record: its header and a norm per flat.
-pub(crate) const fn record_bytes(flats: usize) -> u64 {
-    (size_of::<Record>() + 8 * flats) as u64
 }
 
 /// Rows of the smallest head's projection.
@@ -40,24 +28,6 @@ fn heads(graph: &Graph) -> impl Iterator<Item = &Node> {
 }
 
 impl BufferAnalysis<'_> {
-    /// The stream that gives a forward value its rows.
-    pub(super) fn stream_of(&self, value: Value) -> usize {
-        match self.graph.info(value).rows {
-            Rows::Stream(stream) | Rows::Times(stream, _) => stream,
-            Rows::Fixed(_) => unreachable!("ops that read sequences have the rows of a stream"),
-        }
-    }
-
-    /// The token ids of a tied table's waiting rows, where a backward node is the head that leaves them or the
-    /// embedding that completes them.
-    pub(super) fn waiting_tokens(&self, kind: SectionKind, node: &GradNode) -> Option<Value> {
-        let param =
-            node.accumulates_into.iter().find(|param| self.program.embedding_completes(kind, **param))?;
-        let completes =
-            |node: &&GradNode| node.op == GradOp::Embedding && node.accumulates_into.contains(param);
-        self.backward.nodes.iter().find(completes).map(|embedding| embedding.inputs[0])
-    }
-
     fn has_dropout(&self) -> bool {
         self.graph.nodes.iter().any(|node| matches!(node.op, Op::Dropout { .. }))
     }
@@ -119,15 +89,15 @@ impl BufferAnalysis<'_> {
                 push(BufferId::Sines { stream, rotary: index }, Category::Activations, angles);
             }
         }
-        let (ranks, flats) = (layout.ranks, layout.flats.len());
+        let (ranks, report) = (layout.ranks, program.report());
         push(BufferId::Recipe, Category::Buffers, size_of::<Recipe>() as u64);
         push(BufferId::Input, Category::Buffers, size_of::<StepInput>() as u64);
         push(BufferId::Control, Category::Buffers, size_of::<Control>() as u64);
-        push(BufferId::Report, Category::Buffers, report_bytes(flats));
+        push(BufferId::Report, Category::Buffers, report.bytes() as u64);
         if ranks > 1 {
-            push(BufferId::Reports, Category::Buffers, ranks * report_bytes(flats));
+            push(BufferId::Reports, Category::Buffers, ranks * report.bytes() as u64);
         }
-        push(BufferId::Record, Category::Buffers, record_bytes(flats));
+        push(BufferId::Record, Category::Buffers, report.record_bytes() as u64);
         if let Some((_, sequences)) = program.logits() {
             push(BufferId::Logits, Category::Activations, 4 * sequences * vocabulary(self.graph));
         }
@@ -226,328 +196,5 @@ impl BufferAnalysis<'_> {
             Kind::Activation => self.target.row_stride(info.width, run) * run.bytes(),
             Kind::Statistic | Kind::Index => 4 * info.width,
         }
-    }
-
-    /// The buffer accesses of every instruction of a section.
-    pub(super) fn touches(&self, section: &Section, scratch: &[u64]) -> Vec<Vec<(BufferId, Access)>> {
-        let mut state = Simulation {
-            kind: section.kind,
-            stays: vec![0; self.program.layout.flats.len()],
-            moving: Vec::new(),
-            tiles: Vec::new(),
-            current: (0..self.backward.values.len()).map(BufferId::Value).collect(),
-        };
-        section
-            .instructions
-            .iter()
-            .enumerate()
-            .map(|(at, instruction)| {
-                let mut touched = self.touched(at, instruction, &state);
-                self.go_on(at, instruction, &mut state);
-                if scratch[at] > 0 {
-                    touched.push((BufferId::Scratch(at), Access::Write));
-                }
-                touched
-            })
-            .collect()
-    }
-
-    /// Updates which buffers hold values, flats and chunks after an instruction.
-    fn go_on(&self, at: usize, instruction: &Instruction, state: &mut Simulation) {
-        match &instruction.action {
-            Action::Recompute { node, from_sum } => {
-                for output in &self.graph.nodes[*node].outputs[usize::from(*from_sum)..] {
-                    state.current[output.index()] = BufferId::Recomputed(output.index());
-                }
-            }
-            Action::ReloadActivation(value) => state.current[*value] = BufferId::Reloaded(*value),
-            Action::Release(flat) => state.stays[*flat] += 1,
-            Action::PackGrad(chunk) | Action::CastAndPackGrad(chunk) => {
-                state.put(chunk, BufferId::SendChunk(at));
-            }
-            Action::AllToAll(chunk) => state.put(chunk, BufferId::RecvChunk(at)),
-            Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) => {
-                state.put(chunk, BufferId::ReducedChunk(at));
-            }
-            Action::StageShard(chunk) => state.put(chunk, BufferId::StagedShard(at)),
-            Action::LoadStates(chunk) => state.tiles.push((chunk.clone(), BufferId::SubGroup(at))),
-            Action::Update(chunk) => state.put(chunk, BufferId::UpdatedWeights(at)),
-            _ => {}
-        }
-    }
-
-    /// Buffers that a forward node and its gradient read besides their operands.
-    fn beside(&self, node: &Node) -> Vec<BufferId> {
-        let stream = || self.stream_of(node.inputs[0]);
-        match node.op {
-            Op::Rope { rotary, .. } | Op::HeadNormRope { rotary, .. } => {
-                let stream = stream();
-                vec![BufferId::Cosines { stream, rotary }, BufferId::Sines { stream, rotary }]
-            }
-            Op::Attention { .. } => vec![BufferId::Starts(stream())],
-            Op::Dropout { .. } => vec![BufferId::Keys(stream())],
-            _ => Vec::new(),
-        }
-    }
-
-    /// The buffer an instruction reads a flat's parameters from.
-    fn weights(&self, flat: usize, state: &Simulation) -> BufferId {
-        if self.program.stays_gathered(flat) {
-            return BufferId::Weights(flat);
-        }
-        BufferId::Gathered { flat, copy: state.stays[flat] }
-    }
-
-    fn touched(&self, at: usize, instruction: &Instruction, state: &Simulation) -> Vec<(BufferId, Access)> {
-        use Access::{Read, Write};
-        let program = self.program;
-        let gradient = |chunk: &Chunk| state.gradient(chunk).unwrap_or(BufferId::CommGrad(chunk.flat));
-        let on_host = |flat: usize| program.residency[flat].gradients.is_offloaded();
-        let summed = |flat: usize| program.reduced_gradient(flat, 0).0;
-        let value = |value: &Value| state.current[value.index()];
-        match &instruction.action {
-            Action::ZeroLoss => vec![(BufferId::Report, Write)],
-            Action::Forward(node) => {
-                let node = &self.graph.nodes[*node];
-                let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
-                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
-                if node.op.is_loss() {
-                    touched.push((BufferId::Report, Write));
-                } else {
-                    touched.extend(node.outputs.iter().map(|output| (value(output), Write)));
-                }
-                touched.extend(self.beside(node).into_iter().map(|id| (id, Read)));
-                touched
-            }
-            Action::Logits { node, .. } => {
-                // It reads the last rows of x and no labels.
-                let x = self.graph.nodes[*node].inputs[0];
-                let mut touched = vec![(value(&x), Read), (BufferId::Starts(self.stream_of(x)), Read)];
-                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
-                touched.push((BufferId::Logits, Write));
-                touched
-            }
-            Action::StoreKv(at) => {
-                let inputs = self.graph.nodes[*at].inputs[1..].iter();
-                let mut touched: Vec<_> = inputs.map(|input| (value(input), Read)).collect();
-                touched.push((BufferId::CacheRanges, Read));
-                touched.extend([(BufferId::CachedKeys(*at), Write), (BufferId::CachedValues(*at), Write)]);
-                touched
-            }
-            Action::CachedAttention(at) => {
-                let node = &self.graph.nodes[*at];
-                let cache = [BufferId::CacheRanges, BufferId::CachedKeys(*at), BufferId::CachedValues(*at)];
-                let reads = [value(&node.inputs[0])].into_iter().chain(cache);
-                // Nothing reads the log-sum-exp.
-                reads.map(|id| (id, Read)).chain([(value(&node.outputs[0]), Write)]).collect()
-            }
-            Action::Backward(node) => {
-                let node = &self.backward.nodes[*node];
-                let mut touched: Vec<_> = node.inputs.iter().map(|input| (value(input), Read)).collect();
-                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
-                for param in &node.accumulates_into {
-                    let destination = (program.grad_buffer(state.kind, *param), Write);
-                    if !touched.contains(&destination) {
-                        touched.push(destination);
-                    }
-                }
-                if node.accumulates_into.iter().any(|param| program.producers_cast(state.kind, *param)) {
-                    touched.push((BufferId::Report, Write));
-                }
-                if let Some(tokens) = self.waiting_tokens(state.kind, node) {
-                    touched.extend([(value(&tokens), Read), (BufferId::WaitingRows, Write)]);
-                }
-                let of = self.graph.nodes[node.of].op;
-                if of.is_loss() {
-                    touched.extend([(BufferId::Input, Read), (BufferId::Control, Read)]);
-                    touched.push((BufferId::Report, Write));
-                }
-                let outputs =
-                    node.outputs.iter().filter(|(output, _)| !self.backward.losses.contains(output));
-                touched.extend(outputs.map(|(output, _)| (value(output), Write)));
-                touched.extend(self.beside(&self.graph.nodes[node.of]).into_iter().map(|id| (id, Read)));
-                touched
-            }
-            Action::Recompute { node, from_sum } => {
-                let node = &self.graph.nodes[*node];
-                let inputs = if *from_sum { &node.outputs[..1] } else { &node.inputs[..] };
-                let mut touched: Vec<_> = inputs.iter().map(|input| (value(input), Read)).collect();
-                touched.extend(instruction.reads.iter().map(|flat| (self.weights(*flat, state), Read)));
-                let outputs = node.outputs[usize::from(*from_sum)..].iter();
-                touched.extend(outputs.map(|output| (BufferId::Recomputed(output.index()), Write)));
-                touched.extend(self.beside(node).into_iter().map(|id| (id, Read)));
-                touched
-            }
-            Action::OffloadActivation(value) => {
-                vec![(BufferId::Value(*value), Read), (BufferId::Offloaded(*value), Write)]
-            }
-            Action::ReloadActivation(value) => {
-                vec![(BufferId::Offloaded(*value), Read), (BufferId::Reloaded(*value), Write)]
-            }
-            Action::AllGather(flat) if program.residency[*flat].weights.is_offloaded() => {
-                vec![(self.weights(*flat, state), Write)]
-            }
-            Action::AllGather(flat) => {
-                vec![(BufferId::Weights(*flat), Read), (self.weights(*flat, state), Write)]
-            }
-            Action::StageShard(chunk) => {
-                vec![(BufferId::Weights(chunk.flat), Read), (BufferId::StagedShard(at), Write)]
-            }
-            Action::UploadShard(chunk) => {
-                let staged = state.find(chunk).filter(|id| matches!(id, BufferId::StagedShard(_)));
-                let from = staged.unwrap_or(BufferId::Weights(chunk.flat));
-                vec![(from, Read), (self.weights(chunk.flat, state), Write)]
-            }
-            Action::Release(_) => Vec::new(),
-            Action::ZeroGrad(flat) => {
-                let mut ids: Vec<BufferId> =
-                    program.zeroed(state.kind, *flat).iter().map(|part| part.id).collect();
-                ids.sort_unstable();
-                ids.dedup();
-                ids.into_iter().map(|id| (id, Write)).collect()
-            }
-            Action::AllGatherGrad(flat) => vec![(BufferId::Grad(*flat), Write)],
-            Action::KeepGrad(flat) | Action::CastGrad(flat) => {
-                let mut touched = vec![(program.comm_grad(*flat), Write), (BufferId::Report, Write)];
-                if !program.uncast(state.kind, *flat).is_empty() {
-                    touched.push((BufferId::Grad(*flat), Read));
-                }
-                touched
-            }
-            Action::PackGrad(chunk) => {
-                vec![(BufferId::CommGrad(chunk.flat), Read), (BufferId::SendChunk(at), Write)]
-            }
-            Action::CastAndPackGrad(chunk) => {
-                vec![
-                    (BufferId::Grad(chunk.flat), Read),
-                    (BufferId::SendChunk(at), Write),
-                    (BufferId::Report, Write),
-                ]
-            }
-            Action::AllToAll(chunk) => vec![(gradient(chunk), Read), (BufferId::RecvChunk(at), Write)],
-            Action::SumRanks(chunk, addition) | Action::ReduceScatter(chunk, addition) => {
-                let sums = match (program.gradient_storage(), on_host(chunk.flat)) {
-                    (GradientStorage::FlatF32, _) => BufferId::Grad(chunk.flat),
-                    (_, true) => BufferId::ReducedChunk(at),
-                    (_, false) => BufferId::ReducedGrad(chunk.flat),
-                };
-                let mut touched = vec![(gradient(chunk), Read), (sums, Write)];
-                let counts = matches!(instruction.action, Action::ReduceScatter(..))
-                    && program.completes(state.kind, chunk.flat, *addition);
-                touched.extend(counts.then_some((BufferId::Report, Write)));
-                touched
-            }
-            Action::OffloadGrad(chunk, _) => {
-                let from = match program.gradient_storage() {
-                    GradientStorage::FlatF32 => BufferId::Grad(chunk.flat),
-                    _ => gradient(chunk),
-                };
-                vec![(from, Read), (BufferId::ReducedGrad(chunk.flat), Write)]
-            }
-            Action::GradSquares(flat) => {
-                // In the micro-batch the gradient is still on the device.
-                let is_passing = state.kind != SectionKind::Update;
-                let values = if is_passing { program.comm_grad(*flat) } else { summed(*flat) };
-                vec![(values, Read), (BufferId::Report, Write)]
-            }
-            Action::AllGatherReports => vec![(BufferId::Report, Read), (BufferId::Reports, Write)],
-            Action::Control => {
-                let reports =
-                    if self.program.layout.ranks > 1 { BufferId::Reports } else { BufferId::Report };
-                let reads = [BufferId::Recipe, BufferId::Input, reports].map(|id| (id, Read));
-                reads.into_iter().chain([(BufferId::Control, Write), (BufferId::Record, Write)]).collect()
-            }
-            Action::LoadStates(chunk) => {
-                let living = BufferId::HostStateToken { flat: chunk.flat, first: chunk.range.start };
-                let mut touched = vec![(living, Read), (BufferId::SubGroup(at), Write)];
-                if on_host(chunk.flat) {
-                    touched.push((summed(chunk.flat), Read));
-                }
-                if !program.has_master(chunk.flat) {
-                    touched.push((BufferId::Weights(chunk.flat), Read));
-                }
-                touched
-            }
-            Action::StoreStates(chunk) => {
-                let living = BufferId::HostStateToken { flat: chunk.flat, first: chunk.range.start };
-                let mut touched = vec![(state.tile(chunk), Read), (living, Write)];
-                if !program.has_master(chunk.flat) {
-                    touched.push((BufferId::Weights(chunk.flat), Write));
-                }
-                touched
-            }
-            Action::Update(chunk) if program.is_streamed(chunk.flat) => {
-                let flat = chunk.flat;
-                let mut touched = vec![(BufferId::Control, Read), (state.tile(chunk), Write)];
-                if !on_host(flat) {
-                    touched.push((summed(flat), Read));
-                }
-                if program.has_master(flat) {
-                    let here = !program.residency[flat].weights.is_offloaded();
-                    touched.push((
-                        if here { BufferId::Weights(flat) } else { BufferId::UpdatedWeights(at) },
-                        Write,
-                    ));
-                }
-                touched
-            }
-            Action::Update(chunk) => {
-                let (flat, residency) = (chunk.flat, program.residency[chunk.flat]);
-                let mut touched = vec![(BufferId::Control, Read), (summed(flat), Read)];
-                let weights = if residency.weights == residency.updates {
-                    BufferId::Weights(flat)
-                } else {
-                    BufferId::UpdatedWeights(at)
-                };
-                let moments =
-                    program.optimizer.moments().iter().map(|moment| BufferId::Moment(*moment, flat));
-                let master = program.has_master(flat).then_some(BufferId::Master(flat));
-                touched.extend(moments.chain(master).chain([weights]).map(|id| (id, Write)));
-                touched
-            }
-            Action::WriteBack(chunk) => {
-                let updated = state.find(chunk).expect("a tile is updated before it is put back");
-                vec![(updated, Read), (BufferId::Weights(chunk.flat), Write)]
-            }
-            Action::AllGatherWeights(Chunk { flat, .. }) | Action::BroadcastWeights { flat, .. } => {
-                vec![(BufferId::Weights(*flat), Write)]
-            }
-        }
-    }
-}
-
-/// The buffers that hold values, flats and chunks at a point of the list.
-struct Simulation {
-    kind: SectionKind,
-    /// How often each flat was released.
-    stays: Vec<usize>,
-    /// Chunks in transfer and their current buffers.
-    moving: Vec<(Chunk, BufferId)>,
-    /// Sub-groups whose states are on the device.
-    tiles: Vec<(Chunk, BufferId)>,
-    /// The current buffer of each value.
-    current: Vec<BufferId>,
-}
-
-impl Simulation {
-    fn put(&mut self, chunk: &Chunk, id: BufferId) {
-        self.moving.retain(|(other, _)| other != chunk);
-        self.moving.push((chunk.clone(), id));
-    }
-
-    fn find(&self, chunk: &Chunk) -> Option<BufferId> {
-        self.moving.iter().rev().find(|(other, _)| other == chunk).map(|(_, id)| *id)
-    }
-
-    /// The transfer buffer that holds a chunk of a gradient.
-    fn gradient(&self, chunk: &Chunk) -> Option<BufferId> {
-        self.find(chunk).filter(|id| {
-            matches!(id, BufferId::SendChunk(_) | BufferId::RecvChunk(_) | BufferId::ReducedChunk(_))
-        })
-    }
-
-    fn tile(&self, chunk: &Chunk) -> BufferId {
-        let found = self.tiles.iter().rev().find(|(other, _)| other == chunk);
-        found.expect("a tile is brought before it is updated").1
     }
 }

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use zeroth_base::DType;
 
-use super::buffer_analysis::report_bytes;
 use super::{Action, Flat, Program};
 
 impl Program {
@@ -41,7 +40,7 @@ impl Program {
                 };
                 sent * communication
             }
-            Action::AllGatherReports => peers * report_bytes(self.layout.flats.len()),
+            Action::AllGatherReports => peers * self.report().bytes() as u64,
             _ => 0,
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::Target;
 use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph, GraphError, Op};
-use zeroth_kernel::{Span, Tier};
+use zeroth_kernel::{LOSSES, Span, Tier};
 
 use crate::{
     Action, BufferId, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError,
@@ -46,6 +46,16 @@ pub enum CompileError {
          \"copy\""
     )]
     ViewOnGpu,
+    /// More parts of the loss than a step's record has.
+    #[error(
+        "the loss has {found} parts ({names}), and a step records at most {LOSSES}: give parts with one weight one name"
+    )]
+    LossParts {
+        /// The number of parts.
+        found: usize,
+        /// Their names.
+        names: String,
+    },
     /// Sizes that do not end with the graph's rows.
     #[error("row sizes {sizes:?} must rise and end with {rows:?}, the rows of the model's streams")]
     RowSizes {
@@ -80,6 +90,7 @@ impl Compiled {
         let world = world.into();
         let row_sizes = row_sizes.into();
         check_rows(&graph, &row_sizes)?;
+        check_losses(&graph)?;
         let backward = graph.backward()?;
         let shards = settings.stage >= 3 || settings.frozen == FrozenPlacement::Sharded;
         if target == Target::Cuda && shards && settings.gather == Some(Gather::View) {
@@ -91,7 +102,7 @@ impl Compiled {
             settings.gather = Some(Gather::Copy);
         }
         let made = |settings: &Settings| -> Result<(Program, Memory), ProgramError> {
-            let program = in_place(compile(&graph, &backward, world, settings)?, target);
+            let program = in_place(compile(&graph, &backward, world, settings)?, &graph, &backward, target);
             let memory = plan_memory_guarded(&program, &graph, &backward, target, &row_sizes, guard);
             Ok((program, memory))
         };
@@ -124,6 +135,7 @@ impl Compiled {
     ) -> Result<Self, CompileError> {
         let row_sizes = row_sizes.into();
         check_rows(&graph, &row_sizes)?;
+        check_losses(&graph)?;
         graph.params.iter_mut().for_each(|param| param.spec.trainable = false);
         for node in &mut graph.nodes {
             if let Op::Dropout { probability, .. } = &mut node.op {
@@ -131,7 +143,7 @@ impl Compiled {
             }
         }
         let backward = graph.backward()?;
-        let program = compile_inference(&graph, run, sequences, cached_tokens);
+        let program = compile_inference(&graph, &backward, run, sequences, cached_tokens);
         let most_rows = row_sizes.last().copied().unwrap_or(0);
         let decode_sizes =
             if cached_tokens > 0 { decode_sizes(sequences, most_rows, target) } else { Vec::new() };
@@ -161,6 +173,14 @@ fn decode_sizes(sequences: u64, most_rows: u64, target: Target) -> Vec<u64> {
     let largest = sequences.max(1).next_multiple_of(tile).min(most_rows);
     let powers = std::iter::successors(Some(tile), |size| size.checked_mul(2));
     powers.take_while(|size| *size < largest).chain([largest]).collect()
+}
+
+fn check_losses(graph: &Graph) -> Result<(), CompileError> {
+    let names: Vec<&str> = graph.loss_parts.iter().map(|part| part.name).collect();
+    if names.len() <= LOSSES {
+        return Ok(());
+    }
+    Err(CompileError::LossParts { found: names.len(), names: names.join(", ") })
 }
 
 fn check_rows(graph: &Graph, row_sizes: &StreamSizes) -> Result<(), CompileError> {

@@ -10,7 +10,6 @@ use std::ops::RangeInclusive;
 
 use zeroth_kernel::{Access, Tier};
 
-use super::accesses::SectionAccesses;
 use super::placement::{TransientBuffer, Unplaced, place};
 use super::waits;
 use super::{Buffer, BufferId, Category, LiveRange, Program, SectionKind};
@@ -24,11 +23,7 @@ pub(super) struct CrossSectionBuffers {
 
 impl CrossSectionBuffers {
     /// Moves the cross-section buffers out of the statically allocated ones.
-    pub(super) fn find(
-        program: &Program,
-        accesses: &[SectionAccesses],
-        static_buffers: &mut Vec<Buffer>,
-    ) -> Self {
+    pub(super) fn find(program: &Program, static_buffers: &mut Vec<Buffer>) -> Self {
         let place = |kind| program.sections.iter().position(|section| section.kind == kind);
         let overlaps = program.update_window.is_some() || waits::update_overlaps(&program.sections);
         let (Some(only), Some(update), false) =
@@ -38,8 +33,9 @@ impl CrossSectionBuffers {
         };
         let [first, read] = [only, update].map(|section| {
             let mut first: BTreeMap<BufferId, Access> = BTreeMap::new();
-            for (id, access) in accesses[section].touches.iter().flatten() {
-                first.entry(*id).or_insert(*access);
+            let instructions = program.sections[section].instructions.iter();
+            for (id, access) in instructions.flat_map(|instruction| instruction.operands.accesses()) {
+                first.entry(id).or_insert(access);
             }
             first
         });

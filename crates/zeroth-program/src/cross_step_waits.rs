@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use zeroth_kernel::{Access, Queue, Tier};
 
-use super::accesses::{Accesses, SectionAccesses};
 use super::waits::CrossStepWaits;
 use super::{BufferId, Section, SectionKind, SectionMemory};
 
@@ -29,18 +28,14 @@ fn before(sections: &[Section], kind: SectionKind) -> Vec<usize> {
 }
 
 /// Derives the cross-step waits of every section.
-pub(super) fn derive(
-    sections: &[Section],
-    accesses: &[SectionAccesses],
-    memory: &[SectionMemory],
-) -> Vec<CrossStepWaits> {
+pub(super) fn derive(sections: &[Section], memory: &[SectionMemory]) -> Vec<CrossStepWaits> {
     let uses: Vec<Uses> =
-        (0..sections.len()).map(|at| Uses::of(&sections[at], &accesses[at].touches, &memory[at])).collect();
+        sections.iter().zip(memory).map(|(section, memory)| Uses::of(section, memory)).collect();
     let of = |at: usize| {
         let mut found = vec![Found::new(); sections[at].instructions.len()];
         for earlier in before(sections, sections[at].kind) {
             let follows = Follows { section: &sections[at], is_again: earlier == at, earlier };
-            follows.data(&accesses[at].touches, &memory[at], &uses[earlier], &mut found);
+            follows.data(&memory[at], &uses[earlier], &mut found);
             follows.memory(&memory[at], &uses[earlier], &mut found);
         }
         let waits = |found: Found| found.into_iter().map(|((section, _), place)| (section, place)).collect();
@@ -61,20 +56,19 @@ struct Uses {
 }
 
 impl Uses {
-    fn of(section: &Section, touches: &Accesses, memory: &SectionMemory) -> Self {
+    fn of(section: &Section, memory: &SectionMemory) -> Self {
         let (mut written, mut used) = (BTreeMap::<_, Last>::new(), BTreeMap::<_, Last>::new());
-        for (at, ids) in touches.iter().enumerate() {
-            let queue = section.instructions[at].queue;
-            for (id, access) in ids {
-                used.entry(*id).or_default().insert(queue, at);
-                if *access == Access::Write {
-                    written.entry(*id).or_default().insert(queue, at);
+        for (at, instruction) in section.instructions.iter().enumerate() {
+            for (id, access) in instruction.operands.accesses() {
+                used.entry(id).or_default().insert(instruction.queue, at);
+                if access == Access::Write {
+                    written.entry(id).or_default().insert(instruction.queue, at);
                 }
             }
         }
         let memory = memory.buffers.iter().map(|placed| {
-            let last = used.get(&placed.buffer.id).cloned().unwrap_or_default();
-            (placed.buffer.tier, placed.at..placed.at + placed.buffer.bytes, last)
+            let accesses = placed.accessed_by.iter().map(|at| (section.instructions[*at].queue, *at));
+            (placed.buffer.tier, placed.at..placed.at + placed.buffer.bytes, accesses.collect())
         });
         let memory = memory.collect();
         Self { written, used, memory }
@@ -102,16 +96,16 @@ impl Follows<'_> {
     }
 
     /// Statically allocated buffers: a read follows the last write, a write follows every access.
-    fn data(&self, touches: &Accesses, memory: &SectionMemory, uses: &Uses, found: &mut [Found]) {
+    fn data(&self, memory: &SectionMemory, uses: &Uses, found: &mut [Found]) {
         let transient = memory.buffers.iter().filter(|placed| placed.buffer.bytes > 0);
         let transient: BTreeSet<BufferId> = transient.map(|placed| placed.buffer.id).collect();
-        for (at, ids) in touches.iter().enumerate() {
-            for (id, access) in ids {
+        for (at, instruction) in self.section.instructions.iter().enumerate() {
+            for (id, access) in instruction.operands.accesses() {
                 let last = match access {
-                    Access::Read => uses.written.get(id),
-                    Access::Write => uses.used.get(id),
+                    Access::Read => uses.written.get(&id),
+                    Access::Write => uses.used.get(&id),
                 };
-                if let Some(last) = last.filter(|_| !transient.contains(id)) {
+                if let Some(last) = last.filter(|_| !transient.contains(&id)) {
                     self.wait(at, last, found);
                 }
             }

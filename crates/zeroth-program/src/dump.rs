@@ -2,20 +2,21 @@
 //!
 //! ```text
 //! section update:
-//!   %12 = all_gather flat3 [comm] waits(%9)
+//!   %12 = all_gather flat3 reads(weights3) writes(gathered3.0) [comm] waits(%9)
 //! ```
 //!
-//! A line has the number of the instruction in its section, its opcode, its operands, its queue, and the instructions of
-//! other queues it waits for; waits for an earlier section carry the section's name. `vN` is a value of the graph, `flatN` a
-//! flat of the layout, `flatN[a..b]` a range within every rank's shard of it. Tests compare dumps, so that a change of a pass
-//! is a diff of text.
+//! A line has the number of the instruction in its section, its opcode, the buffers it reads and writes, its queue, and the
+//! instructions of other queues it waits for; waits for an earlier section carry the section's name. `flatN` is a flat of the
+//! layout, `flatN[a..b]` a range within every rank's shard of it, `gatheredN.k` its k-th gathered copy in the section, `vN` a
+//! value of the graph, `send_chunk%N` a chunk that instruction N packed. Tests compare dumps, so that a change of a pass is a
+//! diff of text.
 
 use std::fmt;
 
-use zeroth_graph::{GradOp, Op, Value};
+use zeroth_graph::{GradOp, Op};
 use zeroth_kernel::Tier;
 
-use crate::{Action, Chunk, Compiled, Flat, Instruction, Residency};
+use crate::{Action, Chunk, Compiled, Flat, Residency};
 
 impl fmt::Display for Compiled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,8 +38,8 @@ impl fmt::Display for Compiled {
             writeln!(f, "\nsection {}:", section.kind.name())?;
             for (at, instruction) in section.instructions.iter().enumerate() {
                 write!(f, "  %{at} = {}", instruction.action.name())?;
-                self.fmt_operands(f, instruction)?;
-                write!(f, " [{}]", instruction.queue.name())?;
+                self.fmt_action(f, &instruction.action)?;
+                write!(f, "{} [{}]", instruction.operands, instruction.queue.name())?;
                 self.fmt_waits(f, index, at)?;
                 writeln!(f)?;
             }
@@ -65,43 +66,24 @@ impl Compiled {
         writeln!(f)
     }
 
-    fn fmt_operands(&self, f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> fmt::Result {
-        match &instruction.action {
-            Action::Forward(node) => {
-                let node = &self.graph.nodes[*node];
-                write!(f, " {} {} -> {}", node.op.name(), values(&node.inputs), values(&node.outputs))?;
-            }
-            Action::Logits { node, sequences } => {
-                let x = self.graph.nodes[*node].inputs[0];
-                write!(f, " {}, {sequences} sequences", values(&[x]))?;
-            }
-            Action::StoreKv(node) => write!(f, " {}", values(&self.graph.nodes[*node].inputs[1..]))?,
-            Action::CachedAttention(node) => {
-                let node = &self.graph.nodes[*node];
-                write!(f, " {} -> {}", values(&node.inputs[..1]), values(&node.outputs[..1]))?;
+    /// What the opcode does it to, besides its operands.
+    fn fmt_action(&self, f: &mut fmt::Formatter<'_>, action: &Action) -> fmt::Result {
+        match action {
+            Action::Forward(node) | Action::Recompute { node, .. } => {
+                write!(f, " {}", self.graph.nodes[*node].op.name())
             }
             Action::Backward(node) => {
                 let node = &self.backward.nodes[*node];
-                let outputs: Vec<Value> = node.outputs.iter().map(|(output, _)| *output).collect();
-                let name = gradient_name(node.op, self.graph.nodes[node.of].op);
-                write!(f, " {name} {} -> {}", values(&node.inputs), values(&outputs))?;
+                write!(f, " {}", gradient_name(node.op, self.graph.nodes[node.of].op))
             }
-            Action::Recompute { node, from_sum } => {
-                let node = &self.graph.nodes[*node];
-                let inputs = if *from_sum { &node.outputs[..1] } else { &node.inputs[..] };
-                let outputs = &node.outputs[usize::from(*from_sum)..];
-                write!(f, " {} {} -> {}", node.op.name(), values(inputs), values(outputs))?;
-            }
-            Action::OffloadActivation(value) | Action::ReloadActivation(value) => write!(f, " v{value}")?,
-            Action::BroadcastWeights { flat, root } => write!(f, " flat{flat}, root {root}")?,
+            Action::Logits { sequences, .. } => write!(f, " {sequences} sequences"),
+            Action::BroadcastWeights { flat, root } => write!(f, " flat{flat}, root {root}"),
             action => match (action.chunk(), action.flat()) {
-                (Some(Chunk { flat, range }), _) => write!(f, " flat{flat}[{}..{}]", range.start, range.end)?,
-                (None, Some(flat)) => write!(f, " flat{flat}")?,
-                (None, None) => {}
+                (Some(Chunk { flat, range }), _) => write!(f, " flat{flat}[{}..{}]", range.start, range.end),
+                (None, Some(flat)) => write!(f, " flat{flat}"),
+                (None, None) => Ok(()),
             },
         }
-        fmt_flats(f, "reads", &instruction.reads)?;
-        fmt_flats(f, "accumulates", &instruction.accumulates_into)
     }
 
     fn fmt_waits(&self, f: &mut fmt::Formatter<'_>, section: usize, at: usize) -> fmt::Result {
@@ -130,17 +112,4 @@ const fn tier(tier: Tier) -> &'static str {
         Tier::Device => "device",
         Tier::Host => "host",
     }
-}
-
-fn values(values: &[Value]) -> String {
-    let names: Vec<String> = values.iter().map(|value| format!("v{}", value.index())).collect();
-    if names.is_empty() { "()".to_owned() } else { names.join(", ") }
-}
-
-fn fmt_flats(f: &mut fmt::Formatter<'_>, what: &str, flats: &[usize]) -> fmt::Result {
-    if flats.is_empty() {
-        return Ok(());
-    }
-    let names: Vec<String> = flats.iter().map(|flat| format!("flat{flat}")).collect();
-    write!(f, " {what}({})", names.join(", "))
 }

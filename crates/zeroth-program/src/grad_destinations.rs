@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use zeroth_base::DType;
-use zeroth_graph::ParamId;
+use zeroth_graph::{Backward, GradNode, GradOp, ParamId, Value};
 use zeroth_kernel::Tier;
 
 use super::{BufferId, GradProducers, GradientStorage, Program, SectionKind, Types};
@@ -63,6 +63,20 @@ impl Program {
     /// Whether rows of a parameter's gradient wait in f32 for the embedding's contribution.
     pub(super) fn embedding_completes(&self, kind: SectionKind, param: ParamId) -> bool {
         self.casts_in_producers(kind) && self.grad_producers[param.index()] == GradProducers::HeadAndEmbedding
+    }
+
+    /// The token ids of a tied table's waiting rows, where a backward node is the head that leaves them or the
+    /// embedding that completes them.
+    pub(super) fn waiting_tokens(
+        &self,
+        backward: &Backward,
+        kind: SectionKind,
+        node: &GradNode,
+    ) -> Option<Value> {
+        let param = node.accumulates_into.iter().find(|param| self.embedding_completes(kind, **param))?;
+        let completes =
+            |node: &&GradNode| node.op == GradOp::Embedding && node.accumulates_into.contains(param);
+        backward.nodes.iter().find(completes).map(|embedding| embedding.inputs[0])
     }
 
     /// The buffer of a flat's gradient in the communication dtype, in flat order.

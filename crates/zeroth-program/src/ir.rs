@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use zeroth_base::DType;
-use zeroth_graph::ParamId;
-use zeroth_kernel::{MasterForm, Optimizer, Queue, Tier};
+use zeroth_graph::{LossPart, ParamId};
+use zeroth_kernel::{MasterForm, Optimizer, Queue, ReportLayout, Tier};
 
-use super::{BufferId, GradProducers, Types, World};
+use super::{BufferId, GradProducers, Operands, Types, World};
 use crate::{FlatKind, Layout};
 
 /// A compiled training step. Every rank runs the same program.
@@ -20,6 +20,8 @@ pub struct Program {
     pub sections: Vec<Section>,
     /// Micro-batches per step (`gradient_accumulation_steps`).
     pub accumulation: u64,
+    /// The parts of the loss.
+    pub losses: Vec<LossPart>,
     /// `zero_optimization.stage`: what is sharded across ranks.
     pub stage: u8,
     /// The dtypes of parameters, activations and communicated gradients.
@@ -92,7 +94,7 @@ pub enum SectionKind {
     Decode,
 }
 
-/// An instruction: an action, its queue, and the flats it reads or accumulates into.
+/// An instruction: an action, its queue, the flats it reads or accumulates into, and its operands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instruction {
     /// What it does.
@@ -103,6 +105,8 @@ pub struct Instruction {
     pub reads: Vec<usize>,
     /// Flats whose gradients it accumulates into.
     pub accumulates_into: Vec<usize>,
+    /// The buffers it reads and writes. The last pass sets them; before it they are empty.
+    pub operands: Operands,
 }
 
 /// The operation of an instruction.
@@ -193,7 +197,7 @@ pub enum Action {
 }
 
 /// A part of a flat, as a range within every rank's shard: what one collective moves.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Chunk {
     /// The flat.
     pub flat: usize,
@@ -315,7 +319,13 @@ impl Action {
 
 impl Instruction {
     pub(crate) fn new(action: Action) -> Self {
-        Self { action, queue: Queue::Compute, reads: Vec::new(), accumulates_into: Vec::new() }
+        Self {
+            action,
+            queue: Queue::Compute,
+            reads: Vec::new(),
+            accumulates_into: Vec::new(),
+            operands: Operands::default(),
+        }
     }
 }
 
@@ -390,6 +400,11 @@ impl Program {
     /// device first.
     pub fn is_viewed(&self, flat: usize) -> bool {
         self.zero_copy_gather && self.is_sharded(flat) && !self.residency[flat].weights.is_offloaded()
+    }
+
+    /// The layout of a rank's report.
+    pub fn report(&self) -> ReportLayout {
+        ReportLayout { losses: self.losses.len(), flats: self.layout.flats.len() }
     }
 
     /// Whether a flat has gradients.

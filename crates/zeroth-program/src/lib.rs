@@ -4,7 +4,6 @@
 //! releases of parameters, reduce-scatters of gradients, the optimizer step, and overlap. A pass moves work and never
 //! changes arithmetic. [`Memory`] places every buffer of a program, and the engine runs it.
 
-mod accesses;
 mod buffer;
 mod buffer_analysis;
 mod category_bytes;
@@ -21,6 +20,7 @@ mod launches;
 mod layout;
 mod memory;
 mod occupancy;
+mod operands;
 mod passes;
 mod placement;
 mod plan_memory;
@@ -47,6 +47,7 @@ pub use ir::{
 pub use launches::{Binding, Collective, Lowering, Work};
 pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot};
 pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory};
+pub use operands::Operands;
 pub use passes::in_place;
 pub use plan_memory::{plan_memory, plan_memory_guarded};
 pub use settings::{FrozenPlacement, Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
@@ -57,9 +58,17 @@ pub use world::World;
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to
 /// `sequences` sequences. With a cache for the keys and values of `cached_tokens` tokens it has a section that decodes
 /// one token per sequence. All parameters are frozen, so nothing is planned that only training needs.
-pub fn compile_inference(graph: &Graph, run: DType, sequences: u64, cached_tokens: u64) -> Program {
+pub fn compile_inference(
+    graph: &Graph,
+    backward: &Backward,
+    run: DType,
+    sequences: u64,
+    cached_tokens: u64,
+) -> Program {
     let layout = Layout::new(graph, 1, 0, 0, run);
-    passes::lower_inference(graph, layout, &Settings::inference(run), sequences, cached_tokens)
+    let settings = Settings::inference(run);
+    let program = passes::lower_inference(graph, layout, &settings, sequences, cached_tokens);
+    passes::operands(program, graph, backward)
 }
 
 /// Compiles a training step for the ranks of `world` by running the passes in order.
@@ -86,5 +95,6 @@ pub fn compile(
     let program = passes::update(program, settings);
     // `overlap` reorders what the earlier passes emitted; `offload` inserts copies next to it.
     let program = passes::overlap(program, settings);
-    Ok(passes::offload(program, settings))
+    let program = passes::offload(program, settings);
+    Ok(passes::operands(program, graph, backward))
 }

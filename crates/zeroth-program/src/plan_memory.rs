@@ -1,6 +1,6 @@
 //! Memory planning: exact sizes and offsets of all buffers, computed before a program runs.
 //!
-//! Sizes, categories and lifetimes follow from the instructions. Statically allocated buffers come first; the sections
+//! Sizes, categories and lifetimes follow from the instructions and their operands. Statically allocated buffers come first; the sections
 //! share the memory after them, since they run one after the other. The largest end is the arena size.
 //!
 //! With one micro-batch per step, gradients reuse the memory of activations ([`super::cross_section_buffers`]).
@@ -11,7 +11,6 @@ use crate::Target;
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::{ByTier, Tier};
 
-use super::accesses::SectionAccesses;
 use super::buffer_analysis::BufferAnalysis;
 use super::cross_section_buffers::CrossSectionBuffers;
 use super::cross_step_waits;
@@ -49,16 +48,10 @@ pub fn plan_memory_guarded(
         ..buffer
     };
     let lowering = Lowering::new(program, graph, backward, target);
-    let accesses: Vec<SectionAccesses> = program
-        .sections
-        .iter()
-        .map(|section| {
-            let scratch = lowering.scratch(section, row_sizes);
-            SectionAccesses { touches: source.touches(section, &scratch), scratch }
-        })
-        .collect();
+    let scratch: Vec<Vec<u64>> =
+        program.sections.iter().map(|section| lowering.scratch(section, row_sizes)).collect();
     let mut static_buffers = source.static_buffers();
-    let cross_section_buffers = CrossSectionBuffers::find(program, &accesses, &mut static_buffers);
+    let cross_section_buffers = CrossSectionBuffers::find(program, &mut static_buffers);
     let mut shared = ByTier::<(u64, u64)>::default();
     let static_buffers = static_buffers.into_iter().map(|buffer| {
         let buffer = guarded(buffer);
@@ -76,20 +69,18 @@ pub fn plan_memory_guarded(
     let static_ids: BTreeSet<BufferId> = static_buffers.iter().map(|placed| placed.buffer.id).collect();
     let views = Views::new(program);
     let transient = |at: usize| {
-        let (section, accesses) = (&program.sections[at], &accesses[at]);
+        let (section, scratch) = (&program.sections[at], &scratch[at]);
         let mut lives: BTreeMap<BufferId, Vec<usize>> = BTreeMap::new();
-        for (at, touched) in accesses.touches.iter().enumerate() {
-            for (id, _) in touched {
-                lives.entry(*id).or_default().push(at);
+        for (at, instruction) in section.instructions.iter().enumerate() {
+            let own = (scratch[at] > 0).then_some(BufferId::Scratch(at));
+            for id in instruction.operands.accesses().map(|(id, _)| id).chain(own) {
+                lives.entry(id).or_default().push(at);
             }
         }
         lives.retain(|id, _| views.offset(*id).is_none());
         lives.retain(|id, _| !static_ids.contains(id));
-        let buffer = |id| {
-            cross_section_buffers
-                .buffer(id)
-                .unwrap_or_else(|| source.transient(section, id, &accesses.scratch))
-        };
+        let buffer =
+            |id| cross_section_buffers.buffer(id).unwrap_or_else(|| source.transient(section, id, scratch));
         let transient = lives.into_iter().map(|(id, accessed_by)| TransientBuffer {
             buffer: guarded(buffer(id)),
             lifetime: cross_section_buffers.lifetime(
@@ -102,15 +93,10 @@ pub fn plan_memory_guarded(
         });
         transient.collect::<Vec<_>>()
     };
-    let transient: Vec<Vec<TransientBuffer>> = (0..accesses.len()).map(transient).collect();
-    let mut waits: Vec<Waits> = program
-        .sections
-        .iter()
-        .zip(&accesses)
-        .map(|(section, accesses)| waits::derive(section, &accesses.touches))
-        .collect();
+    let transient: Vec<Vec<TransientBuffer>> = (0..program.sections.len()).map(transient).collect();
+    let mut waits: Vec<Waits> = program.sections.iter().map(waits::derive).collect();
     let mut offsets: Vec<Vec<u64>> = transient.iter().map(|transient| vec![0; transient.len()]).collect();
-    for group in cross_section_buffers.groups(accesses.len()) {
+    for group in cross_section_buffers.groups(program.sections.len()) {
         for tier in Tier::ALL {
             let (mut end, placed) = cross_section_buffers.place(program, &group, &transient, tier);
             for (at, mut placed) in group.iter().copied().zip(placed) {
@@ -138,7 +124,7 @@ pub fn plan_memory_guarded(
     }
     let (at, bytes) = shared[Tier::Device];
     let views_at = (at + bytes).next_multiple_of(VIEW);
-    let mut sections: Vec<SectionMemory> = Vec::with_capacity(accesses.len());
+    let mut sections: Vec<SectionMemory> = Vec::with_capacity(program.sections.len());
     for (at, ((transient, offsets), waits)) in transient.into_iter().zip(&offsets).zip(waits).enumerate() {
         let placed = |(transient, offset): (TransientBuffer, &u64)| PlacedBuffer {
             at: shared[transient.buffer.tier].0 + offset,
@@ -148,7 +134,7 @@ pub fn plan_memory_guarded(
             accessed_by: transient.accessed_by,
         };
         let mut buffers: Vec<PlacedBuffer> = transient.into_iter().zip(offsets).map(placed).collect();
-        buffers.extend(views.seen(&source, &program.sections[at], &accesses[at], views_at));
+        buffers.extend(views.seen(&source, &program.sections[at], &scratch[at], views_at));
         sections.push(SectionMemory {
             kind: program.sections[at].kind,
             buffers,
@@ -157,7 +143,7 @@ pub fn plan_memory_guarded(
         });
     }
     if waits::update_overlaps(&program.sections) {
-        let found = cross_step_waits::derive(&program.sections, &accesses, &sections);
+        let found = cross_step_waits::derive(&program.sections, &sections);
         sections.iter_mut().zip(found).for_each(|(section, waits)| section.cross_step_waits = waits);
     }
     Memory { static_buffers, shared, views: (views_at, views.bytes), sections, guard }

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 
-use super::accesses::SectionAccesses;
 use super::buffer_analysis::BufferAnalysis;
 use super::{BufferId, LiveRange, PlacedBuffer, Program, Section};
 
@@ -43,17 +42,17 @@ impl Views {
         &self,
         source: &BufferAnalysis<'_>,
         section: &Section,
-        accesses: &SectionAccesses,
+        scratch: &[u64],
         at: u64,
     ) -> Vec<PlacedBuffer> {
         let mut accessed_by: BTreeMap<BufferId, Vec<usize>> = BTreeMap::new();
-        for (at, touched) in accesses.touches.iter().enumerate() {
-            for (id, _) in touched.iter().filter(|(id, _)| self.offset(*id).is_some()) {
-                accessed_by.entry(*id).or_default().push(at);
+        for (at, instruction) in section.instructions.iter().enumerate() {
+            for (id, _) in instruction.operands.accesses().filter(|(id, _)| self.offset(*id).is_some()) {
+                accessed_by.entry(id).or_default().push(at);
             }
         }
         let placed = |(id, accessed_by): (BufferId, Vec<usize>)| PlacedBuffer {
-            buffer: source.transient(section, id, &accesses.scratch),
+            buffer: source.transient(section, id, scratch),
             at: at + self.offset(id).unwrap_or(0),
             lifetime: accessed_by[0]..=accessed_by[accessed_by.len() - 1],
             accessed_by,

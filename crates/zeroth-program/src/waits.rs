@@ -1,5 +1,5 @@
-//! Waits: the instructions of other queues that an instruction must follow. They are derived from buffer accesses,
-//! never written by hand.
+//! Waits: the instructions of other queues that an instruction must follow. They are derived from operands, never
+//! written by hand.
 
 use std::collections::BTreeMap;
 
@@ -23,15 +23,15 @@ struct LastAccesses {
 
 /// Derives the waits of data dependences: a read follows the last write, a write follows every access before it. An
 /// all-gather also follows the last use of the flats released before it, which bounds gathered memory.
-pub(super) fn derive(section: &Section, touches: &[Vec<(BufferId, Access)>]) -> Waits {
+pub(super) fn derive(section: &Section) -> Waits {
     let mut buffers: BTreeMap<BufferId, LastAccesses> = BTreeMap::new();
     let mut last_read: BTreeMap<usize, usize> = BTreeMap::new();
     let mut released: Option<usize> = None;
-    let mut waits: Waits = Vec::with_capacity(touches.len());
-    for (at, (instruction, touched)) in section.instructions.iter().zip(touches).enumerate() {
+    let mut waits: Waits = Vec::with_capacity(section.instructions.len());
+    for (at, instruction) in section.instructions.iter().enumerate() {
         let mut after: Vec<usize> = Vec::new();
-        for (id, access) in touched {
-            let buffer = buffers.entry(*id).or_default();
+        for (id, access) in instruction.operands.accesses() {
+            let buffer = buffers.entry(id).or_default();
             after.extend(buffer.writer);
             match access {
                 Access::Read => buffer.readers.push(at),

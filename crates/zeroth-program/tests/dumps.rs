@@ -99,13 +99,15 @@ fn stage_3_gathers_a_unit_before_it_reads_it_and_releases_it_after() {
         &compiled(&SETTINGS, CPU, 1).to_string(),
         "
         CHECK: section only:
-        CHECK: = all_gather flat0 [comm]
-        NEXT: = forward embedding {{*}}reads(flat0)
-        NEXT: = release flat0
-        CHECK: = all_gather flat1 [comm]
-        NEXT: = forward rms_norm {{*}}reads(flat1)
+        CHECK: = all_gather flat0 reads(weights0) writes(gathered0.0) [comm]
+        NEXT: = forward embedding reads(v0, gathered0.0) writes(v3) [compute]
+        NEXT: = release flat0 [compute]
+        CHECK: = all_gather flat1 reads(weights1) writes(gathered1.0) [comm]
+        NEXT: = forward rms_norm {{*}}gathered1.0) writes
         NOT: = all_gather flat0
-        CHECK: = reduce_scatter flat1
+        CHECK: = all_gather flat1 reads(weights1) writes(gathered1.1) [comm]
+        CHECK: = backward linear_input {{*}}gathered1.1) writes
+        CHECK: = reduce_scatter flat1{{*}} reads(comm_grad1) writes(reduced_grad1, report) [comm]
         CHECK: section update:
         NOT: = all_gather flat
         ",
@@ -148,14 +150,12 @@ fn a_prefetched_gather_precedes_the_unit_before_its_own() {
         let dump = compiled(&Settings { prefetch, ..SETTINGS }, CPU, 4).to_string();
         let lines = first_section(&dump);
         let distance = |(at, line): (usize, &&str)| {
-            let (_, flat) = line.split_once("= all_gather ")?;
-            let flat = flat.split(' ').next()?;
-            let reads = |line: &&str| {
-                line.split_once("reads(").is_some_and(|(_, flats)| {
-                    flats.split(')').next().is_some_and(|flats| flats.split(", ").any(|other| other == flat))
-                })
+            let list = |line: &'_ str, name: &str| -> Vec<String> {
+                let (_, list) = line.split_once(name).unwrap_or_default();
+                list.split(')').next().unwrap_or_default().split(", ").map(str::to_owned).collect()
             };
-            lines[at..].iter().position(reads)
+            let gathered = list(line.split_once("= all_gather ")?.1, "writes(");
+            lines[at..].iter().position(|line| list(line, "reads(").contains(&gathered[0]))
         };
         lines.iter().enumerate().filter_map(distance).max().unwrap()
     };

@@ -55,7 +55,7 @@ fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
 
 fn memory(graph: &Graph, backward: &Backward, ranks: u64, settings: Settings) -> Memory {
     let target = Target::Cpu { threads: 2 };
-    let program = in_place(compile(graph, backward, ranks, &settings).unwrap(), target);
+    let program = in_place(compile(graph, backward, ranks, &settings).unwrap(), graph, backward, target);
     plan_memory(&program, graph, backward, target, &graph.stream_rows().into())
 }
 

@@ -56,8 +56,8 @@ pub use initial_weights::InitialWeights;
 pub use job::{Evaluation, Job};
 pub use loss_curve::{loss_curve, loss_curves};
 pub use metrics::{
-    EvalMetrics, MetricsError, MetricsFile, StepMetrics, StepSummary, read_evaluation_losses, read_losses,
-    summarize_steps,
+    EvalMetrics, LossParts, MetricsError, MetricsFile, StepMetrics, StepSummary, read_evaluation_losses,
+    read_losses, summarize_steps,
 };
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
 pub use report::{Report, ReportPlan, ReportToError, Reporters};

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 use zeroth_base::{PublishError, publish};
+use zeroth_kernel::LOSSES;
 
 /// An error writing or reading metrics.
 #[derive(Debug, thiserror::Error)]
@@ -40,13 +41,18 @@ pub enum MetricsError {
     },
 }
 
+/// Names and values of the parts of a loss.
+pub type LossParts = [Option<(&'static str, f64)>; LOSSES];
+
 /// The metrics of one step. `tokens_per_second` is derived.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepMetrics {
     /// Step number, from 1.
     pub step: u64,
-    /// Mean over the trained tokens of the whole step.
+    /// Mean over the trained tokens of the whole step; of a loss with several parts, their weighted sum.
     pub loss: f64,
+    /// The parts with their names and without their weights, where there are several.
+    pub loss_parts: LossParts,
     /// Global L2 norm of the gradient, before clipping.
     pub grad_norm: f64,
     /// The learning rate used.
@@ -76,9 +82,13 @@ impl StepMetrics {
 
 impl Serialize for StepMetrics {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut line = serializer.serialize_struct("StepMetrics", 12)?;
+        let parts = self.loss_parts.into_iter().flatten();
+        let mut line = serializer.serialize_struct("StepMetrics", 12 + parts.clone().count())?;
         line.serialize_field("step", &self.step)?;
         line.serialize_field("loss", &self.loss)?;
+        for (name, part) in parts {
+            line.serialize_field(name, &part)?;
+        }
         line.serialize_field("grad_norm", &self.grad_norm)?;
         line.serialize_field("lr", &self.lr)?;
         line.serialize_field("tokens", &self.tokens)?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
 use zeroth_engine::{Engine, InstructionTime, Rank, RunError, StepRecord, Trace};
-use zeroth_graph::ParamId;
+use zeroth_graph::{LossPart, ParamId};
 use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_program::Compiled;
 
@@ -21,7 +21,7 @@ use crate::resume::restore;
 use crate::save::{CheckpointOptions, CheckpointSaver};
 use crate::step_batches::StepBatches;
 use crate::train_error::TrainError;
-use crate::{Batches, ControlRequest, EvalMetrics, Job, MicroBatch, StepMetrics};
+use crate::{Batches, ControlRequest, EvalMetrics, Job, LossParts, MicroBatch, StepMetrics};
 
 /// Options of a rank's training loop.
 pub struct TrainOptions<'a> {
@@ -291,6 +291,7 @@ impl<'a> StepRunner<'a> {
         Ok(StepMetrics {
             step: step + 1,
             loss: self.record.head.loss,
+            loss_parts: loss_parts(&engine.compiled().program.losses, &self.record.losses),
             grad_norm: self.record.head.norm,
             lr: self.record.head.rate,
             tokens: self.batches.tokens(step),
@@ -302,6 +303,13 @@ impl<'a> StepRunner<'a> {
             samples_seen: (step + 1) * self.job.shape.train_batch(),
         })
     }
+}
+
+/// The parts of a loss with their names; a loss of one part has none.
+fn loss_parts(parts: &[LossPart], values: &[f64]) -> LossParts {
+    let named = parts.iter().map(|part| part.name).zip(values.iter().copied());
+    let mut named = named.filter(|_| parts.len() > 1);
+    std::array::from_fn(|_| named.next())
 }
 
 fn not_finite(

@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::Value;
+use zeroth_kernel::LOSSES;
 use zeroth_train::{EvalMetrics, MetricsError, MetricsFile, StepMetrics, read_losses};
 
 fn line(step: u64) -> StepMetrics {
     StepMetrics {
         step,
         loss: 2.25,
+        loss_parts: [None; LOSSES],
         grad_norm: 0.1,
         lr: 1e-5,
         tokens: 300,
@@ -162,4 +164,19 @@ proptest! {
         let counted = format!("\"tokens\":{tokens},");
         prop_assert!(text.contains(&counted), "{}", text);
     }
+}
+
+#[test]
+fn a_loss_of_several_parts_has_a_key_for_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("metrics.jsonl");
+    let mut file = MetricsFile::create(&path).unwrap();
+    let mut loss_parts = [None; LOSSES];
+    (loss_parts[0], loss_parts[1]) = (Some(("ce_loss", 2.0)), Some(("aux_loss", 0.25)));
+    file.step(&line(1)).unwrap();
+    file.step(&StepMetrics { loss_parts, ..line(2) }).unwrap();
+    let lines: Vec<String> = text(&path).lines().map(str::to_owned).collect();
+    let expected = "\"loss\":2.25,\"ce_loss\":2.0,\"aux_loss\":0.25,\"grad_norm\"";
+    assert!(lines[1].contains(expected), "{}", lines[1]);
+    assert!(lines[0].contains("\"loss\":2.25,\"grad_norm\""), "{}", lines[0]);
 }

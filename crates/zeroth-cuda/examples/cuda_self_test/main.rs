@@ -17,16 +17,14 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use bytemuck::{Zeroable, bytes_of, cast_slice};
+use bytemuck::{bytes_of, cast_slice};
 use zeroth_base::{DType, GatedActivation};
 use zeroth_cpu::{self, Dropout, reference};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::{
     AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RowKey,
 };
-use zeroth_kernel::{
-    Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, Queue, Span, StepInput, Tier,
-};
+use zeroth_kernel::{Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, Queue, Span, Tier};
 
 mod cudnn_attention;
 #[path = "../../tests/cuda/harness.rs"]
@@ -520,14 +518,13 @@ impl Harness {
                 self.stored(DType::F32, dw.clone(), rounded)
             };
             let outputs = [trained, self.stored(self.dtype, dx.clone(), 2.0 * wider), dw];
-            let input = StepInput { loss_weight, ..StepInput::zeroed() };
             let kernel = Kernel::HeadLossBackward {
                 dims,
                 x: self.upload_values(&x)?,
                 w: self.upload_values(&w)?,
                 labels: self.upload(cast_slice(&labels))?,
                 loss: outputs[0].span,
-                input: self.upload(bytes_of(&input))?,
+                loss_weight: self.upload(bytes_of(&loss_weight))?,
                 control: self.upload(bytes_of(&Control::new(loss_scale)))?,
                 dx: Some(outputs[1].span),
                 dw: Some(HeadLossDw {

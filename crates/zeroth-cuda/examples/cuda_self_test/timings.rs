@@ -7,7 +7,7 @@ use zeroth_kernel::{
 };
 use zeroth_kernel::{
     Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, MasterForm, Optimizer, Queue, Span,
-    StepInput, StepNumbers,
+    StepNumbers,
 };
 
 use crate::harness::{Group, Harness, Outcome, Work, to_bytes};
@@ -257,7 +257,7 @@ impl Harness {
             w: self.filled(DType::Bf16, vocab * hidden)?,
             labels: self.upload(cast_slice(&labels))?,
             loss: self.upload(&[0; 8])?,
-            input: self.upload(bytes_of(&StepInput { loss_weight: 1.0, ..StepInput::zeroed() }))?,
+            loss_weight: self.upload(bytes_of(&1.0f64))?,
             control: self.upload(bytes_of(&Control::new(1.0)))?,
             dx: Some(self.allocate(2 * rows * hidden)),
             dw: Some(HeadLossDw {

@@ -6,6 +6,7 @@
 #define LIMBS 10
 #define LSB_EXPONENT (-300)
 #define RATES 64
+#define LOSSES 4
 #define GROUPS 2
 
 struct ExactSum {
@@ -21,7 +22,7 @@ struct Recipe {
 };
 
 struct StepInput {
-    double loss_weight;
+    double loss_means[LOSSES], loss_weights[LOSSES];
     u64 first_rate;
     double rates[RATES];
 };
@@ -51,7 +52,7 @@ struct Record {
     u32 apply, halted, at_min_scale, found_inf;
 };
 
-static_assert(sizeof(ExactSum) == 88 && sizeof(Recipe) == 168 && sizeof(StepInput) == 528,
+static_assert(sizeof(ExactSum) == 88 && sizeof(Recipe) == 168 && sizeof(StepInput) == 584,
               "layout shared with the host");
 static_assert(sizeof(Control) == 216 && sizeof(Record) == 80, "layout shared with the host");
 
@@ -294,15 +295,15 @@ __device__ i64 first_non_negative(const i64 *found) {
     return first;
 }
 
-// One block. A rank's section of `reports` is its loss, the exact sums of its flats, and their found_inf flags; the
-// norms of the flats follow the record.
-extern "C" __global__ void control(u64 ranks, u64 flats, const Recipe *recipe, const StepInput *input,
+// One block. A rank's section of `reports` is the parts of its loss, the exact sums of its flats, and their found_inf
+// flags; the means of the loss's parts and the norms of the flats follow the record.
+extern "C" __global__ void control(u64 ranks, u64 losses, u64 flats, const Recipe *recipe, const StepInput *input,
                                    const u64 *reports, Control *control, Record *record) {
     __shared__ ExactSum lanes[THREADS];
     __shared__ i64 found_inf_sums[THREADS], flags[THREADS];
-    const u64 sum_words = sizeof(ExactSum) / 8, stride = 1 + flats * (sum_words + 1);
+    const u64 sum_words = sizeof(ExactSum) / 8, stride = losses + flats * (sum_words + 1);
     double scale = control->loss_scale;
-    double *norms = (double *)(record + 1);
+    double *parts = (double *)(record + 1), *norms = parts + losses;
     ExactSum mine;
     clear(mine);
     i64 found_inf_sum = -1, flag = -1;
@@ -310,7 +311,7 @@ extern "C" __global__ void control(u64 ranks, u64 flats, const Recipe *recipe, c
         ExactSum of_flat;
         clear(of_flat);
         for (u64 rank = 0; rank < ranks; rank++) {
-            const u64 *report = reports + rank * stride + 1;
+            const u64 *report = reports + rank * stride + losses;
             merge(of_flat, *(const ExactSum *)(report + flat * sum_words));
             if (flag < 0 && report[flats * sum_words + flat] != 0) flag = (i64)(flat * ranks + rank);
         }
@@ -327,10 +328,17 @@ extern "C" __global__ void control(u64 ranks, u64 flats, const Recipe *recipe, c
     flag = first_non_negative(flags);
     double loss = 0.0;
     i64 nonfinite_rank = -1;
-    for (u64 rank = 0; rank < ranks; rank++) {
-        double of_rank = __longlong_as_double((i64)reports[rank * stride]);
-        if (nonfinite_rank < 0 && !is_finite(of_rank)) nonfinite_rank = (i64)rank;
-        loss += of_rank;
+    for (u64 part = 0; part < losses; part++) {
+        double sum = 0.0;
+        for (u64 rank = 0; rank < ranks; rank++) {
+            double of_rank = __longlong_as_double((i64)reports[rank * stride + part]);
+            bool earlier = nonfinite_rank < 0 || (i64)rank < nonfinite_rank;
+            if (earlier && !is_finite(of_rank)) nonfinite_rank = (i64)rank;
+            sum += of_rank;
+        }
+        parts[part] = __dmul_rn(sum, input->loss_means[part]);
+        double weighted = __dmul_rn(sum, input->loss_weights[part]);
+        loss = part == 0 ? weighted : __dadd_rn(loss, weighted);
     }
     double norm = sqrt(to_double(lanes[0])) / scale;
     u64 offset = control->applied > input->first_rate ? control->applied - input->first_rate : 0;
@@ -351,7 +359,7 @@ extern "C" __global__ void control(u64 ranks, u64 flats, const Recipe *recipe, c
                 step_numbers(*recipe, group, control->applied, rate, (float)(1.0 / scale), (float)clip);
         }
     }
-    record->loss = loss * input->loss_weight;
+    record->loss = loss;
     record->norm = norm;
     record->rate = rate;
     record->loss_scale = scale;

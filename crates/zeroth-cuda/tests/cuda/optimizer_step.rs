@@ -1,12 +1,12 @@
 //! The end of a training step on the GPU against the CPU, bit by bit: squares, control, casts with overflow check, optimizers.
 
-use bytemuck::{Zeroable, bytes_of};
+use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
 use zeroth_cpu::{self, CpuDevice, Pool};
 use zeroth_kernel::ExactSum;
 use zeroth_kernel::{
-    Control, Device, DeviceError, Kernel, Launch, MasterForm, Moment, Optimizer, Queue, Recipe, Record,
-    Report, Rounding, Span, StepInput, StepNumbers,
+    Control, Device, DeviceError, Kernel, Launch, MasterForm, Moment, Optimizer, Queue, Recipe, ReportLayout,
+    Rounding, Span, StepInput, StepNumbers,
 };
 
 use crate::harness::{Expected, Harness, Outcome, Output, POISON, narrow, to_bytes};
@@ -212,13 +212,15 @@ impl Harness {
         step: char,
     ) -> Result<Control, DeviceError> {
         let (ranks, flats) = (3, 300);
-        let mut input = StepInput { loss_weight: 0.01, first_rate: 5, ..StepInput::zeroed() };
+        let layout = ReportLayout { losses: 2, flats };
+        let (loss_means, loss_weights) = ([0.01, 0.02, 0.0, 0.0], [0.01, 0.5, 0.0, 0.0]);
+        let mut input = StepInput { loss_means, loss_weights, first_rate: 5, ..StepInput::zeroed() };
         input.rates.iter_mut().enumerate().for_each(|(place, rate)| *rate = 1e-3 / (place + 1) as f64);
         let mut reports = Vec::new();
         for rank in 0..ranks {
             let lost = step == 'l' && rank == 1;
             let loss = if lost { f64::NAN } else { 10.0 + f64::from(rank) };
-            reports.extend_from_slice(bytes_of(&Report { loss }));
+            reports.extend_from_slice(cast_slice(&[loss, 0.25 * f64::from(rank)]));
             for flat in 0..flats {
                 let mut sum = exact_sum(&self.pool, &[0.1 * f64::from(rank + 1), 1e-3 * flat as f64]);
                 if step == 's' && rank == 1 && flat >= 270 {
@@ -234,10 +236,10 @@ impl Harness {
         let read =
             [bytes_of(&recipe).to_vec(), bytes_of(&input).to_vec(), reports].map(|bytes| self.buffer(bytes));
         let before = bytes_of(&control).to_vec();
-        let written = [before, vec![POISON; size_of::<Record>() + 8 * flats]].map(|bytes| self.buffer(bytes));
+        let written = [before, vec![POISON; layout.record_bytes()]].map(|bytes| self.buffer(bytes));
         let kernel = Kernel::Control {
             ranks: ranks as usize,
-            flats,
+            layout,
             recipe: read[0].0,
             input: read[1].0,
             reports: read[2].0,

@@ -8,24 +8,26 @@ use crate::{
 };
 
 impl Builder {
-    /// The loss of `x` for the labels of its stream. Every forward has a loss; of several, the sum is trained.
+    /// The loss of `x` for the labels of its stream, in the current part. Every forward has a loss; of several, the weighted
+    /// sum is trained.
     pub fn head_loss(&mut self, x: Value, weight: ParamId) -> Result<Value, GraphError> {
-        let labels = self.stream_of(Op::HeadLoss, x)?.labels;
+        let labels = self.stream_of(Op::HeadLoss { part: 0 }, x)?.labels;
         self.head_loss_of(x, labels, weight)
     }
 
     /// The loss of `x` for these labels. Labels that are `k` wide belong to `k` rows of `x` for each of theirs.
     pub fn head_loss_of(&mut self, x: Value, labels: Value, weight: ParamId) -> Result<Value, GraphError> {
-        let [_, inner] = self.param_shape(Op::HeadLoss, weight, "the weight")?;
-        self.expect_width(Op::HeadLoss, x, inner)?;
-        self.expect_kind(Op::HeadLoss, labels, Kind::Index)?;
+        let op = Op::HeadLoss { part: self.loss_part()? };
+        let [_, inner] = self.param_shape(op, weight, "the weight")?;
+        self.expect_width(op, x, inner)?;
+        self.expect_kind(op, labels, Kind::Index)?;
         let (found, expected) = (self.info(labels), self.info(x).rows);
         if found.rows.times(found.width) != expected {
             let found = format!("{:?}, {} wide", found.rows, found.width);
-            return Err(self.shape_error(Op::HeadLoss, "the labels", &format!("{expected:?}"), found));
+            return Err(self.shape_error(op, "the labels", &format!("{expected:?}"), found));
         }
         let loss = ValueInfo { rows: Rows::Fixed(1), width: 1, kind: Kind::Statistic };
-        self.push(Op::HeadLoss, &[x, labels], &[weight], &[loss]).map(|outputs| outputs[0])
+        self.push(op, &[x, labels], &[weight], &[loss]).map(|outputs| outputs[0])
     }
 }
 
@@ -66,9 +68,10 @@ pub(super) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
     vec![vec![head_loss(x, machine.param(node.params[0]), &labels, 1.0).0]]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gradients {
+pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node, part: usize) -> Gradients {
     let (x, labels) = (machine.value(node.inputs[0]), machine.indices(node.inputs[1]));
-    let (loss, [dx, dw]) = head_loss(x, machine.param(of.params[0]), &labels, 1.0);
+    let weight = machine.graph().loss_parts[part].weight;
+    let (loss, [dx, dw]) = head_loss(x, machine.param(of.params[0]), &labels, weight);
     Gradients { values: vec![vec![loss], dx], params: vec![(of.params[0], dw)] }
 }
 
@@ -86,6 +89,33 @@ mod tests {
         b.head_loss(x, table).unwrap();
         b.head_loss(x, other).unwrap();
         assert_eq!(mismatch(&b.finish().unwrap(), &[data()], &[]), None);
+    }
+
+    #[test]
+    fn gradient_of_a_weighted_sum_of_parts() {
+        let mut b = Builder::new(&[DATA_ROWS]);
+        b.unit("all", Role::Other, specs(&[("table", &[VOCAB, 4]), ("other", &[VOCAB, 4])])).unwrap();
+        let [table, other] = ["table", "other"].map(|name| b.param(name).unwrap());
+        let x = b.embedding(b.ids(), table).unwrap();
+        b.head_loss(x, table).unwrap();
+        b.set_loss_part("kd_loss", -0.375);
+        b.head_loss(x, other).unwrap();
+        // Back to a part that is known.
+        b.set_loss_part("ce_loss", 1.0);
+        b.head_loss(x, other).unwrap();
+        b.set_loss_part("kd_loss", 0.5);
+        let error = b.head_loss(x, table).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the loss part `kd_loss` has weight -0.375, and 0.5 in unit `all`: a part has one weight"
+        );
+        b.set_loss_part("aux_loss", f64::NAN);
+        let error = b.head_loss(x, table).unwrap_err().to_string();
+        assert_eq!(error, "the loss part `aux_loss` in unit `all` has weight NaN: it must be finite");
+        let graph = b.finish().unwrap();
+        let parts: Vec<_> = graph.loss_parts.iter().map(|part| (part.name, part.weight)).collect();
+        assert_eq!(parts, [("ce_loss", 1.0), ("kd_loss", -0.375)]);
+        assert_eq!(mismatch(&graph, &[data()], &[]), None);
     }
 
     #[test]

@@ -89,13 +89,25 @@ pub enum Op {
     },
     /// `x` [T, H], weight [V, H] and `labels` `[T]` give the sum of the tokens' losses `[1]`: projection, softmax and
     /// cross-entropy in slices of tokens, so that no [T, V] tensor exists.
-    HeadLoss,
+    HeadLoss {
+        /// The index in [`Graph::loss_parts`](crate::Graph::loss_parts) of the part that it belongs to.
+        part: usize,
+    },
 }
 
 impl Op {
     /// Whether its result is a loss, which is not an operand of any op.
     pub const fn is_loss(self) -> bool {
-        matches!(self, Self::HeadLoss)
+        self.loss_part().is_some()
+    }
+
+    /// The part of the model's loss that its result belongs to, as an index in
+    /// [`Graph::loss_parts`](crate::Graph::loss_parts).
+    pub const fn loss_part(self) -> Option<usize> {
+        match self {
+            Self::HeadLoss { part } => Some(part),
+            _ => None,
+        }
     }
 
     /// The index of the rotary embedding that it reads.
@@ -118,7 +130,7 @@ impl Op {
             Self::Attention { .. } => "attention",
             Self::GatedActivation(activation) => activation.name(),
             Self::Dropout { .. } => "dropout",
-            Self::HeadLoss => "head_loss",
+            Self::HeadLoss { .. } => "head_loss",
         }
     }
 }
@@ -135,7 +147,7 @@ pub(crate) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
         Op::Attention { .. } => attention::derive(deriver, index, node),
         Op::GatedActivation(activation) => gated_activation::derive(deriver, index, node, activation),
         Op::Dropout { .. } => dropout::derive(deriver, index, node),
-        Op::HeadLoss => head_loss::derive(deriver, index, node),
+        Op::HeadLoss { .. } => head_loss::derive(deriver, index, node),
     }
 }
 
@@ -153,7 +165,7 @@ pub(crate) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
         }
         Op::GatedActivation(activation) => gated_activation::forward(machine, node, activation),
         Op::Dropout { probability, salt } => dropout::forward(machine, node, probability, salt),
-        Op::HeadLoss => head_loss::forward(machine, node),
+        Op::HeadLoss { .. } => head_loss::forward(machine, node),
     }
 }
 
@@ -177,7 +189,7 @@ pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gra
         }
         (_, Op::GatedActivation(activation)) => gated_activation::backward(machine, node, activation),
         (_, Op::Dropout { probability, salt }) => dropout::backward(machine, node, probability, salt),
-        (_, Op::HeadLoss) => head_loss::backward(machine, node, of),
+        (_, Op::HeadLoss { part }) => head_loss::backward(machine, node, of, part),
         (op, Op::Linear) => unreachable!("{op:?} is not the gradient of a linear"),
     }
 }

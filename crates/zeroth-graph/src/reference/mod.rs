@@ -82,8 +82,23 @@ impl<'a> Machine<'a> {
         for index in 0..self.graph.nodes.len() {
             self.run_forward(index);
         }
-        let losses = self.graph.losses().map(|node| self.graph.nodes[node].outputs[0]);
-        losses.map(|loss| self.value(loss)[0]).sum()
+        self.weighted_loss()
+    }
+
+    /// The sum of the parts of the loss that was computed last, each times its weight.
+    fn weighted_loss(&self) -> f64 {
+        let parts = self.graph.loss_parts.iter().zip(self.loss_parts());
+        parts.map(|(part, loss)| part.weight * loss).sum()
+    }
+
+    /// The parts of the loss that was computed last.
+    pub fn loss_parts(&self) -> Vec<f64> {
+        let mut parts = vec![0.0; self.graph.loss_parts.len()];
+        for node in self.graph.losses().map(|node| &self.graph.nodes[node]) {
+            let part = node.op.loss_part().expect("the op of a loss");
+            parts[part] += self.value(node.outputs[0])[0];
+        }
+        parts
     }
 
     /// The loss and all gradients, by forward without its losses and then backward.
@@ -96,7 +111,7 @@ impl<'a> Machine<'a> {
         for index in 0..backward.nodes.len() {
             self.run_backward(backward, index);
         }
-        backward.losses.iter().map(|loss| self.value(*loss)[0]).sum()
+        self.weighted_loss()
     }
 
     /// Sets the next micro-batch; keeps parameters and gradients.

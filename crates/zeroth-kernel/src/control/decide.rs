@@ -2,34 +2,38 @@
 
 use crate::ExactSum;
 
-use super::{Control, RATES, Recipe, Record, Report, StepInput, StepNumbers};
+use super::{Control, RATES, Recipe, Record, StepInput, StepNumbers};
 
 /// The report of one rank.
 #[derive(Clone, Copy)]
 pub struct RankReport<'a> {
-    /// Its losses.
-    pub report: &'a Report,
+    /// The sum of every part of its loss.
+    pub losses: &'a [f64],
     /// The sum of squares of every flat buffer.
     pub sums: &'a [ExactSum],
     /// One word per flat buffer: not 0 where the rank's own gradient was infinite or NaN.
     pub flags: &'a [u64],
 }
 
-/// Decides a step from the reports in rank order; writes the norm of every flat buffer to `norms`.
+/// Decides a step from the reports in rank order; writes the mean of every part of the loss to `losses` and the norm of every flat
+/// buffer to `norms`.
 pub fn decide<'a>(
     recipe: &Recipe,
     input: &StepInput,
     reports: &(impl Iterator<Item = RankReport<'a>> + Clone),
     control: &mut Control,
+    losses: &mut [f64],
     norms: &mut [f64],
 ) -> Record {
     let scale = control.loss_scale;
-    let (mut loss, mut lost_rank) = (0.0, None);
-    for (rank, report) in reports.clone().enumerate() {
-        if lost_rank.is_none() && !report.report.loss.is_finite() {
-            lost_rank = Some(rank);
-        }
-        loss += report.report.loss;
+    let is_lost = |report: &RankReport<'_>| report.losses.iter().any(|loss| !loss.is_finite());
+    let lost_rank = reports.clone().position(|report| is_lost(&report));
+    let mut loss = None;
+    for (part, mean) in losses.iter_mut().enumerate() {
+        let sum = reports.clone().fold(0.0, |sum, report| sum + report.losses[part]);
+        *mean = sum * input.loss_means[part];
+        let weighted = sum * input.loss_weights[part];
+        loss = Some(loss.map_or(weighted, |loss: f64| loss + weighted));
     }
     let (mut all, mut nonfinite_sum, mut flagged) = (ExactSum::default(), None, None);
     for (flat, norm) in norms.iter_mut().enumerate() {
@@ -75,7 +79,7 @@ pub fn decide<'a>(
         (None, None) => (number(nonfinite_sum), -1),
     };
     Record {
-        loss: loss * input.loss_weight,
+        loss: loss.unwrap_or(0.0),
         norm,
         rate,
         loss_scale: scale,

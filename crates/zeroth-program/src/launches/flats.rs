@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_kernel::ExactSum;
-use zeroth_kernel::{Access, Kernel, Report, Rounding};
+use zeroth_kernel::{Kernel, Rounding};
 
-use super::super::buffer_analysis::{record_bytes, report_bytes};
 use super::super::{Accumulate, Action, BufferId, Chunk, GradientStorage};
 use super::{At, Collective, Span};
 
@@ -28,24 +27,15 @@ impl At<'_> {
         (0..self.program().layout.ranks).map(count).collect()
     }
 
-    /// The chunk buffer that this instruction reads or writes besides the gradient.
-    fn chunk_buffer(&self, wanted: Access) -> BufferId {
-        let found = self.touched.iter().find(|(id, access)| {
-            *access == wanted
-                && matches!(id, BufferId::SendChunk(_) | BufferId::RecvChunk(_) | BufferId::CommGrad(_))
-        });
-        found.expect("a chunk has its buffer").0
-    }
-
     /// Casts the f32 parts of a flat's gradient and checks the others for non-finite values.
     pub(super) fn round_rest(&self, flat: usize) -> Vec<Kernel> {
         let (program, kind) = (self.program(), self.section.kind);
-        let (to_type, rounded) = (program.types.communication, program.comm_grad(flat));
+        let (to_type, rounded) = (program.types.communication, self.destination());
         let of_rounded = |elements: &Range<u64>| {
             self.part(rounded, elements.start, elements.end - elements.start, to_type.bytes())
         };
         let convert = |(first, elements): (u64, Range<u64>)| Kernel::Convert {
-            from: self.part(BufferId::Grad(flat), first, elements.end - elements.start, 4),
+            from: self.part(self.source_buffer(), first, elements.end - elements.start, 4),
             from_type: DType::F32,
             to: of_rounded(&elements),
             to_type,
@@ -62,21 +52,21 @@ impl At<'_> {
 
     /// Packs the ranks' parts of a chunk contiguously.
     pub(super) fn pack(&self, chunk: &Chunk) -> Vec<Kernel> {
-        let (dtype, to) = (self.program().types.communication, BufferId::SendChunk(self.index));
+        let (dtype, to) = (self.program().types.communication, self.destination());
         let mut at = 0;
         let part = |rank: u64| {
             let owned = self.owned(chunk, rank);
             let count = owned.end - owned.start;
             let first = at;
             at += count;
-            let from = self.part(BufferId::CommGrad(chunk.flat), owned.start, count, dtype.bytes());
+            let from = self.part(self.source_buffer(), owned.start, count, dtype.bytes());
             (count > 0).then(|| copy(from, self.part(to, first, count, dtype.bytes()), dtype))
         };
         (0..self.program().layout.ranks).filter_map(part).collect()
     }
 
     pub(super) fn round(&self, chunk: &Chunk) -> Vec<Kernel> {
-        let (to_type, to) = (self.program().types.communication, self.chunk_buffer(Access::Write));
+        let (to_type, to) = (self.program().types.communication, self.destination());
         let mut at = 0;
         let convert = |rank: u64| {
             let owned = self.owned(chunk, rank);
@@ -84,7 +74,7 @@ impl At<'_> {
             let first = at;
             at += count;
             (count > 0).then(|| Kernel::Convert {
-                from: self.part(BufferId::Grad(chunk.flat), owned.start, count, 4),
+                from: self.part(self.source_buffer(), owned.start, count, 4),
                 from_type: DType::F32,
                 to: self.part(to, first, count, to_type.bytes()),
                 to_type,
@@ -112,11 +102,7 @@ impl At<'_> {
         let owned = self.owned(chunk, self.binding.rank);
         let count = owned.end - owned.start;
         let kept = self.program().grad_accum_dtype;
-        let (to, to_type) = match self.written(&[
-            BufferId::Grad(chunk.flat),
-            BufferId::ReducedGrad(chunk.flat),
-            BufferId::ReducedChunk(self.index),
-        ]) {
+        let (to, to_type) = match self.destination() {
             id @ BufferId::Grad(_) => (self.part(id, owned.start, count, 4), DType::F32),
             // A rank with an empty part may end before the chunk begins.
             id @ BufferId::ReducedGrad(_) if count > 0 => {
@@ -138,8 +124,7 @@ impl At<'_> {
     /// of everything received.
     fn parts(&self, chunk: &Chunk, count: u64) -> (Vec<Kernel>, Span) {
         let program = self.program();
-        let (ranks, dtype, from) =
-            (program.layout.ranks, program.types.communication, self.chunk_buffer(Access::Read));
+        let (ranks, dtype, from) = (program.layout.ranks, program.types.communication, self.source_buffer());
         if let (BufferId::CommGrad(_), 1) = (from, ranks) {
             return (Vec::new(), self.part(from, chunk.range.start, count, dtype.bytes()));
         }
@@ -164,31 +149,12 @@ impl At<'_> {
         (self.part(id, range.start - first, range.end - range.start, dtype.bytes()), dtype)
     }
 
-    /// The transfer buffer that this instruction reads.
-    fn travelling(&self) -> BufferId {
-        let found = self.touched.iter().find(|(id, access)| {
-            *access == Access::Read
-                && matches!(
-                    id,
-                    BufferId::ReducedChunk(_)
-                        | BufferId::StagedShard(_)
-                        | BufferId::UpdatedWeights(_)
-                        | BufferId::CommGrad(_)
-                )
-        });
-        found.expect("a chunk has its buffer").0
-    }
-
     pub(super) fn save_gradient(&self, chunk: &Chunk, addition: Accumulate) -> Vec<Kernel> {
         let program = self.program();
         if program.gradient_storage() == GradientStorage::FlatComm {
             let (count, dtype) = (chunk.range.end, program.types.communication);
-            let from = self.part(self.travelling(), 0, count, dtype.bytes());
-            return vec![copy(
-                from,
-                self.part(BufferId::ReducedGrad(chunk.flat), 0, count, dtype.bytes()),
-                dtype,
-            )];
+            let from = self.part(self.source_buffer(), 0, count, dtype.bytes());
+            return vec![copy(from, self.part(self.destination(), 0, count, dtype.bytes()), dtype)];
         }
         let owned = self.owned(chunk, self.binding.rank);
         let count = owned.end - owned.start;
@@ -196,13 +162,13 @@ impl At<'_> {
             return Vec::new();
         }
         let (from, from_type) = if program.gradient_storage() == GradientStorage::FlatF32 {
-            (self.part(BufferId::Grad(chunk.flat), owned.start, count, 4), DType::F32)
+            (self.part(self.source_buffer(), owned.start, count, 4), DType::F32)
         } else {
             let dtype = program.summed_type(addition);
-            (self.part(self.travelling(), 0, count, dtype.bytes()), dtype)
+            (self.part(self.source_buffer(), 0, count, dtype.bytes()), dtype)
         };
         let (_, to_type, _) = program.reduced_gradient(chunk.flat, self.binding.rank);
-        let to = self.part(BufferId::ReducedGrad(chunk.flat), chunk.range.start, count, to_type.bytes());
+        let to = self.part(self.destination(), chunk.range.start, count, to_type.bytes());
         vec![match addition {
             Accumulate::Overwrite => Kernel::Convert { from, from_type, to, to_type, found_inf: None },
             Accumulate::Add => Kernel::SumRanks { ranks: 1, parts: from, from_type, to, to_type, add: true },
@@ -212,8 +178,8 @@ impl At<'_> {
     pub(super) fn stage(&self, chunk: &Chunk) -> Vec<Kernel> {
         let owned = self.owned(chunk, self.binding.rank);
         let (count, dtype) = (owned.end - owned.start, self.storage(chunk.flat));
-        let from = |count| self.part(BufferId::Weights(chunk.flat), chunk.range.start, count, dtype.bytes());
-        let to = |count| self.part(BufferId::StagedShard(self.index), 0, count, dtype.bytes());
+        let from = |count| self.part(self.source_buffer(), chunk.range.start, count, dtype.bytes());
+        let to = |count| self.part(self.destination(), 0, count, dtype.bytes());
         if count > 0 { vec![copy(from(count), to(count), dtype)] } else { Vec::new() }
     }
 
@@ -223,14 +189,11 @@ impl At<'_> {
         if count == 0 {
             return Vec::new();
         }
-        let is_staged = self.touched.iter().any(|(id, _)| matches!(id, BufferId::StagedShard(_)));
-        let from = if is_staged {
-            self.part(self.travelling(), 0, count, dtype.bytes())
-        } else {
-            self.part(BufferId::Weights(chunk.flat), chunk.range.start, count, dtype.bytes())
-        };
-        let to = self.part(self.gathered(chunk.flat), owned.start, count, dtype.bytes());
-        vec![copy(from, to, dtype)]
+        // A staging buffer holds the piece alone.
+        let from = self.source_buffer();
+        let first = if matches!(from, BufferId::StagedShard(_)) { 0 } else { chunk.range.start };
+        let to = self.part(self.destination(), owned.start, count, dtype.bytes());
+        vec![copy(self.part(from, first, count, dtype.bytes()), to, dtype)]
     }
 
     pub(super) fn put_back(&self, chunk: &Chunk) -> Vec<Kernel> {
@@ -242,28 +205,21 @@ impl At<'_> {
         }
         let dtype = self.storage(chunk.flat);
         let first = if program.stays_gathered(chunk.flat) { updated.start } else { 0 };
-        let to = self.part(BufferId::Weights(chunk.flat), first + chunk.range.start, count, dtype.bytes());
-        vec![copy(self.part(self.travelling(), 0, count, dtype.bytes()), to, dtype)]
-    }
-
-    /// The buffer of the flat being gathered.
-    fn gathered(&self, flat: usize) -> BufferId {
-        let is = |id: &BufferId| matches!(id, BufferId::Gathered { flat: other, .. } if *other == flat);
-        let found = self.touched.iter().map(|(id, _)| *id).find(is);
-        found.expect("what is gathered has its buffer")
+        let to = self.part(self.destination(), first + chunk.range.start, count, dtype.bytes());
+        vec![copy(self.part(self.source_buffer(), 0, count, dtype.bytes()), to, dtype)]
     }
 
     /// The flag in this rank's report that marks a non-finite gradient of a flat.
     pub(super) fn found_inf(&self, flat: usize) -> Span {
-        let flats = self.program().layout.flats.len();
-        let at = size_of::<Report>() + flats * size_of::<ExactSum>() + 8 * flat;
+        let at = self.program().report().flag(flat);
         self.part(BufferId::Report, at as u64, 8, 1)
     }
 
     /// The exact sum of squares of a flat in this rank's report.
     fn exact_sum(&self, flat: usize) -> Span {
-        let at = size_of::<Report>() + flat * size_of::<ExactSum>();
-        let all = self.part(BufferId::Report, 0, report_bytes(self.program().layout.flats.len()), 1);
+        let report = self.program().report();
+        let at = report.sum(flat);
+        let all = self.part(BufferId::Report, 0, report.bytes() as u64, 1);
         all.part(at as u64, size_of::<ExactSum>() as u64, 1)
     }
 
@@ -275,28 +231,29 @@ impl At<'_> {
         if shard.is_empty() {
             return vec![Kernel::Zero { to: sum }];
         }
-        let comm_grad = self.touched.iter().find(|(id, _)| matches!(id, BufferId::CommGrad(_)));
-        let (values, value_type) = match comm_grad {
-            Some((id, _)) => {
+        let (values, value_type) = match self.source_buffer() {
+            id @ BufferId::CommGrad(_) => {
                 let dtype = program.types.communication;
-                (self.part(*id, shard.start, shard.end - shard.start, dtype.bytes()), dtype)
+                (self.part(id, shard.start, shard.end - shard.start, dtype.bytes()), dtype)
             }
-            None => self.summed(flat, &shard),
+            _ => self.summed(flat, &shard),
         };
         vec![Kernel::Squares { values, value_type, sum }]
     }
 
     pub(super) fn control(&self) -> Kernel {
-        let (ranks, flats) = (self.program().layout.ranks, self.program().layout.flats.len());
-        let reports = if ranks > 1 { BufferId::Reports } else { BufferId::Report };
+        let (ranks, layout) = (self.program().layout.ranks, self.program().report());
+        let [recipe, input, reports] = self.operands().reads[..] else {
+            unreachable!("control reads the recipe, the step's input and the reports")
+        };
         Kernel::Control {
             ranks: ranks as usize,
-            flats,
-            recipe: self.whole(BufferId::Recipe, size_of::<zeroth_kernel::Recipe>() as u64),
-            input: self.whole(BufferId::Input, size_of::<zeroth_kernel::StepInput>() as u64),
-            reports: self.whole(reports, ranks * report_bytes(flats)),
+            layout,
+            recipe: self.whole(recipe, size_of::<zeroth_kernel::Recipe>() as u64),
+            input: self.whole(input, size_of::<zeroth_kernel::StepInput>() as u64),
+            reports: self.whole(reports, ranks * layout.bytes() as u64),
             control: self.whole(BufferId::Control, size_of::<zeroth_kernel::Control>() as u64),
-            record: self.whole(BufferId::Record, record_bytes(flats)),
+            record: self.whole(BufferId::Record, layout.record_bytes() as u64),
         }
     }
 
@@ -331,7 +288,6 @@ impl At<'_> {
         range: &Range<u64>,
     ) -> Kernel {
         let (program, flat, count) = (self.program(), chunk.flat, range.end - range.start);
-        let (mut grads, grad_type) = self.summed(flat, range);
         // Streamed states are parts of the sub-group's buffer.
         let tile_parts = self.tile(chunk);
         let in_tile = |at: u64, size: u64| {
@@ -342,9 +298,13 @@ impl At<'_> {
                 1,
             )
         };
-        if let Some(at) = tile_parts.and_then(|(_, parts)| parts.gradient) {
-            grads = in_tile(at, grad_type.bytes());
-        }
+        let (grads, grad_type) = match tile_parts.and_then(|(_, parts)| parts.gradient) {
+            Some(at) => {
+                let (_, dtype, _) = program.reduced_gradient(flat, self.binding.rank);
+                (in_tile(at, dtype.bytes()), dtype)
+            }
+            None => self.summed(flat, range),
+        };
         let state = |id, size| match (tile_parts, id) {
             (None, id) => self.part(id, range.start - updated.start, count, size),
             (Some((_, parts)), BufferId::Moment(moment, _)) => in_tile(
@@ -353,15 +313,15 @@ impl At<'_> {
             ),
             (Some((_, parts)), _) => in_tile(parts.master, size),
         };
-        let weights = match self.written(&[BufferId::Weights(flat), BufferId::UpdatedWeights(self.index)]) {
-            id @ BufferId::UpdatedWeights(_) => {
-                self.part(id, range.start - tile.start, count, self.storage(flat).bytes())
-            }
-            id => {
-                let first = if program.stays_gathered(flat) { 0 } else { updated.start };
-                self.part(id, range.start - first, count, self.storage(flat).bytes())
-            }
-        };
+        let weights = self.operands().writes.iter().find_map(|&id| {
+            let first = match id {
+                BufferId::UpdatedWeights(_) => tile.start,
+                BufferId::Weights(_) if program.stays_gathered(flat) => 0,
+                BufferId::Weights(_) => updated.start,
+                _ => return None,
+            };
+            Some(self.part(id, range.start - first, count, self.storage(flat).bytes()))
+        });
         let moment = |moment| state(BufferId::Moment(moment, flat), program.moment_dtype.bytes());
         let rounds = program.moment_dtype != DType::F32 && program.stochastic_rounding;
         let (has_master, master_form) = (program.has_master(flat), program.master_form(flat));
@@ -374,7 +334,7 @@ impl At<'_> {
             master: if has_master || tile_parts.is_some() {
                 state(BufferId::Master(flat), master_form.bytes())
             } else {
-                weights
+                weights.expect("without master weights the parameters are updated in place")
             },
             master_form,
             moments: program.optimizer.each_moment(moment),
@@ -384,7 +344,7 @@ impl At<'_> {
                 flat: flat as u32,
                 first: range.start,
             }),
-            weights: has_master.then_some(weights),
+            weights: weights.filter(|_| has_master),
         }
     }
 
@@ -404,12 +364,12 @@ impl At<'_> {
             Action::AllGather(flat) => {
                 let counts = self.shard_counts(*flat, self.storage(*flat).bytes());
                 let own = counts[self.binding.rank as usize] as u64;
-                let all = self.whole(self.gathered(*flat), counts.iter().sum::<usize>() as u64);
+                let all = self.whole(self.destination(), counts.iter().sum::<usize>() as u64);
                 if program.residency[*flat].weights.is_offloaded() {
                     // This rank's part is already in place.
                     return Collective::InPlace { buffer: all, starts: starts_of(&counts), counts };
                 }
-                Collective::AllGather { send: self.whole(BufferId::Weights(*flat), own), recv: all, counts }
+                Collective::AllGather { send: self.whole(self.source_buffer(), own), recv: all, counts }
             }
             Action::AllGatherWeights(chunk) => {
                 let size = self.storage(chunk.flat).bytes();
@@ -418,7 +378,7 @@ impl At<'_> {
                 let owned: Vec<Range<u64>> =
                     (0..program.layout.ranks).map(|rank| self.owned(chunk, rank)).collect();
                 Collective::InPlace {
-                    buffer: self.whole(BufferId::Weights(chunk.flat), all),
+                    buffer: self.whole(self.destination(), all),
                     starts: owned.iter().map(|range| bytes(range.start)).collect(),
                     counts: owned.iter().map(|range| bytes(range.end - range.start)).collect(),
                 }
@@ -427,35 +387,35 @@ impl At<'_> {
                 let shard = program.layout.flats[*flat].shard(*root as u64, program.layout.ranks);
                 let count = shard.end - shard.start;
                 let size = self.storage(*flat).bytes();
-                let buffer = self.part(BufferId::Weights(*flat), shard.start, count, size);
+                let buffer = self.part(self.destination(), shard.start, count, size);
                 Collective::Broadcast { root: *root, buffer }
             }
             Action::AllGatherGrad(flat) => {
                 let counts = self.shard_counts(*flat, 4);
                 let all = counts.iter().sum::<usize>() as u64;
                 let starts = starts_of(&counts);
-                Collective::InPlace { buffer: self.whole(BufferId::Grad(*flat), all), starts, counts }
+                Collective::InPlace { buffer: self.whole(self.destination(), all), starts, counts }
             }
             Action::AllToAll(chunk) => {
                 let counts = self.chunk_counts(chunk);
                 let all = counts.iter().sum::<usize>() as u64;
                 if !program.reduce_scatter {
                     return Collective::AllGather {
-                        send: self.whole(self.chunk_buffer(Access::Read), all),
-                        recv: self.whole(self.chunk_buffer(Access::Write), counts.len() as u64 * all),
+                        send: self.whole(self.source_buffer(), all),
+                        recv: self.whole(self.destination(), counts.len() as u64 * all),
                         counts: vec![all as usize; counts.len()],
                     };
                 }
                 let own = (counts.len() * counts[self.binding.rank as usize]) as u64;
                 Collective::AllToAll {
-                    send: self.whole(self.chunk_buffer(Access::Read), all),
-                    recv: self.whole(self.chunk_buffer(Access::Write), own),
+                    send: self.whole(self.source_buffer(), all),
+                    recv: self.whole(self.destination(), own),
                     counts,
                 }
             }
             Action::ReduceScatter(chunk, addition) => {
                 let (counts, from_type) = (self.chunk_counts(chunk), program.types.communication);
-                let from = self.chunk_buffer(Access::Read);
+                let from = self.source_buffer();
                 let (send, starts) = if let BufferId::CommGrad(flat) = from {
                     let bytes = |rank: u64| (self.owned(chunk, rank).start * from_type.bytes()) as usize;
                     let all = program.layout.flats[flat].padded() * from_type.bytes();
@@ -469,10 +429,10 @@ impl At<'_> {
                 Collective::Reduce { send, starts, counts, from_type, to, to_type, add, squares }
             }
             Action::AllGatherReports => {
-                let (ranks, bytes) = (program.layout.ranks, report_bytes(program.layout.flats.len()));
+                let (ranks, bytes) = (program.layout.ranks, program.report().bytes() as u64);
                 Collective::AllGather {
-                    send: self.whole(BufferId::Report, bytes),
-                    recv: self.whole(BufferId::Reports, ranks * bytes),
+                    send: self.whole(self.source_buffer(), bytes),
+                    recv: self.whole(self.destination(), ranks * bytes),
                     counts: vec![bytes as usize; ranks as usize],
                 }
             }

@@ -1,21 +1,23 @@
 //! Lowering of instructions to kernel launches over arena spans, and to collectives.
 //!
-//! Kernel sizes follow from the model's shapes, operands from the placement of their buffers. Only the rows of the streams
+//! Kernel sizes follow from the model's shapes, spans from the placement of the instruction's operands. Only the rows of the streams
 //! differ between micro-batches, so a section is lowered once per size; a value's rows follow from its stream's.
 
 mod flats;
 mod ops;
 mod sub_groups;
 
+use std::mem::offset_of;
+
 use crate::Target;
 use zeroth_base::DType;
 use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
-use zeroth_kernel::{Access, Kernel, Launch, Report, Span};
+use zeroth_kernel::{Kernel, Launch, Span, StepInput};
 
 use super::buffer::ALIGNMENT;
-use super::buffer_analysis::{BufferAnalysis, report_bytes};
+use super::buffer_analysis::BufferAnalysis;
 use super::grad_destinations::GradSlice;
-use super::{Action, BufferId, Program, Section, StreamSizes};
+use super::{Action, BufferId, Operands, Program, Section, StreamSizes};
 
 /// The work of an instruction on one rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -102,11 +104,10 @@ pub struct Lowering<'a> {
     source: BufferAnalysis<'a>,
 }
 
-/// An instruction being lowered, with everything its operands follow from.
+/// An instruction being lowered, with everything its launches follow from.
 struct At<'a> {
     source: BufferAnalysis<'a>,
     section: &'a Section,
-    touched: &'a [(BufferId, Access)],
     span: &'a dyn Fn(BufferId) -> Span,
     binding: Binding<'a>,
     /// Rows of every stream.
@@ -125,7 +126,6 @@ impl<'a> Lowering<'a> {
     /// Scratch bytes of every instruction of a section: the maximum over all row sizes.
     pub fn scratch(&self, section: &Section, row_sizes: &StreamSizes) -> Vec<u64> {
         let count = section.instructions.len();
-        let touches = self.source.touches(section, &vec![0; count]);
         // Sizes do not depend on placement: every buffer counts as large enough.
         let span = |_: BufferId| Span::device(0, u64::MAX / 4);
         let binding = Binding { rank: 0, seed: 0, decayed: &|_| true };
@@ -137,7 +137,7 @@ impl<'a> Lowering<'a> {
                 _ => row_sizes.len(),
             };
             let sizes = row_sizes.iter().take(count).map(|rows| {
-                let at = self.at(section, index, &touches[index], &span, binding, rows);
+                let at = self.at(section, index, &span, binding, rows);
                 let kernels = at.kernels();
                 let (target, dtype) = (self.source.target, self.source.program.types.compute);
                 let most = kernels.iter().map(|kernel| target.scratch(kernel, dtype));
@@ -157,11 +157,8 @@ impl<'a> Lowering<'a> {
         binding: Binding<'_>,
         rows: &[u64],
     ) -> Vec<Work> {
-        let sizes: Vec<u64> =
-            (0..section.instructions.len()).map(|at| scratch(at).map_or(0, |span| span.bytes)).collect();
-        let touches = self.source.touches(section, &sizes);
         let work = |index: usize| {
-            let at = self.at(section, index, &touches[index], span, binding, rows);
+            let at = self.at(section, index, span, binding, rows);
             // On one rank there are no collectives: its parameters are uploaded, not gathered.
             let alone = self.source.program.layout.ranks == 1;
             if section.instructions[index].action.is_collective() && !alone {
@@ -185,21 +182,12 @@ impl<'a> Lowering<'a> {
         &'b self,
         section: &'b Section,
         index: usize,
-        touched: &'b [(BufferId, Access)],
         span: &'b dyn Fn(BufferId) -> Span,
         binding: Binding<'b>,
         rows: &'b [u64],
     ) -> At<'b> {
-        At {
-            source: self.source,
-            section,
-            touched,
-            span,
-            binding,
-            rows,
-            reserved: std::cell::Cell::new(0),
-            index,
-        }
+        let reserved = std::cell::Cell::new(0);
+        At { source: self.source, section, span, binding, rows, reserved, index }
     }
 }
 
@@ -213,22 +201,44 @@ impl At<'_> {
         self.program().layout.flats[flat].storage
     }
 
+    fn operands(&self) -> &Operands {
+        &self.section.instructions[self.index].operands
+    }
+
+    /// The buffer that this instruction reads first.
+    fn source_buffer(&self) -> BufferId {
+        self.operands().reads[0]
+    }
+
+    /// The buffer that it writes first.
+    fn destination(&self) -> BufferId {
+        self.operands().writes[0]
+    }
+
+    /// Whether a buffer is an operand, or memory that has none: scratch, and host states behind their token.
+    fn may_access(&self, id: BufferId) -> bool {
+        let stands_for = |operand: BufferId| match (operand, id) {
+            (BufferId::HostStateToken { flat, .. }, BufferId::Master(of) | BufferId::Moment(_, of)) => {
+                flat == of
+            }
+            _ => operand == id,
+        };
+        id == BufferId::Scratch(self.index)
+            || self.operands().find_map(|operand| stands_for(operand).then_some(())).is_some()
+    }
+
     /// The span of `count` elements of a buffer from `first` on.
     fn part(&self, id: BufferId, first: u64, count: u64, size: u64) -> Span {
+        let action = &self.section.instructions[self.index].action;
+        debug_assert!(self.may_access(id), "{action:?} accesses {id:?}, which is not an operand");
         (self.span)(id).part(first, count, size)
     }
 
     /// The span of a value, limited to the rows of this micro-batch.
     fn value(&self, value: Value) -> Span {
         // The forward value, or its recomputed or reloaded copy.
-        let stands = |id: &BufferId| match id {
-            BufferId::Value(other) | BufferId::Recomputed(other) | BufferId::Reloaded(other) => {
-                *other == value.index()
-            }
-            _ => false,
-        };
-        let found = self.touched.iter().map(|(id, _)| id).find(|id| stands(id));
-        let id = found.copied().unwrap_or(BufferId::Value(value.index()));
+        let holds = |id: BufferId| (id.value() == Some(value.index())).then_some(id);
+        let id = self.operands().find_map(holds).expect("the values of an op are operands");
         self.part(id, 0, self.rows(value), self.source.row_bytes(value.index()))
     }
 
@@ -249,12 +259,12 @@ impl At<'_> {
     /// The span this instruction reads a parameter from.
     fn param(&self, param: ParamId) -> Span {
         let (flat, slot) = self.program().layout.place(param);
-        let gathers = |id: &BufferId| match id {
-            BufferId::Weights(other) | BufferId::Gathered { flat: other, .. } => *other == flat,
-            _ => false,
+        let holds = |id: BufferId| match id {
+            BufferId::Weights(of) | BufferId::Gathered { flat: of, .. } if of == flat => Some(id),
+            _ => None,
         };
-        let (id, _) = self.touched.iter().find(|(id, _)| gathers(id)).expect("its flat is read");
-        self.part(*id, slot.start, slot.elements, self.storage(flat).bytes())
+        let id = self.operands().find_map(holds).expect("the parameters of an op are operands");
+        self.part(id, slot.start, slot.elements, self.storage(flat).bytes())
     }
 
     /// The span of a gradient slice.
@@ -288,24 +298,22 @@ impl At<'_> {
         node.accumulates_into.contains(&param).then(|| self.gradient(param))
     }
 
-    /// The span of the loss in this rank's report.
-    fn loss(&self) -> Span {
-        self.part(BufferId::Report, 0, 1, size_of::<Report>() as u64)
+    /// The span of a part of the loss in this rank's report.
+    fn loss(&self, part: usize) -> Span {
+        self.part(BufferId::Report, self.program().report().loss(part) as u64, 8, 1)
+    }
+
+    /// The span of the factor of a part of the loss in the step's input.
+    fn loss_weight(&self, part: usize) -> Span {
+        self.part(BufferId::Input, (offset_of!(StepInput, loss_weights) + 8 * part) as u64, 8, 1)
     }
 
     fn whole(&self, id: BufferId, bytes: u64) -> Span {
         self.part(id, 0, bytes, 1)
     }
 
-    /// The first of these buffers that this instruction writes.
-    fn written(&self, candidates: &[BufferId]) -> BufferId {
-        let found =
-            self.touched.iter().find(|(id, access)| *access == Access::Write && candidates.contains(id));
-        found.map_or(candidates[0], |(id, _)| *id)
-    }
-
     /// A copy of a value.
-    fn moved(&self, value: usize, from: BufferId, to: BufferId) -> Kernel {
+    fn moved(&self, value: usize) -> Kernel {
         let dtype = match self.source.backward.values[value].kind {
             Kind::Activation => self.program().types.compute,
             Kind::Statistic | Kind::Index => DType::F32,
@@ -313,9 +321,9 @@ impl At<'_> {
         let rows = self.source.backward.values[value].rows.count(self.rows);
         let row_bytes = self.source.row_bytes(value);
         Kernel::Convert {
-            from: self.part(from, 0, rows, row_bytes),
+            from: self.part(self.source_buffer(), 0, rows, row_bytes),
             from_type: dtype,
-            to: self.part(to, 0, rows, row_bytes),
+            to: self.part(self.destination(), 0, rows, row_bytes),
             to_type: dtype,
             found_inf: None,
         }
@@ -325,7 +333,7 @@ impl At<'_> {
         let program = self.program();
         match &self.section.instructions[self.index].action {
             Action::ZeroLoss => {
-                let bytes = report_bytes(program.layout.flats.len());
+                let bytes = program.report().bytes() as u64;
                 vec![Kernel::Zero { to: self.whole(BufferId::Report, bytes) }]
             }
             Action::Forward(node) => vec![self.forward(&self.source.graph.nodes[*node])],
@@ -339,12 +347,7 @@ impl At<'_> {
                 let node = &self.source.graph.nodes[*node];
                 vec![if *from_sum { self.norm_of_sum(node) } else { self.forward(node) }]
             }
-            Action::OffloadActivation(value) => {
-                vec![self.moved(*value, BufferId::Value(*value), BufferId::Offloaded(*value))]
-            }
-            Action::ReloadActivation(value) => {
-                vec![self.moved(*value, BufferId::Offloaded(*value), BufferId::Reloaded(*value))]
-            }
+            Action::OffloadActivation(value) | Action::ReloadActivation(value) => vec![self.moved(*value)],
             Action::ZeroGrad(flat) => {
                 let parts = program.zeroed(self.section.kind, *flat);
                 parts.iter().map(|part| Kernel::Zero { to: self.of_gradients(part) }).collect()

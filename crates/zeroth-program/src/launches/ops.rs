@@ -39,9 +39,13 @@ impl At<'_> {
         }
     }
 
-    /// The sequence starts of the stream that a forward value has the rows of.
-    fn starts(&self, value: Value) -> Span {
-        let stream = self.source.stream_of(value);
+    /// The sequence starts of this instruction's stream.
+    fn starts(&self) -> Span {
+        let stream = self.operands().find_map(|id| match id {
+            BufferId::Starts(stream) => Some(stream),
+            _ => None,
+        });
+        let stream = stream.expect("an op over sequences reads their starts");
         self.part(BufferId::Starts(stream), 0, self.source.graph.streams[stream].rows + 2, 4)
     }
 
@@ -54,7 +58,11 @@ impl At<'_> {
     /// Cosines and sines of a rotary embedding at these positions.
     fn angles(&self, rotary: usize, positions: Value) -> [Span; 2] {
         let pairs = self.source.graph.rotaries[rotary].frequencies.len() as u64;
-        let stream = self.source.stream_of(positions);
+        let stream = self.operands().find_map(|id| match id {
+            BufferId::Cosines { stream, .. } => Some(stream),
+            _ => None,
+        });
+        let stream = stream.expect("a rope reads cosines and sines");
         [BufferId::Cosines { stream, rotary }, BufferId::Sines { stream, rotary }]
             .map(|id| self.part(id, 0, self.rows(positions) * pairs, 4))
     }
@@ -70,15 +78,16 @@ impl At<'_> {
         HeadNormRopeDims { rope: self.rope_dims(heads, rotary, x), eps: eps as f32 }
     }
 
-    /// `of` is the operand of forward.
-    fn dropout(&self, op: Op, of: Value, x: Value, y: Value) -> Kernel {
+    fn dropout(&self, op: Op, x: Value, y: Value) -> Kernel {
         let Op::Dropout { probability, salt } = op else { unreachable!("dropout's own kernel") };
+        let keys = self.operands().find_map(|id| matches!(id, BufferId::Keys(_)).then_some(id));
+        let keys = keys.expect("dropout reads the keys of its rows");
         Kernel::Dropout {
             probability: probability as f32,
             seed: self.binding.seed,
             op: salt,
             width: self.width(x),
-            keys: self.part(BufferId::Keys(self.source.stream_of(of)), 0, self.rows(x), 16),
+            keys: self.part(keys, 0, self.rows(x), 16),
             x: self.value(x),
             y: self.value(y),
         }
@@ -141,7 +150,7 @@ impl At<'_> {
             Op::Rope { .. } => self.rope(node.op, [node.inputs[0], node.inputs[1]], node.outputs[0], false),
             Op::Attention { .. } => Kernel::Attention {
                 dims: self.attention_dims(node.op, node.inputs[0]),
-                starts: self.starts(node.inputs[0]),
+                starts: self.starts(),
                 q: input(0),
                 k: input(1),
                 v: input(2),
@@ -151,13 +160,13 @@ impl At<'_> {
             Op::GatedActivation(activation) => {
                 Kernel::GatedActivation { activation, gate: input(0), up: input(1), y: output(0) }
             }
-            Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.inputs[0], node.outputs[0]),
-            Op::HeadLoss => Kernel::HeadLoss {
+            Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.outputs[0]),
+            Op::HeadLoss { part } => Kernel::HeadLoss {
                 dims: self.head_dims(node.params[0], node.inputs[0]),
                 x: input(0),
                 w: self.param(node.params[0]),
                 labels: input(1),
-                loss: self.loss(),
+                loss: self.loss(part),
             },
         }
     }
@@ -169,7 +178,7 @@ impl At<'_> {
         let dims = LogitsDims { rows, sequences: sequences as usize, hidden, vocab };
         Kernel::Logits {
             dims,
-            starts: self.starts(head.inputs[0]),
+            starts: self.starts(),
             x: self.value(head.inputs[0]),
             w: self.param(head.params[0]),
             logits: self.part(BufferId::Logits, 0, sequences * vocab as u64, 4),
@@ -238,7 +247,7 @@ impl At<'_> {
 
     /// The rows of a gradient that the head leaves to an embedding, and their token ids.
     fn waiting(&self, node: &GradNode, width: usize) -> Option<TiedRowsOut> {
-        let tokens = self.source.waiting_tokens(self.section.kind, node)?;
+        let tokens = self.program().waiting_tokens(self.source.backward, self.section.kind, node)?;
         let count = self.rows(tokens) * self.width(tokens) as u64;
         let rows = self.part(BufferId::WaitingRows, 0, count * width as u64, 4);
         Some(TiedRowsOut { ids: self.value(tokens), rows })
@@ -251,13 +260,14 @@ impl At<'_> {
         let kernel = match node.op {
             GradOp::HeadLoss => {
                 let (dims, weight) = (self.head_dims(node.params[0], node.inputs[0]), node.params[0]);
+                let part = of.op.loss_part().expect("the op of a loss");
                 Kernel::HeadLossBackward {
                     dims,
                     x: input(0),
                     w: self.param(weight),
                     labels: input(1),
-                    loss: self.loss(),
-                    input: self.whole(BufferId::Input, size_of::<zeroth_kernel::StepInput>() as u64),
+                    loss: self.loss(part),
+                    loss_weight: self.loss_weight(part),
                     control: self.whole(BufferId::Control, size_of::<zeroth_kernel::Control>() as u64),
                     dx: node.outputs.get(1).map(|(dx, _)| self.value(*dx)),
                     dw: self.grad_destination(node, weight).map(|to| HeadLossDw {
@@ -318,7 +328,7 @@ impl At<'_> {
             GradOp::Rope(op) => self.rope(op, [node.inputs[0], node.inputs[1]], node.outputs[0].0, true),
             GradOp::Attention(op) => Kernel::AttentionBackward {
                 dims: self.attention_dims(op, node.inputs[0]),
-                starts: self.starts(of.inputs[0]),
+                starts: self.starts(),
                 q: input(0),
                 k: input(1),
                 v: input(2),
@@ -337,17 +347,19 @@ impl At<'_> {
                 dgate: output(0),
                 dup: output(1),
             },
-            GradOp::Dropout(op) => self.dropout(op, of.inputs[0], node.inputs[0], node.outputs[0].0),
+            GradOp::Dropout(op) => self.dropout(op, node.inputs[0], node.outputs[0].0),
             GradOp::Embedding => {
                 let (table, [vocab, width]) = (of.params[0], self.shape(of.params[0]));
-                let found_inf = self.found_inf(self.program().layout.place(table).0);
+                let flat = self.program().layout.place(table).0;
+                let tied_rows =
+                    |own: TiedRowsOut| TiedRowsIn { rows: own.rows, found_inf: self.found_inf(flat) };
                 Kernel::EmbeddingBackward {
                     dims: EmbeddingDims { vocab, width },
                     rows: self.rows(node.inputs[1]) as usize,
                     ids: input(0),
                     dy: input(1),
                     dtable: self.gradient(table),
-                    tied_rows: self.waiting(node, width).map(|own| TiedRowsIn { rows: own.rows, found_inf }),
+                    tied_rows: self.waiting(node, width).map(tied_rows),
                 }
             }
             GradOp::Sum => Kernel::Sum { a: input(0), b: input(1), y: output(0) },

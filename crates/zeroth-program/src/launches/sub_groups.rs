@@ -18,20 +18,20 @@ struct Part {
 impl At<'_> {
     /// The sub-group buffer that this instruction accesses, and its layout.
     pub(super) fn tile(&self, chunk: &Chunk) -> Option<(BufferId, SubGroupLayout)> {
-        let found = self.touched.iter().find(|(id, _)| matches!(id, BufferId::SubGroup(_)));
+        let found = self.operands().find_map(|id| matches!(id, BufferId::SubGroup(_)).then_some(id));
         let parts = SubGroupLayout::of(self.program(), chunk.flat, chunk.range.end - chunk.range.start);
-        found.map(|(id, _)| (*id, parts))
+        found.map(|id| (id, parts))
     }
 
-    /// A sub-group's gradient, where it is in host memory, and its states.
-    fn parts_of_tile(&self, chunk: &Chunk) -> (Option<Part>, Vec<Part>) {
+    /// A sub-group's states, after its gradient where that is in host memory and asked for.
+    fn parts_of_tile(&self, chunk: &Chunk, with_gradient: bool) -> Vec<Part> {
         let (program, flat) = (self.program(), chunk.flat);
         let updated = program.update_range(flat, self.binding.rank);
         let within = |place: u64| (updated.start + place).min(updated.end);
         let range = within(chunk.range.start)..within(chunk.range.end);
         let count = range.end - range.start;
         if count == 0 {
-            return (None, Vec::new());
+            return Vec::new();
         }
         let (tile, parts) = self.tile(chunk).expect("states that pass through have a tile");
         let here = |at: u64, dtype: DType| self.part(tile, at, count * dtype.bytes(), 1);
@@ -40,26 +40,27 @@ impl At<'_> {
             there: self.part(id, range.start - updated.start, count, dtype.bytes()),
             dtype,
         };
-        let gradient = parts.gradient.map(|at| {
+        let gradient = parts.gradient.filter(|_| with_gradient).map(|at| {
             let (there, dtype) = self.summed(flat, &range);
             Part { here: here(at, dtype), there, dtype }
         });
         // Without master weights, the parameters take their place.
         let master = if program.has_master(flat) { BufferId::Master(flat) } else { BufferId::Weights(flat) };
-        let mut states = vec![state(parts.master, master, DType::F32)];
+        let mut all: Vec<Part> =
+            gradient.into_iter().chain([state(parts.master, master, DType::F32)]).collect();
         for (moment, at) in Moment::ALL.into_iter().zip(parts.moments) {
-            states.extend(at.map(|at| state(at, BufferId::Moment(moment, flat), program.moment_dtype)));
+            all.extend(at.map(|at| state(at, BufferId::Moment(moment, flat), program.moment_dtype)));
         }
-        (gradient, states)
+        all
     }
 
     pub(super) fn load(&self, chunk: &Chunk) -> Vec<Kernel> {
-        let (gradient, states) = self.parts_of_tile(chunk);
-        gradient.into_iter().chain(states).map(|part| copy(part.there, part.here, part.dtype)).collect()
+        let parts = self.parts_of_tile(chunk, true);
+        parts.into_iter().map(|part| copy(part.there, part.here, part.dtype)).collect()
     }
 
     pub(super) fn store(&self, chunk: &Chunk) -> Vec<Kernel> {
-        let (_, states) = self.parts_of_tile(chunk);
+        let states = self.parts_of_tile(chunk, false);
         states.into_iter().map(|part| copy(part.here, part.there, part.dtype)).collect()
     }
 }

@@ -11,7 +11,6 @@
 use std::collections::{BTreeSet, HashMap};
 
 use zeroth_graph::{Backward, Graph, Op, UnitId, Value};
-use zeroth_kernel::Queue;
 
 use super::super::{Action, Instruction, Program, Recompute, Section, Settings};
 
@@ -175,10 +174,8 @@ impl Model<'_> {
         let from_sum =
             matches!(node.op, Op::AddRmsNorm { .. }) && !group.dropped.contains(&node.outputs[0].index());
         Instruction {
-            action: Action::Recompute { node: index, from_sum },
-            queue: Queue::Compute,
             reads: Program::flats_of(&program.layout, &node.params),
-            accumulates_into: Vec::new(),
+            ..Instruction::new(Action::Recompute { node: index, from_sum })
         }
     }
 

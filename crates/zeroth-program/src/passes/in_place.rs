@@ -11,10 +11,13 @@ use std::collections::BTreeSet;
 
 use crate::Target;
 
+use zeroth_graph::{Backward, Graph};
+
 use super::super::{Accumulate, Action, Chunk, Program, Section};
+use super::operands;
 
 /// Specialises a program for a target.
-pub fn in_place(mut program: Program, target: Target) -> Program {
+pub fn in_place(mut program: Program, graph: &Graph, backward: &Backward, target: Target) -> Program {
     let shares_memory = matches!(target, Target::Cpu { .. }) && program.world.shares_memory();
     if shares_memory && program.reduce_scatter && program.layout.ranks > 1 {
         let on_device: Vec<bool> =
@@ -38,6 +41,7 @@ pub fn in_place(mut program: Program, target: Target) -> Program {
                 |action: &Action| matches!(action, Action::GradSquares(flat) if counted.contains(flat));
             section.instructions.retain(|instruction| !is_counted(&instruction.action));
         }
+        program = operands(program, graph, backward);
     }
     program
 }

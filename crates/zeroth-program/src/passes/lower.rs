@@ -3,7 +3,6 @@
 //! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
 
 use zeroth_graph::{Backward, Graph, Node, Op};
-use zeroth_kernel::Queue;
 
 use super::super::buffer::ALIGNMENT;
 use super::super::grad_producers::grad_producers;
@@ -34,7 +33,7 @@ pub(in super::super) fn lower(
     };
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
-    program(world, layout, sections, grad_producers(graph, backward, settings), settings)
+    program(graph, world, layout, sections, grad_producers(graph, backward, settings), settings)
 }
 
 /// Forward with a head that computes next-token logits instead of a loss. With a cache, that section stores keys and
@@ -68,7 +67,7 @@ pub(in super::super) fn lower_inference(
     let kinds: &[SectionKind] =
         if cached_tokens > 0 { &[SectionKind::Logits, SectionKind::Decode] } else { &[SectionKind::Logits] };
     let sections = kinds.iter().map(|kind| of_kind(*kind)).collect();
-    Program { cached_tokens, ..program(World::from(1), layout, sections, Vec::new(), settings) }
+    Program { cached_tokens, ..program(graph, World::from(1), layout, sections, Vec::new(), settings) }
 }
 
 const fn is_attention(node: &Node) -> bool {
@@ -76,6 +75,7 @@ const fn is_attention(node: &Node) -> bool {
 }
 
 fn program(
+    graph: &Graph,
     world: World,
     layout: Layout,
     sections: Vec<Section>,
@@ -96,6 +96,7 @@ fn program(
         world,
         zero_copy_gather: settings.gather == Some(Gather::View) && world.shares_memory(),
         accumulation: settings.accumulation.max(1),
+        losses: graph.loss_parts.clone(),
         stage: settings.stage,
         types: settings.types,
         grad_accum_dtype: settings.grad_accum_dtype,
@@ -109,10 +110,8 @@ fn program(
 /// The nodes whose op is wanted.
 fn forward(graph: &Graph, layout: &Layout, wanted: fn(Op) -> bool) -> Vec<Instruction> {
     let node = |(index, node): (usize, &Node)| Instruction {
-        action: Action::Forward(index),
-        queue: Queue::Compute,
         reads: Program::flats_of(layout, &node.params),
-        accumulates_into: Vec::new(),
+        ..Instruction::new(Action::Forward(index))
     };
     graph.nodes.iter().enumerate().filter(|(_, node)| wanted(node.op)).map(node).collect()
 }
@@ -125,10 +124,9 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
     }
     instructions.extend(forward(graph, layout, |op| !op.is_loss()));
     instructions.extend(backward.nodes.iter().enumerate().map(|(index, node)| Instruction {
-        action: Action::Backward(index),
-        queue: Queue::Compute,
         reads: Program::flats_of(layout, &node.params),
         accumulates_into: Program::flats_of(layout, &node.accumulates_into),
+        ..Instruction::new(Action::Backward(index))
     }));
     instructions
 }

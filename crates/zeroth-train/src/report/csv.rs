@@ -148,6 +148,7 @@ mod tests {
     const STEP: StepMetrics = StepMetrics {
         step: 1,
         loss: 2.5,
+        loss_parts: [None; zeroth_kernel::LOSSES],
         grad_norm: 0.125,
         lr: 1e-5,
         tokens: 100,

@@ -1,0 +1,350 @@
+//! `operands`: the buffers that each instruction reads and writes ([`Operands`]). The last pass: the order is final.
+//!
+//! Keys: none.
+//!
+//! It walks every section in order and follows which buffer holds a value (recomputed or reloaded ones move), a flat's
+//! parameters (every gathered copy is a buffer of its own), and a chunk in transfer.
+
+use std::collections::HashMap;
+
+use zeroth_graph::{Backward, Graph, Node, Op, Rows, Value};
+
+use super::super::{Action, BufferId, Chunk, GradientStorage, Instruction, Operands, Program, SectionKind};
+
+/// Sets the operands of every instruction.
+pub(in super::super) fn operands(mut program: Program, graph: &Graph, backward: &Backward) -> Program {
+    let of_section = |section: &super::super::Section| -> Vec<Operands> {
+        let mut walk = Walk::new(&program, graph, backward, section.kind);
+        section.instructions.iter().enumerate().map(|(at, instruction)| walk.next(at, instruction)).collect()
+    };
+    let found: Vec<Vec<Operands>> = program.sections.iter().map(of_section).collect();
+    for (section, found) in program.sections.iter_mut().zip(found) {
+        for (instruction, operands) in section.instructions.iter_mut().zip(found) {
+            instruction.operands = operands;
+        }
+    }
+    program
+}
+
+/// A walk over a section: the buffers that hold values, flats and chunks at a point of its list.
+struct Walk<'a> {
+    program: &'a Program,
+    graph: &'a Graph,
+    backward: &'a Backward,
+    kind: SectionKind,
+    /// How often each flat was released.
+    releases: Vec<usize>,
+    /// Chunks in transfer.
+    in_transfer: HashMap<Chunk, BufferId>,
+    /// Sub-groups whose states are on the device.
+    sub_groups: HashMap<Chunk, BufferId>,
+    /// By value.
+    values: Vec<BufferId>,
+}
+
+fn lists<const R: usize, const W: usize>(reads: [BufferId; R], writes: [BufferId; W]) -> Operands {
+    Operands { reads: reads.to_vec(), writes: writes.to_vec() }
+}
+
+impl<'a> Walk<'a> {
+    fn new(program: &'a Program, graph: &'a Graph, backward: &'a Backward, kind: SectionKind) -> Self {
+        Self {
+            program,
+            graph,
+            backward,
+            kind,
+            releases: vec![0; program.layout.flats.len()],
+            in_transfer: HashMap::new(),
+            sub_groups: HashMap::new(),
+            values: (0..backward.values.len()).map(BufferId::Value).collect(),
+        }
+    }
+
+    /// The operands of the next instruction.
+    fn next(&mut self, at: usize, instruction: &Instruction) -> Operands {
+        let operands = self.operands(at, instruction);
+        match &instruction.action {
+            Action::Recompute { node, from_sum } => {
+                for output in &self.graph.nodes[*node].outputs[usize::from(*from_sum)..] {
+                    self.values[output.index()] = BufferId::Recomputed(output.index());
+                }
+            }
+            Action::ReloadActivation(value) => self.values[*value] = BufferId::Reloaded(*value),
+            Action::Release(flat) => self.releases[*flat] += 1,
+            Action::PackGrad(chunk) | Action::CastAndPackGrad(chunk) => {
+                self.in_transfer.insert(chunk.clone(), BufferId::SendChunk(at));
+            }
+            Action::AllToAll(chunk) => _ = self.in_transfer.insert(chunk.clone(), BufferId::RecvChunk(at)),
+            Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) => {
+                self.in_transfer.insert(chunk.clone(), BufferId::ReducedChunk(at));
+            }
+            Action::StageShard(chunk) => {
+                self.in_transfer.insert(chunk.clone(), BufferId::StagedShard(at));
+            }
+            Action::Update(chunk) => {
+                self.in_transfer.insert(chunk.clone(), BufferId::UpdatedWeights(at));
+            }
+            Action::LoadStates(chunk) => {
+                self.sub_groups.insert(chunk.clone(), BufferId::SubGroup(at));
+            }
+            _ => {}
+        }
+        operands
+    }
+
+    fn values(&self, values: &[Value]) -> impl Iterator<Item = BufferId> {
+        values.iter().map(|value| self.values[value.index()])
+    }
+
+    /// The buffer that holds a flat's parameters.
+    fn weights(&self, flat: usize) -> BufferId {
+        if self.program.stays_gathered(flat) {
+            return BufferId::Weights(flat);
+        }
+        BufferId::Gathered { flat, copy: self.releases[flat] }
+    }
+
+    /// The buffers of the parameters that an instruction reads.
+    fn params(&self, instruction: &Instruction) -> impl Iterator<Item = BufferId> {
+        instruction.reads.iter().map(|flat| self.weights(*flat))
+    }
+
+    /// The stream that gives a value of the graph its rows.
+    fn stream_of(&self, value: Value) -> usize {
+        match self.graph.info(value).rows {
+            Rows::Stream(stream) | Rows::Times(stream, _) => stream,
+            Rows::Fixed(_) => unreachable!("ops that read sequences have the rows of a stream"),
+        }
+    }
+
+    /// Buffers of a stream that a forward node and its gradient read besides values and parameters.
+    fn of_stream(&self, node: &Node) -> Vec<BufferId> {
+        let stream = || self.stream_of(node.inputs[0]);
+        match node.op {
+            Op::Rope { rotary, .. } | Op::HeadNormRope { rotary, .. } => {
+                let stream = stream();
+                vec![BufferId::Cosines { stream, rotary }, BufferId::Sines { stream, rotary }]
+            }
+            Op::Attention { .. } => vec![BufferId::Starts(stream())],
+            Op::Dropout { .. } => vec![BufferId::Keys(stream())],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The buffer that holds a chunk of a gradient in the communication dtype.
+    fn gradient(&self, chunk: &Chunk) -> BufferId {
+        match self.in_transfer.get(chunk) {
+            Some(id @ (BufferId::SendChunk(_) | BufferId::RecvChunk(_) | BufferId::ReducedChunk(_))) => *id,
+            _ => BufferId::CommGrad(chunk.flat),
+        }
+    }
+
+    /// The buffer of a sub-group's states on the device.
+    fn sub_group(&self, chunk: &Chunk) -> BufferId {
+        *self.sub_groups.get(chunk).expect("states are loaded before they are updated and stored")
+    }
+
+    fn operands(&self, at: usize, instruction: &Instruction) -> Operands {
+        let program = self.program;
+        let on_host = |flat: usize| program.residency[flat].gradients.is_offloaded();
+        let reduced = |flat: usize| program.reduced_gradient(flat, 0).0;
+        match &instruction.action {
+            Action::Forward(node) => {
+                let node = &self.graph.nodes[*node];
+                let reads = self.values(&node.inputs).chain(self.params(instruction));
+                let reads = reads.chain(self.of_stream(node)).collect();
+                let outputs = self.values(&node.outputs);
+                let writes = if node.op.is_loss() { vec![BufferId::Report] } else { outputs.collect() };
+                Operands { reads, writes }
+            }
+            Action::Recompute { node, from_sum } => {
+                let node = &self.graph.nodes[*node];
+                let inputs = if *from_sum { &node.outputs[..1] } else { &node.inputs[..] };
+                let reads = self.values(inputs).chain(self.params(instruction));
+                let outputs = node.outputs[usize::from(*from_sum)..].iter();
+                Operands {
+                    reads: reads.chain(self.of_stream(node)).collect(),
+                    writes: outputs.map(|output| BufferId::Recomputed(output.index())).collect(),
+                }
+            }
+            Action::Backward(node) => self.of_gradient(*node, instruction),
+            Action::Logits { node, .. } => {
+                // It reads the last rows of x and no labels.
+                let x = &self.graph.nodes[*node].inputs[..1];
+                let starts = BufferId::Starts(self.stream_of(x[0]));
+                let reads = self.values(x).chain([starts]).chain(self.params(instruction)).collect();
+                Operands { reads, writes: vec![BufferId::Logits] }
+            }
+            Action::StoreKv(node) => {
+                let inputs = self.values(&self.graph.nodes[*node].inputs[1..]);
+                Operands {
+                    reads: inputs.chain([BufferId::CacheRanges]).collect(),
+                    writes: vec![BufferId::CachedKeys(*node), BufferId::CachedValues(*node)],
+                }
+            }
+            Action::CachedAttention(at) => {
+                let node = &self.graph.nodes[*at];
+                let cache = [BufferId::CacheRanges, BufferId::CachedKeys(*at), BufferId::CachedValues(*at)];
+                Operands {
+                    reads: self.values(&node.inputs[..1]).chain(cache).collect(),
+                    // Nothing reads the log-sum-exp.
+                    writes: self.values(&node.outputs[..1]).collect(),
+                }
+            }
+            Action::OffloadActivation(value) => {
+                lists([BufferId::Value(*value)], [BufferId::Offloaded(*value)])
+            }
+            Action::ReloadActivation(value) => {
+                lists([BufferId::Offloaded(*value)], [BufferId::Reloaded(*value)])
+            }
+            // This rank's shard was uploaded into its part of the gathered flat.
+            Action::AllGather(flat) if program.residency[*flat].weights.is_offloaded() => {
+                lists([], [self.weights(*flat)])
+            }
+            Action::AllGather(flat) => lists([BufferId::Weights(*flat)], [self.weights(*flat)]),
+            Action::Release(_) => Operands::default(),
+            Action::StageShard(chunk) => lists([BufferId::Weights(chunk.flat)], [BufferId::StagedShard(at)]),
+            Action::UploadShard(chunk) => {
+                let staged = self.in_transfer.get(chunk).copied();
+                let staged = staged.filter(|id| matches!(id, BufferId::StagedShard(_)));
+                let from = staged.unwrap_or(BufferId::Weights(chunk.flat));
+                lists([from], [self.weights(chunk.flat)])
+            }
+            Action::ZeroLoss => lists([], [BufferId::Report]),
+            Action::ZeroGrad(flat) => {
+                let zeroed = program.zeroed(self.kind, *flat);
+                let mut writes: Vec<BufferId> = zeroed.iter().map(|part| part.id).collect();
+                writes.sort_unstable();
+                writes.dedup();
+                Operands { reads: Vec::new(), writes }
+            }
+            Action::AllGatherGrad(flat) => lists([], [BufferId::Grad(*flat)]),
+            Action::KeepGrad(flat) | Action::CastGrad(flat) => {
+                let has_f32 = !program.uncast(self.kind, *flat).is_empty();
+                Operands {
+                    reads: has_f32.then_some(BufferId::Grad(*flat)).into_iter().collect(),
+                    writes: vec![program.comm_grad(*flat), BufferId::Report],
+                }
+            }
+            Action::PackGrad(chunk) => lists([BufferId::CommGrad(chunk.flat)], [BufferId::SendChunk(at)]),
+            Action::CastAndPackGrad(chunk) => {
+                lists([BufferId::Grad(chunk.flat)], [BufferId::SendChunk(at), BufferId::Report])
+            }
+            Action::AllToAll(chunk) => lists([self.gradient(chunk)], [BufferId::RecvChunk(at)]),
+            Action::SumRanks(chunk, addition) | Action::ReduceScatter(chunk, addition) => {
+                let sums = match (program.gradient_storage(), on_host(chunk.flat)) {
+                    (GradientStorage::FlatF32, _) => BufferId::Grad(chunk.flat),
+                    (_, true) => BufferId::ReducedChunk(at),
+                    (_, false) => BufferId::ReducedGrad(chunk.flat),
+                };
+                // A reduce-scatter that completes a gradient computes its squared norm, too.
+                let counts = matches!(instruction.action, Action::ReduceScatter(..))
+                    && program.completes(self.kind, chunk.flat, *addition);
+                Operands {
+                    reads: vec![self.gradient(chunk)],
+                    writes: [sums].into_iter().chain(counts.then_some(BufferId::Report)).collect(),
+                }
+            }
+            Action::OffloadGrad(chunk, _) => {
+                let from = match program.gradient_storage() {
+                    GradientStorage::FlatF32 => BufferId::Grad(chunk.flat),
+                    _ => self.gradient(chunk),
+                };
+                lists([from], [BufferId::ReducedGrad(chunk.flat)])
+            }
+            Action::GradSquares(flat) => {
+                // In the micro-batch the gradient is still on the device.
+                let is_update = self.kind == SectionKind::Update;
+                let values = if is_update { reduced(*flat) } else { program.comm_grad(*flat) };
+                lists([values], [BufferId::Report])
+            }
+            Action::AllGatherReports => lists([BufferId::Report], [BufferId::Reports]),
+            Action::Control => {
+                let reports = if program.layout.ranks > 1 { BufferId::Reports } else { BufferId::Report };
+                lists([BufferId::Recipe, BufferId::Input, reports], [BufferId::Control, BufferId::Record])
+            }
+            Action::LoadStates(chunk) => {
+                let flat = chunk.flat;
+                let states = BufferId::HostStateToken { flat, first: chunk.range.start };
+                let gradient = on_host(flat).then(|| reduced(flat));
+                let weights = (!program.has_master(flat)).then_some(BufferId::Weights(flat));
+                Operands {
+                    reads: [states].into_iter().chain(gradient).chain(weights).collect(),
+                    writes: vec![BufferId::SubGroup(at)],
+                }
+            }
+            Action::StoreStates(chunk) => {
+                let states = BufferId::HostStateToken { flat: chunk.flat, first: chunk.range.start };
+                let weights = (!program.has_master(chunk.flat)).then_some(BufferId::Weights(chunk.flat));
+                Operands {
+                    reads: vec![self.sub_group(chunk)],
+                    writes: [states].into_iter().chain(weights).collect(),
+                }
+            }
+            Action::Update(chunk) => self.of_update(at, chunk),
+            Action::WriteBack(chunk) => {
+                let updated = self.in_transfer.get(chunk).copied();
+                let updated = updated.expect("a sub-group is updated before it is written back");
+                lists([updated], [BufferId::Weights(chunk.flat)])
+            }
+            Action::AllGatherWeights(Chunk { flat, .. }) | Action::BroadcastWeights { flat, .. } => {
+                lists([], [BufferId::Weights(*flat)])
+            }
+        }
+    }
+
+    fn of_gradient(&self, node: usize, instruction: &Instruction) -> Operands {
+        let (program, node) = (self.program, &self.backward.nodes[node]);
+        let of = &self.graph.nodes[node.of];
+        let mut reads: Vec<BufferId> = self.values(&node.inputs).chain(self.params(instruction)).collect();
+        let mut writes: Vec<BufferId> = Vec::new();
+        for param in &node.accumulates_into {
+            let destination = program.grad_buffer(self.kind, *param);
+            if !writes.contains(&destination) {
+                writes.push(destination);
+            }
+        }
+        if let Some(tokens) = program.waiting_tokens(self.backward, self.kind, node) {
+            reads.extend(self.values(&[tokens]));
+            writes.push(BufferId::WaitingRows);
+        }
+        if of.op.is_loss() {
+            reads.extend([BufferId::Input, BufferId::Control]);
+        }
+        // The loss, and flags of gradients that are not finite.
+        let casts = |param: &zeroth_graph::ParamId| program.producers_cast(self.kind, *param);
+        if of.op.is_loss() || node.accumulates_into.iter().any(casts) {
+            writes.push(BufferId::Report);
+        }
+        let outputs = node.outputs.iter().map(|(output, _)| *output);
+        let outputs: Vec<Value> = outputs.filter(|output| !self.backward.losses.contains(output)).collect();
+        writes.extend(self.values(&outputs));
+        reads.extend(self.of_stream(of));
+        Operands { reads, writes }
+    }
+
+    fn of_update(&self, at: usize, chunk: &Chunk) -> Operands {
+        let (program, flat) = (self.program, chunk.flat);
+        let (residency, gradient) = (program.residency[flat], program.reduced_gradient(flat, 0).0);
+        let updated = if residency.weights == residency.updates {
+            BufferId::Weights(flat)
+        } else {
+            BufferId::UpdatedWeights(at)
+        };
+        if program.is_streamed(flat) {
+            // A gradient in host memory was loaded with the states; without master weights, the parameters are states.
+            let gradient = (!residency.gradients.is_offloaded()).then_some(gradient);
+            let weights = program.has_master(flat).then_some(updated);
+            return Operands {
+                reads: [BufferId::Control].into_iter().chain(gradient).collect(),
+                writes: [self.sub_group(chunk)].into_iter().chain(weights).collect(),
+            };
+        }
+        let moments = program.optimizer.moments().iter().map(|moment| BufferId::Moment(*moment, flat));
+        let master = program.has_master(flat).then_some(BufferId::Master(flat));
+        Operands {
+            reads: vec![BufferId::Control, gradient],
+            writes: moments.chain(master).chain([updated]).collect(),
+        }
+    }
+}
