@@ -5,6 +5,7 @@ mod check;
 mod checkpoint;
 mod config_file;
 mod data;
+mod data_inputs;
 mod doctor;
 mod explain;
 mod generate;
