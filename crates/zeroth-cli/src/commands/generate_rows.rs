@@ -17,6 +17,8 @@ use crate::terminal::Meter;
 
 /// Maximum characters of a prompt or answer shown.
 const SHOWN: usize = 200;
+/// Default number of rows shown.
+const ROWS: usize = 5;
 
 /// A row with its answer.
 struct Answer {
@@ -47,6 +49,8 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
         temperature: 0.0,
         top_k: None,
         top_p: None,
+        min_p: None,
+        repetition_penalty: 1.0,
         seed: 0,
         stops: stops.clone(),
     };
@@ -75,7 +79,7 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
         output::json(&as_json(setup, &files, &answers, exact))?;
         return Ok(Exit::Done);
     }
-    for answer in answers.iter().take(arguments.rows.rows) {
+    for answer in answers.iter().take(arguments.rows.rows.unwrap_or(ROWS)) {
         output::text(&shown(setup, answer, output));
     }
     let share = 100.0 * exact as f64 / answers.len() as f64;
