@@ -3,7 +3,7 @@
 use std::io::BufRead;
 use std::path::Path;
 
-use super::source::{MAX_ROW_BYTES, Source};
+use super::source::{MAX_ROW_BYTES, Source, line_ends};
 use super::{DataError, RowNumber};
 
 /// The elements of a file's top-level array, as unparsed text.
@@ -95,7 +95,7 @@ impl<'a> ArrayElements<'a> {
                 false
             });
             let text = &available[..end.unwrap_or(available.len())];
-            self.line += text.iter().filter(|byte| **byte == b'\n').count() as u64;
+            self.line += line_ends(text);
             self.element.extend_from_slice(text);
             let ended_by = end.map(|end| available[end]);
             let count = text.len() + usize::from(end.is_some());
@@ -119,14 +119,9 @@ impl<'a> ArrayElements<'a> {
                 line: self.line,
                 source,
             })?;
-            let blanks = available.iter().take_while(|byte| byte.is_ascii_whitespace());
-            let (mut count, mut lines) = (0, 0);
-            for byte in blanks {
-                count += 1;
-                lines += u64::from(*byte == b'\n');
-            }
+            let count = available.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
             let (next, is_end) = (available.get(count).copied(), available.is_empty());
-            self.line += lines;
+            self.line += line_ends(&available[..count]);
             self.consume(count);
             if next.is_some() || is_end {
                 return Ok(next);

@@ -96,8 +96,7 @@ fn delimiter(path: &Path, text: &[u8]) -> Option<u8> {
         Some("tsv") => Some(b'\t'),
         // Spreadsheets write semicolons where commas are decimal points.
         Some("csv") => {
-            let others = [b';', b'\t'].into_iter().filter(|delimiter| first.contains(delimiter));
-            Some(others.filter(|_| !first.contains(&b',')).last().unwrap_or(b','))
+            Some([b',', b'\t', b';'].into_iter().find(|delimiter| first.contains(delimiter)).unwrap_or(b','))
         }
         _ => [b'\t', b',', b';'].into_iter().find(|delimiter| is_table(*delimiter)),
     }

@@ -149,3 +149,8 @@ impl Read for Counted {
         Ok(count)
     }
 }
+
+/// Line ends of a text.
+pub(super) fn line_ends(text: &[u8]) -> u64 {
+    text.iter().map(|byte| u64::from(*byte == b'\n')).sum()
+}

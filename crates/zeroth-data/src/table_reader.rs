@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::columns::Columns;
 use super::row_format::Format;
-use super::source::{MAX_ROW_BYTES, Source};
+use super::source::{MAX_ROW_BYTES, Source, line_ends};
 use super::{DataError, RowNumber, RowProblem};
 
 /// Columns whose cells are JSON; an empty cell is null.
@@ -196,10 +196,6 @@ impl<'a> TableRecords<'a> {
             }
         }
     }
-}
-
-fn line_ends(text: &[u8]) -> u64 {
-    text.iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
 fn failed(path: &Path, line: u64) -> impl FnOnce(io::Error) -> DataError {

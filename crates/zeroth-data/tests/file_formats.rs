@@ -8,6 +8,7 @@ use std::io::Write as _;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
+use proptest::prelude::*;
 use serde_json::Value;
 use zeroth_data::{
     Columns, Encoder, EncoderOptions, PrepareOptions, RowNumber, Survey, Truncation, find_files, survey,
@@ -215,8 +216,8 @@ fn tables_without_a_known_header_are_refused() {
 
 #[test]
 fn compressed_files_are_read_or_say_where_they_end() {
-    let rows: String =
-        (0..2000).map(|row| format!("{{\"input_ids\": [{}, {}]}}\n", row % 97, row * 7 % 97)).collect();
+    let row = |row: usize| format!("{{\"input_ids\": [{}, {}]}}\n", row % 97, row * 7 % 97);
+    let rows = (0..2000).map(row).collect::<Vec<_>>().concat();
     let plain = read("a.jsonl", rows.as_bytes());
     let (first, second) = rows.split_at(rows.len() / 3 + 5);
     let parts =
@@ -249,17 +250,17 @@ fn compressed_files_are_read_or_say_where_they_end() {
 #[test]
 fn a_row_of_a_compressed_file_is_bounded() {
     // 300 MB of a single line, of an array's element and of a quoted field, in a few kilobytes.
+    let mut encoder = zstd::stream::Encoder::new(Vec::new(), 1).unwrap();
+    for _ in 0..300 {
+        encoder.write_all(&vec![b' '; 1_000_000]).unwrap();
+    }
+    let blanks = encoder.finish().unwrap();
     for (name, begin, at) in [
         ("a.jsonl.zst", "{\"text\": \"", "line 1"),
         ("a.json.zst", "[{\"text\": \"", "row 1 (line 1)"),
         ("a.csv.zst", "text\n\"", "row 1 (line 2)"),
     ] {
-        let mut encoder = zstd::stream::Encoder::new(Vec::new(), 1).unwrap();
-        encoder.write_all(begin.as_bytes()).unwrap();
-        for _ in 0..300 {
-            encoder.write_all(&[b' '; 1_000_000]).unwrap();
-        }
-        let found = surveyed(name, &encoder.finish().unwrap()).unwrap_err();
+        let found = surveyed(name, &[zstd(begin.as_bytes()), blanks.clone()].concat()).unwrap_err();
         assert_eq!(found, format!("{name}: {at} is longer than 268 MB: is it text?"));
     }
 }
@@ -318,6 +319,38 @@ fn folders_and_patterns_are_lists_of_files() {
     std::os::unix::fs::symlink(empty.path(), empty.path().join("loop")).unwrap();
     let found = find_files(&[empty.path().to_owned()]).unwrap_err().to_string();
     assert_eq!(found, format!("cannot list the folder {shown}/loop: a symlink leads back to it"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Damaged files are rows, problems or an error, in every format.
+    #[test]
+    fn damaged_files_never_panic(
+        format in 0_usize..6,
+        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6),
+        cut in any::<proptest::sample::Index>(),
+    ) {
+        let array = "[{\"input_ids\": [1, 2], \"a\": \"]\\\"\"},\n {\"input_ids\": [3]}, {}]";
+        let table = "input_ids,id\n\"[1, 2]\",7\n\"[3]\",\"a \"\"b\"\"\n\"\n";
+        let (name, mut bytes) = match format {
+            0 => ("a.json", array.as_bytes().to_vec()),
+            1 => ("a.csv", table.as_bytes().to_vec()),
+            2 => ("a.tsv", table.replace(',', "\t").into_bytes()),
+            3 => ("a.json.gz", gzip(array.as_bytes())),
+            4 => ("a.csv.zst", zstd(table.as_bytes())),
+            _ => ("a.jsonl.zst", [zstd(ROW.as_bytes()), zstd(ROW.as_bytes())].concat()),
+        };
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        bytes.truncate(cut.index(bytes.len() * 3).max(1));
+        match surveyed(name, &bytes) {
+            Ok(found) => prop_assert!(found.rows <= 40),
+            Err(error) => prop_assert!(error.contains(name), "{}", error),
+        }
+    }
 }
 
 /// Rows as JSON for tests of other formats.

@@ -44,16 +44,12 @@ impl<'a> Stream<'a> {
         let text = self.encoder.decode(&self.ids);
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
         self.cut = first_stop(&text, self.stop_texts);
-        match self.cut {
-            Some(cut) => {
-                self.show(&text, cut);
-                ControlFlow::Break(())
-            }
-            None => {
-                self.show(&text, whole - held_back(&text[..whole], self.stop_texts));
-                ControlFlow::Continue(())
-            }
+        if let Some(cut) = self.cut {
+            self.show(&text, cut);
+            return ControlFlow::Break(());
         }
+        self.show(&text, whole - held_back(&text[..whole], self.stop_texts));
+        ControlFlow::Continue(())
     }
 
     fn show(&mut self, text: &str, until: usize) {
