@@ -172,6 +172,15 @@ fn a_text_ends_at_a_stop_text() {
     // A text that may still become a stop text is printed at the end.
     let open = format!("{}!", &text[text.len() - 2..]);
     assert_eq!(run(folder.path(), &[&prompt[..], &["--stop", &open]].concat()).stdout, format!("{text}\n"));
+    // A special token has no text, and ends it too.
+    let sampled = |seed: i64, more: &[&str]| {
+        let fixed = ["--prompt", "w3", "--max-new-tokens", "60", "--temperature", "9", "--format", "json"];
+        parsed(&run(folder.path(), &[&fixed[..], &["--seed", &seed.to_string()], more].concat()))
+    };
+    let drawn = |seed: i64| ids(&sampled(seed, &[])["ids"]).iter().position(|id| *id == 66);
+    let (seed, at) = (0..20).find_map(|seed| Some((seed, drawn(seed)?))).unwrap();
+    let found = sampled(seed, &["--stop", "w66"]);
+    assert_eq!((ids(&found["ids"]).len(), &found["end"]), (at + 1, &json!("stop")));
     let empty = run(folder.path(), &[&prompt[..], &["--stop", ""]].concat());
     assert_eq!(empty.code, 2, "{}", empty.stderr);
 }

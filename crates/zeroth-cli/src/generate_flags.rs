@@ -96,7 +96,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "N", default_value_t = 42, conflicts_with = "data")]
     pub(crate) seed: u64,
     /// End the text at any of these texts, which are not printed; one that begins with a hyphen as in --stop=-TEXT
-    #[arg(long, alias = "stop-strings", value_name = "TEXT", num_args = 1..,
+    #[arg(long, aliases = ["stop-strings", "stop-words"], value_name = "TEXT", num_args = 1..,
           value_parser = clap::builder::NonEmptyStringValueParser::new(), conflicts_with = "data")]
     pub(crate) stop: Vec<String>,
 }
