@@ -73,7 +73,7 @@ pub enum DataError {
     /// A compressed file that is cut short or damaged.
     #[error(
         "{} {}: {}; `{} -t {}` checks it",
-        path.display(), damage(*codec, *after, source), remedy(source), codec.command(), path.display()
+        path.display(), damage(*codec, *after, error), remedy(error), codec.command(), path.display()
     )]
     Decompress {
         /// The file.
@@ -82,8 +82,8 @@ pub enum DataError {
         codec: Codec,
         /// The last complete row.
         after: Option<RowNumber>,
-        /// The decoder's error.
-        source: io::Error,
+        /// The decoder's error, which the message has where it says more.
+        error: io::Error,
     },
     /// A row longer than the bound.
     #[error("{}: {at} is longer than {}: is it text?", path.display(), format_bytes(MAX_ROW_BYTES))]

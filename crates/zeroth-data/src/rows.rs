@@ -158,7 +158,7 @@ impl<'a> Rows<'a> {
 fn in_codec(error: DataError, codec: Option<Codec>, after: Option<RowNumber>) -> DataError {
     match (error, codec) {
         (DataError::Read { path, source, .. }, Some(codec)) => {
-            DataError::Decompress { path, codec, after, source }
+            DataError::Decompress { path, codec, after, error: source }
         }
         (error, _) => error,
     }
