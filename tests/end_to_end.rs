@@ -16,6 +16,7 @@ mod estimate;
 mod examples;
 mod flags;
 mod generate;
+mod generate_chat;
 mod init;
 mod model_paths;
 mod plan;

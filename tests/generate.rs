@@ -124,7 +124,7 @@ fn what_cannot_be_done_is_said_with_what_to_change() {
         (&["--prompt-ids", "1,99999"], "vocabulary"),
         (&["--prompt-ids", "1,x"], "not a token"),
         (&["--prompt-ids", "1", "--prompt", "hello"], "cannot be used with"),
-        (&[], "required"),
+        (&[], "no tokenizer.json"),
         (&["--prompt-ids", "1", "--temperature", "-1"], "temperature is -1"),
         (&["--prompt-ids", "1", "--top-p", "0"], "top_p is 0"),
         (&["--prompt-ids", "1", "--logits"], "--format json"),

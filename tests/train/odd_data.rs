@@ -1,8 +1,12 @@
 //! Tiny datasets and rows with few trained tokens: a run works wherever its numbers are defined.
 
+use std::fs;
+use std::process::Command;
+
 use serde_json::Value;
 
-use super::{golden, metrics, new_model, number, train_on, written};
+use super::{golden, metrics, new_model, number, text, train_on, written};
+use crate::common::zeroth_json;
 
 /// Trains the untied golden model on these rows.
 fn trained(rows: &[&str], flags: &[&str]) -> Vec<Value> {
@@ -70,6 +74,45 @@ fn too_long_rows_are_dropped_and_counted() {
     assert!(ended.stderr.contains("note: 1 row"), "{}", ended.stderr);
     let tokens: Vec<Value> = metrics(&run).iter().map(|line| line["tokens"].clone()).collect();
     assert_eq!(tokens, [4, 4], "two epochs of one row");
+}
+
+#[test]
+fn a_folder_of_parts_trains_as_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows =
+        [ROW, r#"{"input_ids": [9, 8, 7]}"#, r#"{"input_ids": [6, 1, 6, 2, 5]}"#, r#"{"input_ids": [3, 3]}"#];
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir_all(at("parts/b")).unwrap();
+    fs::write(at("parts/a.csv"), "id,input_ids\r\n1,\"[1, 2, 3, 4]\"\r\n2,\"[9,\r\n8, 7]\"\r\n").unwrap();
+    assert!(Command::new("gzip").arg(at("parts/a.csv")).status().unwrap().success());
+    fs::write(at("parts/b/c.json"), format!("[\n{},\n{}\n]\n", rows[2], rows[3])).unwrap();
+    fs::write(at("parts/notes.md"), "none").unwrap();
+    let one = written(folder.path(), "rows.jsonl", &rows);
+    let model = golden("llama-one-kv-head");
+    let eval = at("row?.jsonl");
+    let flags = ["--fp32", "--max-steps", "3", "--ranks", "2", "--eval-data", text(&eval)];
+    let runs = [(&one, at("one")), (&at("parts"), at("many"))].map(|(data, run)| {
+        let ended = train_on(&model, data, &run, &flags);
+        ended.assert_done();
+        let lines = metrics(&run);
+        let numbers = |key: &str| lines.iter().filter_map(|line| line[key].as_f64()).collect::<Vec<_>>();
+        (numbers("loss"), numbers("eval_loss"), ended.stderr)
+    });
+    assert_eq!((&runs[0].0, &runs[0].1), (&runs[1].0, &runs[1].1));
+    assert_eq!((runs[0].0.len(), runs[0].1.len()), (3, 1));
+    assert!(runs[1].2.contains("note: 1 file skipped, not data by its name: "), "{}", runs[1].2);
+
+    let inside = train_on(&model, &at("parts"), &at("parts/b/run"), &["--max-steps", "1"]);
+    assert_eq!(inside.code, 2);
+    assert!(inside.stderr.contains("is inside --data"), "{}", inside.stderr);
+    assert!(!at("parts/b/run").exists());
+
+    fs::write(at("parts/b/c.json"), format!("[\n{},\n{{\"input_ids\": 3}}]", rows[2])).unwrap();
+    let (model, parts) = (text(&model), at("parts"));
+    let (code, found) = zeroth_json(&["data", "preview", "--model", model, "--data", text(&parts)]);
+    assert_eq!((code, &found["rows"]), (4, &4.into()));
+    let expected = serde_json::json!({"file": at("parts/b/c.json"), "row": 2, "line": 3});
+    assert_eq!(found["problems"]["first"][0]["place"], expected);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use zeroth::model::Family;
 use crate::bench_args::BenchArgs;
 use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
-pub(crate) use crate::train_args::{DataCommand, PreviewArgs, ReadingArgs, TrainArgs, TruncationArg};
+pub(crate) use crate::train_args::{DataCommand, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
 pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
 

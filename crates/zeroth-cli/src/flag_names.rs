@@ -4,7 +4,7 @@ use clap::{Arg, Command};
 use zeroth::base::nearest;
 
 /// Flags of `train` that are not built yet, with the names of Hugging Face, ms-swift and PEFT.
-const NOT_YET: [&str; 36] = [
+const NOT_YET: [&str; 35] = [
     "adapter",
     "config",
     "eval-strategy",
@@ -33,7 +33,6 @@ const NOT_YET: [&str; 36] = [
     "source-lang",
     "source-prefix",
     "split-dataset-ratio",
-    "system",
     "target-lang",
     "target-modules",
     "teacher",

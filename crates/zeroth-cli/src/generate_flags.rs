@@ -13,11 +13,11 @@ use crate::value_args::DeviceArg;
     after_help = "Examples:\n  zeroth generate --model run/model --prompt \"Weng earns $12 an hour.\"\n  \
                   zeroth generate --model run/model --prompt \"A bird\" --chat false --temperature 0.8 --top-p 0.95 --seed 7\n  \
                   zeroth generate --model run/model --prompt-ids 1,2,3 --max-new-tokens 0 --logits --format json\n  \
-                  zeroth generate --model run/model --data held-out.jsonl\n\n\
+                  zeroth generate --model run/model --data held-out.jsonl\n  \
+                  zeroth generate --model run/model\n\n\
+                  Without a prompt it is a chat: turns are typed at a terminal, or read from standard input line by line. \
                   Text is streamed to standard output without the prompt; --data prints the first rows with their \
-                  answers, and the exact match over all. Generation ends at an end-of-text token, \
-                  after --max-new-tokens, or when the model's context is full. There is no KV cache: every token recomputes all \
-                  previous ones. Meant for inspecting a model, not for serving."
+                  answers, and the exact match over all. Generation ends at an end-of-text token, after --max-new-tokens, at a text of --stop, or when the model's context is full. Meant for inspecting a model, not for serving."
 )]
 pub(crate) struct GenerateArgs {
     /// Hugging Face folder with weights, or a name in the local Hugging Face cache
@@ -27,33 +27,23 @@ pub(crate) struct GenerateArgs {
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
     pub(crate) rows: RowsArgs,
-    /// System message before the prompt, in a chat
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["prompt_ids", "data"])]
+    /// System message before the prompt in a chat, and of rows of --data that have none; or a .txt file with it
+    #[arg(long, value_name = "TEXT|FILE", allow_hyphen_values = true, conflicts_with = "prompt_ids")]
     pub(crate) system: Option<String>,
     /// Render the prompt as a user turn with the chat template [default: true if there is a template]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", conflicts_with_all = ["prompt_ids", "data"])]
     pub(crate) chat: Option<bool>,
-    /// Maximum number of new tokens [default: 128; with --data, that of the longest expected answer]
+    /// Maximum number of new tokens [default: 128; 512 per answer of a chat without a prompt; with --data, that of the
+    /// longest expected answer]
     #[arg(long, value_name = "N")]
     pub(crate) max_new_tokens: Option<u64>,
-    /// Sampling temperature; 0 decodes greedily
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_hyphen_values = true,
-        conflicts_with = "data"
-    )]
-    pub(crate) temperature: f64,
-    /// Sample from the K most likely tokens
-    #[arg(long, value_name = "N", conflicts_with = "data")]
-    pub(crate) top_k: Option<u64>,
-    /// Nucleus sampling: sample from the smallest set of tokens with this total probability
-    #[arg(long, value_name = "X", allow_hyphen_values = true, conflicts_with = "data")]
-    pub(crate) top_p: Option<f64>,
-    /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 42, conflicts_with = "data")]
-    pub(crate) seed: u64,
+    /// Without a prompt: maximum tokens of the conversation; its oldest turns are dropped beyond [default: the model's, at
+    /// most 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..),
+          conflicts_with_all = ["text", "file", "prompt_ids", "data"])]
+    pub(crate) max_length: Option<u64>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
     /// Compute in bf16 [default: the dtype of the weights]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) bf16: Option<bool>,
@@ -75,9 +65,45 @@ pub(crate) struct GenerateArgs {
     pub(crate) logits: bool,
 }
 
-/// The prompt: exactly one of these.
+/// How a token is chosen from its logits, and what ends the text.
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
+pub(crate) struct SamplingArgs {
+    /// Sample; false decodes greedily [default: true if --temperature is above 0]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", conflicts_with = "data")]
+    pub(crate) do_sample: Option<bool>,
+    /// Sampling temperature; 0 decodes greedily [default: 0; 1 with --do-sample]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, conflicts_with = "data")]
+    pub(crate) temperature: Option<f64>,
+    /// Sample from the K most likely tokens; 0 from all
+    #[arg(long, value_name = "N", conflicts_with = "data")]
+    pub(crate) top_k: Option<u64>,
+    /// Nucleus sampling: sample from the smallest set of tokens with this total probability
+    #[arg(long, value_name = "X", allow_hyphen_values = true, conflicts_with = "data")]
+    pub(crate) top_p: Option<f64>,
+    /// Sample from tokens that are at least this fraction as likely as the most likely one
+    #[arg(long, value_name = "X", allow_hyphen_values = true, conflicts_with = "data")]
+    pub(crate) min_p: Option<f64>,
+    /// Divides positive logits, and multiplies negative ones, of tokens in the prompt or the text so far
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        allow_hyphen_values = true,
+        conflicts_with = "data"
+    )]
+    pub(crate) repetition_penalty: f64,
+    /// Random seed
+    #[arg(long, value_name = "N", default_value_t = 42, conflicts_with = "data")]
+    pub(crate) seed: u64,
+    /// End the text at any of these texts, which are not printed; one that begins with a hyphen as in --stop=-TEXT
+    #[arg(long, aliases = ["stop-strings", "stop-words"], value_name = "TEXT", num_args = 1..,
+          value_parser = clap::builder::NonEmptyStringValueParser::new(), conflicts_with = "data")]
+    pub(crate) stop: Vec<String>,
+}
+
+/// The prompt: at most one of these.
+#[derive(Debug, Args)]
+#[group(required = false, multiple = false)]
 pub(crate) struct PromptArgs {
     /// Prompt text
     #[arg(long = "prompt", value_name = "TEXT", allow_hyphen_values = true)]
@@ -103,9 +129,9 @@ pub(crate) struct RowsArgs {
     /// With --data: answer only the first N rows
     #[arg(long, value_name = "N", conflicts_with_all = ["text", "file", "prompt_ids"])]
     pub(crate) max_eval_samples: Option<NonZeroU64>,
-    /// With --data: number of rows to show
-    #[arg(long, value_name = "N", default_value_t = 5, conflicts_with_all = ["text", "file", "prompt_ids"])]
-    pub(crate) rows: usize,
+    /// With --data: number of rows to show [default: 5]
+    #[arg(long, value_name = "N", conflicts_with_all = ["text", "file", "prompt_ids"])]
+    pub(crate) rows: Option<usize>,
 }
 
 fn token_id(text: &str) -> Result<i32, String> {

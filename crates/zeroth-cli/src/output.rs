@@ -117,6 +117,11 @@ pub(crate) fn raw(text: &str) {
     stderr_writer::write(Kind::Progress, text);
 }
 
+/// Prints what a person at a terminal types after, without a newline.
+pub(crate) fn ask(marker: &str) {
+    stderr_writer::write(Kind::Note, marker);
+}
+
 /// The current width of the terminal.
 pub(crate) fn columns() -> usize {
     const UNKNOWN: usize = 80;

@@ -20,7 +20,7 @@ pub(crate) struct TrainArgs {
     /// Hugging Face folder, or a name in the local Hugging Face cache; with config.json alone, weights are initialised randomly
     #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
     pub(crate) model: String,
-    /// JSONL or Parquet: rows of messages, conversations (sharegpt), instruction/output (alpaca), prompt/completion,
+    /// Files, folders or quoted patterns ("data/*.jsonl") of JSONL, JSON arrays, CSV, TSV or Parquet, also .gz and .zst: rows of messages, conversations (sharegpt), instruction/output (alpaca), prompt/completion,
     /// question/answer, text, translation, or ready tokens (input_ids, labels; -100 is not trained)
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub(crate) data: Vec<PathBuf>,
@@ -132,7 +132,7 @@ pub(crate) struct PreviewArgs {
     /// Hugging Face folder with a tokenizer, or a name in the local Hugging Face cache
     #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
     pub(crate) model: String,
-    /// JSONL or Parquet
+    /// Files, folders or quoted patterns, as --data of `train`
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
@@ -151,6 +151,9 @@ pub(crate) struct ReadingArgs {
     /// Column mapping, zeroth's name first: question=query,answer=reply
     #[arg(long, value_name = "OURS=THEIRS", num_args = 1.., value_delimiter = ',')]
     pub(crate) columns: Vec<String>,
+    /// System message of conversations that have none, or a .txt file with it
+    #[arg(long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
+    pub(crate) system: Option<String>,
     /// Maximum tokens per row [default: the model's, at most 2048]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_length: Option<u64>,

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use zeroth_base::sync_folder;
 
+use super::rows::table_delimiter;
 use super::token_file::{TokenFile, VERSION};
 use super::{DataError, Encode, PrepareOptions, Samples, Truncation};
 
@@ -115,8 +116,11 @@ pub(super) fn key(
     key.update(max_length.to_le_bytes());
     key.update([truncation, u8::from(packing)]);
     key.update(max_samples.map_or(0, u64::from).to_le_bytes());
-    for content in contents {
+    for (path, content) in files.iter().zip(contents) {
         key.update(content);
+        if let Some(delimiter) = table_delimiter(path) {
+            key.update([b't', delimiter]);
+        }
     }
     Ok(key.finalize().into())
 }

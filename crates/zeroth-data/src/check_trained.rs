@@ -28,7 +28,7 @@ pub fn check_trained(
             counted(options.max_length, "token")
         )
     } else {
-        let first = || Rows::new(files).next().ok().flatten()?.content.into_object().ok();
+        let first = || Rows::new(files, encoder.columns()).next().ok().flatten()?.content.into_object().ok();
         let part = first().map_or("", |row| encoder.trained_part(&row));
         format!("and every label after the first is {IGNORED}: {part}")
     };

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::RowProblem;
+use super::{Columns, RowProblem};
 
 /// An encoded row: tokens and labels of equal length.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -18,6 +18,12 @@ pub struct Encoded {
 pub trait Encode: Sync {
     /// Encodes a row into `into`, whose buffers are reused across rows.
     fn encode(&self, row: &Map<String, Value>, into: &mut Encoded) -> Result<(), RowProblem>;
+
+    /// The columns that tables may have: a header without those of a row format is refused, and cells of lists and
+    /// objects are parsed as JSON. `None` accepts any columns, whose cells are texts.
+    fn columns(&self) -> Option<&Columns> {
+        None
+    }
 
     /// Describes what this row's format trains, for the error about rows that train nothing.
     fn trained_part(&self, _row: &Map<String, Value>) -> &'static str {

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use super::assistant;
 use super::chat_template::{Sources, TemplateContext};
 use super::columns::Columns;
-use super::conversation::Conversation;
+use super::conversation::{Conversation, role};
 use super::date::Date;
 use super::renderer::ChatTemplate;
 use super::row_fields::{Pair, RowFields};
@@ -36,6 +36,8 @@ pub struct EncoderOptions {
     pub columns: Columns,
     /// Variables for the chat template, such as `date_string` or `enable_thinking`.
     pub variables: Map<String, Value>,
+    /// The system message of conversations that have none (`--system`).
+    pub system: Option<String>,
     /// The date for templates that use `strftime_now`.
     pub date: Date,
 }
@@ -43,7 +45,13 @@ pub struct EncoderOptions {
 impl EncoderOptions {
     /// Default columns, no variables, today's date.
     pub fn new(vocabulary: u64) -> Self {
-        Self { vocabulary, columns: Columns::default(), variables: Map::new(), date: Date::today() }
+        Self {
+            vocabulary,
+            columns: Columns::default(),
+            variables: Map::new(),
+            system: None,
+            date: Date::today(),
+        }
     }
 }
 
@@ -117,6 +125,12 @@ impl Encoder {
         self.tokenizer.as_ref()?.token_text(u32::try_from(id).ok()?)
     }
 
+    /// The special token with this text.
+    pub fn special_token(&self, text: &str) -> Option<i32> {
+        let id = self.tokenizer.as_ref()?.token_id(text)?;
+        Some(id as i32).filter(|id| self.is_special(*id))
+    }
+
     /// Whether a token is a special token.
     pub fn is_special(&self, id: i32) -> bool {
         let special = |tokenizer: &TextTokenizer| u32::try_from(id).is_ok_and(|id| tokenizer.is_special(id));
@@ -134,22 +148,31 @@ impl Encoder {
     /// tokenizer's prefix. An empty text may have no tokens.
     pub fn prompt(&self, text: &str, system: Option<&str>, chat: bool) -> Result<Vec<i32>, RowProblem> {
         let tokenizer = self.tokenizer(Format::PromptCompletion)?;
-        let tokens = if chat {
-            let mut conversation = Conversation::default();
-            if let Some(system) = system {
-                conversation.say("system", system);
-            }
-            conversation.say("user", text);
-            let template = self.template(Format::Messages)?;
-            tokenizer.tokens(&assistant::render(&conversation, template, true)?.text, false)?
-        } else {
-            let whole = system.map_or_else(|| text.to_owned(), |system| format!("{system}\n{text}"));
-            let mut tokens = tokenizer.tokens(&whole, true)?;
-            // An end-of-text token would end the text before the model generates anything.
-            let end = tokenizer.named_id("eos_token");
-            tokens.pop_if(|last| last.from == last.to && Some(last.id) == end);
-            tokens
-        };
+        if chat {
+            let system = system.map(|system| ("system", system));
+            return self.chat(&system.into_iter().chain([("user", text)]).collect::<Vec<_>>());
+        }
+        let whole = system.map_or_else(|| text.to_owned(), |system| format!("{system}\n{text}"));
+        let mut tokens = tokenizer.tokens(&whole, true)?;
+        // An end-of-text token would end the text before the model generates anything.
+        let end = tokenizer.named_id("eos_token");
+        tokens.pop_if(|last| last.from == last.to && Some(last.id) == end);
+        self.prompt_ids(tokenizer, &tokens)
+    }
+
+    /// Tokenises a conversation of roles and texts up to the generation prompt.
+    pub fn chat(&self, messages: &[(&str, &str)]) -> Result<Vec<i32>, RowProblem> {
+        let tokenizer = self.tokenizer(Format::PromptCompletion)?;
+        let mut conversation = Conversation::default();
+        for (role, text) in messages {
+            conversation.say(role, text);
+        }
+        let template = self.template(Format::Messages)?;
+        let text = assistant::render(&conversation, template, true)?.text;
+        self.prompt_ids(tokenizer, &tokenizer.tokens(&text, false)?)
+    }
+
+    fn prompt_ids(&self, tokenizer: &TextTokenizer, tokens: &[Token]) -> Result<Vec<i32>, RowProblem> {
         let ids: Vec<i32> = tokens.iter().map(|token| token.id as i32).collect();
         if !ids.is_empty() {
             self.check(tokenizer, &ids)?;
@@ -193,10 +216,18 @@ impl Encoder {
         mut said: Conversation,
     ) -> Result<(Conversation, &ChatTemplate), RowProblem> {
         let template = self.template(format)?;
+        self.add_system(&mut said);
         if !template.properties().takes_lists(said.tools.is_some()) {
             said.join_parts();
         }
         Ok((said, template))
+    }
+
+    fn add_system(&self, said: &mut Conversation) {
+        let is_own = said.messages.first().is_some_and(|first| role(first) == "developer");
+        if let Some(system) = self.options.system.as_ref().filter(|_| !is_own) {
+            said.begin_with_system(system);
+        }
     }
 
     /// Encodes a conversation with the chat template.
@@ -232,10 +263,11 @@ impl Encoder {
     }
 
     /// Encodes turns with the chat template or, without one, as lines of text.
-    fn turns(&self, format: Format, said: Conversation, into: &mut Encoded) -> Result<(), RowProblem> {
+    fn turns(&self, format: Format, mut said: Conversation, into: &mut Encoded) -> Result<(), RowProblem> {
         if self.has_chat_template() {
             return self.converse(format, said, into);
         }
+        self.add_system(&mut said);
         let texts: Vec<&str> =
             said.messages.iter().filter_map(|message| message.get("content")?.as_str()).collect();
         let text = texts.join("\n");
@@ -280,6 +312,10 @@ impl Encode for Encoder {
             Format::Text => self.plain(format, fields.required("text")?, 0, into)?,
         }
         self.check(self.tokenizer(format)?, &into.ids)
+    }
+
+    fn columns(&self) -> Option<&Columns> {
+        Some(&self.options.columns)
     }
 
     fn trained_part(&self, row: &Map<String, Value>) -> &'static str {
@@ -379,7 +415,7 @@ fn fingerprint(
         part(name.as_bytes());
         part(source.as_bytes());
     }
-    let EncoderOptions { vocabulary, columns, variables, date } = options;
+    let EncoderOptions { vocabulary, columns, variables, system, date } = options;
     part(&vocabulary.to_le_bytes());
     for (ours, theirs) in columns.pairs() {
         part(ours.as_bytes());
@@ -389,6 +425,10 @@ fn fingerprint(
     // Only templates that use the date depend on it.
     if sources.iter().any(|(_, source)| source.contains("strftime_now")) {
         part(date.strftime("%F").as_bytes());
+    }
+    if let Some(system) = system {
+        part(b"system");
+        part(system.as_bytes());
     }
     hash.finalize().into()
 }

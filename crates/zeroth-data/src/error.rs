@@ -3,15 +3,17 @@
 use std::io;
 use std::path::PathBuf;
 
-use zeroth_base::counted;
+use zeroth_base::{counted, format_bytes};
 
+use super::find_files::ENDINGS;
+use super::source::{Codec, MAX_ROW_BYTES};
 use super::{RowNumber, RowProblem};
 
 /// An error preparing or reading data.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// No data files.
-    #[error("no data: name at least one JSONL or Parquet file with --data")]
+    #[error("no data: name at least one file or folder with --data")]
     NoFiles,
     /// A file does not exist.
     #[error("data file {} does not exist", path.display())]
@@ -20,10 +22,37 @@ pub enum DataError {
         path: PathBuf,
     },
     /// A folder instead of a file.
-    #[error("{} is a folder: --data expects files, as in --data {}/*.jsonl", path.display(), path.display())]
+    #[error("{} is a folder: find_files lists the data files in it", path.display())]
     Folder {
         /// The path as given.
         path: PathBuf,
+    },
+    /// A folder that cannot be listed.
+    #[error("cannot list the folder {}: {message}", path.display())]
+    ListFolder {
+        /// The folder.
+        path: PathBuf,
+        /// The reason.
+        message: String,
+    },
+    /// A folder without data files.
+    #[error(
+        "{} has no data files{}; names of data files end in .{}, also with .gz or .zst",
+        path.display(), found_instead(others), ENDINGS.join(", .")
+    )]
+    NoDataInFolder {
+        /// The folder.
+        path: PathBuf,
+        /// Its other files.
+        others: Vec<PathBuf>,
+    },
+    /// A pattern without a file.
+    #[error("data files `{pattern}`: {message}")]
+    Pattern {
+        /// The pattern as given.
+        pattern: String,
+        /// The problem.
+        message: String,
     },
     /// A pipe or device.
     #[error("{} is a pipe or a device: data is read more than once, so write it to a file first", path.display())]
@@ -41,7 +70,76 @@ pub enum DataError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// A file that is neither JSONL nor Parquet.
+    /// A compressed file that is cut short or damaged.
+    #[error(
+        "{} {}: {}; `{} -t {}` checks it",
+        path.display(), damage(*codec, *after, error), remedy(error), codec.command(), path.display()
+    )]
+    Decompress {
+        /// The file.
+        path: PathBuf,
+        /// Its compression.
+        codec: Codec,
+        /// The last complete row.
+        after: Option<RowNumber>,
+        /// The decoder's error, which the message has where it says more.
+        error: io::Error,
+    },
+    /// A row longer than the bound.
+    #[error("{}: {at} is longer than {}: is it text?", path.display(), format_bytes(MAX_ROW_BYTES))]
+    RowTooLong {
+        /// The file.
+        path: PathBuf,
+        /// The row.
+        at: RowNumber,
+    },
+    /// A JSON array without its end.
+    #[error(
+        "{} ends inside {at} of its JSON array: a bracket or a quote is not closed; is the file complete?",
+        path.display()
+    )]
+    CutArray {
+        /// The file.
+        path: PathBuf,
+        /// The row that does not end.
+        at: RowNumber,
+    },
+    /// Text after a JSON array.
+    #[error(
+        "{}: line {line}: text follows the end of the JSON array: a file is one array, or JSONL with one object per line",
+        path.display()
+    )]
+    AfterArray {
+        /// The file.
+        path: PathBuf,
+        /// The line of the text.
+        line: u64,
+    },
+    /// A table whose first line does not name the columns of a row format.
+    #[error("{}: the first line must name the columns: {problem}", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        problem: RowProblem,
+    },
+    /// A table with two columns of one name.
+    #[error("{}: the header names the column `{name}` twice", path.display())]
+    TwiceInHeader {
+        /// The file.
+        path: PathBuf,
+        /// The name.
+        name: String,
+    },
+    /// A quoted field without its end.
+    #[error("{}: {at}: a quote is opened and never closed: a quote inside a quoted field is written twice", path.display())]
+    OpenQuote {
+        /// The file.
+        path: PathBuf,
+        /// The row with the quote.
+        at: RowNumber,
+    },
+    /// A file in a format that is not read.
     #[error("{} is {what}: {remedy}", path.display())]
     Format {
         /// The file.
@@ -185,6 +283,35 @@ pub enum EncoderError {
         /// The loader's message.
         message: String,
     },
+}
+
+fn found_instead(others: &[PathBuf]) -> String {
+    const SHOWN: usize = 3;
+    if others.is_empty() {
+        return String::new();
+    }
+    let shown: Vec<String> = others.iter().take(SHOWN).map(|path| path.display().to_string()).collect();
+    let more =
+        if others.len() > SHOWN { format!(" and {} more", others.len() - SHOWN) } else { String::new() };
+    format!(": found {}{more}", shown.join(", "))
+}
+
+fn damage(codec: Codec, after: Option<RowNumber>, source: &io::Error) -> String {
+    let place =
+        after.map_or_else(|| "before the end of its first row".to_owned(), |at| format!("after {at}"));
+    match source.kind() {
+        io::ErrorKind::UnexpectedEof => format!("is cut short: its {codec} stream ends {place}"),
+        _ => format!("cannot be decompressed with {codec} {place} ({source})"),
+    }
+}
+
+fn remedy(source: &io::Error) -> &'static str {
+    // Zstandard's message for a window beyond 128 MiB.
+    if source.to_string().contains("too much memory") {
+        "compress it again without --long"
+    } else {
+        "copy or download it again"
+    }
 }
 
 fn listed_files(files: &[PathBuf]) -> String {

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use super::line_reader::check;
+use super::find_files::check;
 use super::pipeline::{BlockSizes, each_row};
 use super::{DataError, Encode, IGNORED, RowLocation, RowProblem};
 

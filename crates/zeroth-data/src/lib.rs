@@ -1,8 +1,9 @@
 //! Training data: from files to tokens and labels.
 //!
-//! [`prepare`] reads rows (JSONL or Parquet), encodes them with an [`Encode`] on all threads, and writes the token
+//! [`prepare`] reads rows (JSONL, JSON arrays, CSV, TSV, Parquet; gzip and Zstandard), encodes them with an [`Encode`] on all threads, and writes the token
 //! cache, which all ranks open as [`Samples`]. [`survey`] reads the same rows without stopping at invalid ones.
 
+mod array_reader;
 mod assistant;
 mod cache;
 mod catch_panic;
@@ -16,6 +17,7 @@ mod encoder;
 mod error;
 mod eval_rows;
 mod file_format;
+mod find_files;
 mod index_builder;
 mod line_reader;
 mod pack;
@@ -34,7 +36,9 @@ mod rows;
 mod sample_index;
 mod samples;
 mod samples_builder;
+mod source;
 mod survey;
+mod table_reader;
 mod template_process;
 mod token_file;
 mod token_row;
@@ -49,6 +53,7 @@ pub use encode::{Encode, Encoded};
 pub use encoder::{Encoder, EncoderOptions};
 pub use error::{DataError, EncoderError};
 pub use eval_rows::{EvalRow, eval_rows};
+pub use find_files::{DataFiles, find_files};
 pub use prepare::{Prepared, TokenizeProgress, prepare, prepare_with_progress};
 pub use prepare_options::{PrepareOptions, Truncation};
 pub use preview::{TRAINED_MARKERS, omitted_range, preview};
@@ -56,6 +61,7 @@ pub use row_number::RowNumber;
 pub use row_problem::{MessageProblem, RowProblem};
 pub use samples::Samples;
 pub use samples_builder::SamplesBuilder;
+pub use source::Codec;
 pub use survey::{Bucket, CappedList, FirstRow, LIST_LIMIT, Problem, RowLocation, Survey, survey};
 pub use template_process::render_templates;
 pub use totals::Totals;

@@ -1,58 +1,28 @@
-//! Reads the lines of a file, one at a time.
+//! Reads the lines of a text, one at a time.
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, Read};
+use std::path::Path;
 
-use super::DataError;
-use super::file_format::foreign;
-
-/// Checks all paths before the first file is read.
-pub(super) fn check(files: &[PathBuf]) -> Result<(), DataError> {
-    if files.is_empty() {
-        return Err(DataError::NoFiles);
-    }
-    for path in files {
-        match fs::metadata(path) {
-            Ok(found) if found.is_dir() => return Err(DataError::Folder { path: path.clone() }),
-            Ok(found) if !found.is_file() => return Err(DataError::NotAFile { path: path.clone() }),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(DataError::NotFound { path: path.clone() });
-            }
-            Err(source) => return Err(DataError::Read { path: path.clone(), line: 1, source }),
-        }
-    }
-    Ok(())
-}
+use super::source::{MAX_ROW_BYTES, Source};
+use super::{DataError, RowNumber};
 
 /// The non-blank lines of a file.
 pub(super) struct Lines<'a> {
     path: &'a Path,
-    reader: BufReader<File>,
+    source: Source,
     buffer: Vec<u8>,
     number: u64,
     read: u64,
 }
 
 impl<'a> Lines<'a> {
-    pub(super) fn open(path: &'a Path) -> Result<Self, DataError> {
-        let failed = |source| DataError::Read { path: path.to_owned(), line: 1, source };
-        let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
-        let beginning = reader.fill_buf().map_err(failed)?;
-        if let Some((what, remedy)) = foreign(path, beginning) {
-            return Err(DataError::Format { path: path.to_owned(), what, remedy });
-        }
-        // A byte order mark, which some editors write and JSON parsers reject.
-        if beginning.starts_with(b"\xEF\xBB\xBF") {
-            reader.consume(3);
-        }
-        Ok(Self { path, reader, buffer: Vec::new(), number: 0, read: 0 })
+    pub(super) fn new(path: &'a Path, source: Source) -> Self {
+        Self { path, source, buffer: Vec::new(), number: 0, read: 0 }
     }
 
-    /// Bytes read so far.
+    /// Bytes of the file read so far.
     pub(super) fn read(&self) -> u64 {
-        self.read
+        self.source.compressed_bytes().unwrap_or(self.read)
     }
 
     /// The next line and its number, from 1.
@@ -60,13 +30,20 @@ impl<'a> Lines<'a> {
         loop {
             self.buffer.clear();
             self.number += 1;
-            let read = self.reader.read_until(b'\n', &mut self.buffer).map_err(|source| DataError::Read {
+            let line = (&mut self.source).take(MAX_ROW_BYTES + 1);
+            let read = { line }.read_until(b'\n', &mut self.buffer).map_err(|source| DataError::Read {
                 path: self.path.to_owned(),
                 line: self.number,
                 source,
             })?;
             if read == 0 {
                 return Ok(None);
+            }
+            if read as u64 > MAX_ROW_BYTES {
+                return Err(DataError::RowTooLong {
+                    path: self.path.to_owned(),
+                    at: RowNumber::Line(self.number),
+                });
             }
             self.read += read as u64;
             if !self.buffer.trim_ascii().is_empty() {

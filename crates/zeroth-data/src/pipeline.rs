@@ -50,7 +50,7 @@ pub(super) fn each_row<E: From<DataError>>(
     progress: ProgressFn<'_>,
     mut take: impl FnMut(EncodedRow<'_>) -> Result<ControlFlow<()>, E>,
 ) -> Result<(), E> {
-    let mut rows = Rows::new(files);
+    let mut rows = Rows::new(files, encoder.columns());
     let mut block = Block::read(&mut rows, sizes);
     loop {
         let Block { rows: raw, end } = block;

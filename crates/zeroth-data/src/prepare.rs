@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
 use super::cache::{CacheFolder, key};
+use super::find_files::check;
 use super::index_builder::IndexBuilder;
-use super::line_reader::check;
 use super::pipeline::{BlockSizes, ProgressFn, each_row};
 use super::token_file::{Reject, TokenFile, TokenWriter};
 use super::{DataError, Encode, PrepareOptions, Samples};

@@ -89,7 +89,9 @@ fn more<T>(listed: &CappedList<T>) -> String {
 fn numbers(files: &[PathBuf], places: &[RowLocation]) -> String {
     let of_file = |places: &[RowLocation]| {
         let number = |place: &RowLocation| match place.at {
-            RowNumber::Line(number) | RowNumber::Row(number) => number.to_string(),
+            RowNumber::Line(number) | RowNumber::Row(number) | RowNumber::RowAtLine { row: number, .. } => {
+                number.to_string()
+            }
         };
         let unit = if matches!(places[0].at, RowNumber::Line(_)) { "line" } else { "row" };
         let plural = if places.len() == 1 { "" } else { "s" };

@@ -9,6 +9,13 @@ pub enum RowNumber {
     Line(u64),
     /// A row of a Parquet file.
     Row(u64),
+    /// A row of a JSON array or a table.
+    RowAtLine {
+        /// Its number.
+        row: u64,
+        /// The line on which it begins.
+        line: u64,
+    },
 }
 
 impl fmt::Display for RowNumber {
@@ -16,6 +23,7 @@ impl fmt::Display for RowNumber {
         match self {
             Self::Line(number) => write!(formatter, "line {number}"),
             Self::Row(number) => write!(formatter, "row {number}"),
+            Self::RowAtLine { row, line } => write!(formatter, "row {row} (line {line})"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Problems with single rows.
 
-use zeroth_base::{grouped, nearest};
+use zeroth_base::{counted, grouped, nearest};
 
 use super::IGNORED;
 use super::row_format::known_formats;
@@ -15,6 +15,44 @@ pub enum RowProblem {
         message: String,
         /// Column in the line, from 1.
         column: usize,
+    },
+    /// An element of an array that is not JSON.
+    #[error("not JSON: {message}, line {line}, column {column} of the row")]
+    NotJsonElement {
+        /// The parser's message.
+        message: String,
+        /// Line in the row, from 1.
+        line: usize,
+        /// Column in that line, from 1.
+        column: usize,
+    },
+    /// A comma of an array without an element.
+    #[error("no row follows the comma: remove it")]
+    NoElement,
+    /// A record of a table with more or fewer fields than columns.
+    #[error(
+        "the row has {}, but the header names {}: fields with a delimiter, a quote or a line end must be quoted",
+        counted(*found as u64, "field"), counted(*expected as u64, "column")
+    )]
+    Ragged {
+        /// Fields of the record.
+        found: usize,
+        /// Columns of the header.
+        expected: usize,
+    },
+    /// A cell that is not UTF-8.
+    #[error("`{key}` is not UTF-8 text")]
+    CellNotText {
+        /// The column.
+        key: String,
+    },
+    /// A cell that should be JSON.
+    #[error("`{key}` must be JSON, as json.dumps of Python writes it: {message}")]
+    CellNotJson {
+        /// The column.
+        key: String,
+        /// The parser's message.
+        message: String,
     },
     /// JSON, but not an object.
     #[error("a row must be a JSON object, as in {{\"input_ids\": [1, 2, 3]}}: found {found}")]

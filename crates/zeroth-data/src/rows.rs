@@ -3,11 +3,17 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::array_reader::ArrayElements;
+use super::columns::Columns;
+use super::file_format::{TextFormat, detect};
 use super::line_reader::Lines;
 use super::parquet_rows::ParquetRows;
+use super::source::{Codec, Source};
+use super::table_reader::{Header, Record, TableRecords};
 use super::token_row::kind;
 use super::{DataError, RowNumber, RowProblem};
 
@@ -25,6 +31,10 @@ pub(super) struct RawRow {
 pub(super) enum Content {
     /// A line; parsed later, in parallel.
     Line(Vec<u8>),
+    /// An element of a JSON array; parsed later, in parallel.
+    Element(Vec<u8>),
+    /// A record of a table.
+    Record(Arc<Header>, Record),
     /// A row of a Parquet file.
     Object(Map<String, Value>),
 }
@@ -33,7 +43,8 @@ impl Content {
     /// Approximate memory use.
     pub(super) fn size(&self) -> usize {
         match self {
-            Self::Line(text) => text.len(),
+            Self::Line(text) | Self::Element(text) => text.len(),
+            Self::Record(_, cells) => cells.size(),
             Self::Object(row) => row.values().map(size_of_value).sum(),
         }
     }
@@ -41,7 +52,14 @@ impl Content {
     /// Parses the row.
     pub(super) fn into_object(self) -> Result<Map<String, Value>, RowProblem> {
         match self {
-            Self::Line(text) => parsed(&text),
+            Self::Line(text) => parsed(&text, |error| not_json(&error)),
+            Self::Element(text) if text.is_empty() => Err(RowProblem::NoElement),
+            Self::Element(text) => parsed(&text, |error| RowProblem::NotJsonElement {
+                message: without_position(&error),
+                line: error.line(),
+                column: error.column(),
+            }),
+            Self::Record(header, cells) => header.object(&cells),
             Self::Object(row) => Ok(row),
         }
     }
@@ -57,37 +75,53 @@ fn size_of_value(value: &Value) -> usize {
     within + size_of::<Value>()
 }
 
-fn parsed(text: &[u8]) -> Result<Map<String, Value>, RowProblem> {
-    match serde_json::from_slice(text).map_err(|error| not_json(&error))? {
+fn parsed(
+    text: &[u8],
+    not_json: impl FnOnce(serde_json::Error) -> RowProblem,
+) -> Result<Map<String, Value>, RowProblem> {
+    match serde_json::from_slice(text).map_err(not_json)? {
         Value::Object(row) => Ok(row),
         other => Err(RowProblem::NotAnObject { found: kind(&other) }),
     }
 }
 
 fn not_json(error: &serde_json::Error) -> RowProblem {
-    // The parser saw one line; its "line 1" would be mistaken for the file's.
+    RowProblem::NotJson { message: without_position(error), column: error.column() }
+}
+
+/// The parser saw one row; its "line 1" would be mistaken for the file's.
+fn without_position(error: &serde_json::Error) -> String {
     let message = error.to_string();
-    let message = message.split(" at line ").next().unwrap_or_default().to_owned();
-    RowProblem::NotJson { message, column: error.column() }
+    message.split(" at line ").next().unwrap_or_default().to_owned()
 }
 
 /// The rows of all files, in order. None follow an error.
 pub(super) struct Rows<'a> {
     files: &'a [PathBuf],
+    columns: Option<&'a Columns>,
     file: usize,
     open: Option<Open<'a>>,
-    /// Rows read from the open file.
-    given: u64,
+    /// The last row read from the open file.
+    last: Option<RowNumber>,
 }
 
-enum Open<'a> {
+/// An open file.
+struct Open<'a> {
+    codec: Option<Codec>,
+    reader: Reader<'a>,
+}
+
+enum Reader<'a> {
     Lines(Lines<'a>),
+    Array(ArrayElements<'a>),
+    Table(Box<TableRecords<'a>>),
     Parquet(Box<ParquetRows<'a>>),
 }
 
 impl<'a> Rows<'a> {
-    pub(super) fn new(files: &'a [PathBuf]) -> Self {
-        Self { files, file: 0, open: None, given: 0 }
+    /// `columns` are those that tables may have, unless any are accepted.
+    pub(super) fn new(files: &'a [PathBuf], columns: Option<&'a Columns>) -> Self {
+        Self { files, columns, file: 0, open: None, last: None }
     }
 
     /// The next row. A file without rows is an error once its end is reached.
@@ -103,34 +137,65 @@ impl<'a> Rows<'a> {
         while let Some(path) = self.files.get(self.file) {
             let open = match &mut self.open {
                 Some(open) => open,
-                none => none.insert(Open::new(path)?),
+                none => none.insert(Open::new(path, self.columns)?),
             };
-            let before = open.read();
-            if let Some((at, content)) = open.next()? {
-                self.given += 1;
-                return Ok(Some(RawRow { file: self.file, at, content, bytes: open.read() - before }));
+            let before = open.reader.read();
+            let next = open.reader.next().map_err(|error| in_codec(error, open.codec, self.last))?;
+            if let Some((at, content)) = next {
+                self.last = Some(at);
+                return Ok(Some(RawRow { file: self.file, at, content, bytes: open.reader.read() - before }));
             }
-            if self.given == 0 {
+            if self.last.is_none() {
                 return Err(DataError::Empty { path: path.clone() });
             }
-            (self.file, self.open, self.given) = (self.file + 1, None, 0);
+            (self.file, self.open, self.last) = (self.file + 1, None, None);
         }
         Ok(None)
     }
 }
 
-impl<'a> Open<'a> {
-    fn new(path: &'a Path) -> Result<Self, DataError> {
-        if is_parquet(path).map_err(|source| DataError::Read { path: path.to_owned(), line: 1, source })? {
-            return Ok(Self::Parquet(Box::new(ParquetRows::open(path)?)));
+/// An error while a compressed file is read is one of its compression.
+fn in_codec(error: DataError, codec: Option<Codec>, after: Option<RowNumber>) -> DataError {
+    match (error, codec) {
+        (DataError::Read { path, source, .. }, Some(codec)) => {
+            DataError::Decompress { path, codec, after, error: source }
         }
-        Ok(Self::Lines(Lines::open(path)?))
+        (error, _) => error,
     }
+}
 
+impl<'a> Open<'a> {
+    fn new(path: &'a Path, columns: Option<&Columns>) -> Result<Self, DataError> {
+        if is_parquet(path).map_err(|source| DataError::Read { path: path.to_owned(), line: 1, source })? {
+            let reader = Reader::Parquet(Box::new(ParquetRows::open(path)?));
+            return Ok(Self { codec: None, reader });
+        }
+        let source = Source::open(path)?;
+        let codec = source.codec();
+        let format = detect(path, source.beginning()).map_err(|foreign| DataError::Format {
+            path: path.to_owned(),
+            what: foreign.what,
+            remedy: foreign.remedy,
+        })?;
+        let reader = match format {
+            TextFormat::Lines => Reader::Lines(Lines::new(path, source)),
+            TextFormat::Array => Reader::Array(ArrayElements::new(path, source)),
+            TextFormat::Table { delimiter } => Reader::Table(Box::new(
+                TableRecords::open(path, source, delimiter, columns)
+                    .map_err(|error| in_codec(error, codec, None))?,
+            )),
+        };
+        Ok(Self { codec, reader })
+    }
+}
+
+impl Reader<'_> {
     /// Approximate bytes read of the file.
     fn read(&self) -> u64 {
         match self {
             Self::Lines(lines) => lines.read(),
+            Self::Array(elements) => elements.read(),
+            Self::Table(records) => records.read(),
             Self::Parquet(rows) => rows.read(),
         }
     }
@@ -140,10 +205,27 @@ impl<'a> Open<'a> {
             Self::Lines(lines) => {
                 lines.next()?.map(|(line, text)| (RowNumber::Line(line), Content::Line(text.to_vec())))
             }
+            Self::Array(elements) => elements.next()?.map(|(at, text)| (at, Content::Element(text.to_vec()))),
+            Self::Table(records) => {
+                let next = records.next_record()?;
+                next.map(|(at, cells)| (at, Content::Record(Arc::clone(records.header()), cells)))
+            }
             Self::Parquet(rows) => {
                 rows.next()?.map(|row| (RowNumber::Row(rows.number()), Content::Object(row)))
             }
         })
+    }
+}
+
+/// The delimiter of a file that is read as a table. Its name decides too, so that the contents alone do not say how they
+/// are read.
+pub(super) fn table_delimiter(path: &Path) -> Option<u8> {
+    if is_parquet(path).ok()? {
+        return None;
+    }
+    match detect(path, Source::open(path).ok()?.beginning()).ok()? {
+        TextFormat::Table { delimiter } => Some(delimiter),
+        TextFormat::Lines | TextFormat::Array => None,
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use super::find_files::check;
 use super::index_builder::{IndexBuilder, trained_tokens};
-use super::line_reader::check;
 use super::pipeline::{BlockSizes, each_row};
 use super::{DataError, Encode, Encoded, PrepareOptions, RowNumber, Totals};
 

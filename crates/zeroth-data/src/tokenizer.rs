@@ -119,6 +119,11 @@ impl TextTokenizer {
         catch_panic(|| self.inner.decode(ids, true).ok()).ok()?
     }
 
+    /// The token with exactly this text.
+    pub(super) fn token_id(&self, text: &str) -> Option<u32> {
+        self.inner.token_to_id(text)
+    }
+
     /// The text of one token. Partial characters are shown as in the vocabulary.
     pub(super) fn token_text(&self, id: u32) -> Option<String> {
         let raw = self.inner.id_to_token(id)?;

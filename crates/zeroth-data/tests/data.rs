@@ -168,7 +168,7 @@ fn empty_files_are_reported() {
     let error = read_ready(&[good.clone(), absent.clone()], &OPTIONS).unwrap_err();
     assert_eq!(error.to_string(), format!("data file {} does not exist", absent.display()));
     let error = read_ready(&[good, folder.path().to_owned()], &OPTIONS).unwrap_err();
-    assert!(error.to_string().contains(" is a folder: --data expects files"), "{error}");
+    assert!(error.to_string().contains(" is a folder: find_files lists the data files in it"), "{error}");
 }
 
 proptest! {

@@ -364,14 +364,7 @@ fn file_errors_have_positions() {
             "{\"input_ids\": [1]}\n{\"input_ids\": [1",
             ": line 2: not JSON: EOF while parsing a list, column 16; a row is one JSON object on one line",
         ),
-        (
-            "[\n{\"input_ids\": [1]}\n]",
-            " is a JSON array: write one object per line (JSONL), e.g. with jq -c '.[]'",
-        ),
-        (
-            "[{\"input_ids\": [1]}]",
-            " is a JSON array: write one object per line (JSONL), e.g. with jq -c '.[]'",
-        ),
+        ("[\n{\"input_ids\": [1.5]}\n]", ": row 1 (line 2): input_ids[0] must be an integer: found 1.5"),
         ("\n \n", " has no rows: it is empty, or all lines are blank"),
         (
             "\u{1F}\u{FFFD}",
@@ -390,13 +383,17 @@ fn file_errors_have_positions() {
         }
     }
     let zipped = place.write("bad.jsonl", b"\x1F\x8B\x08");
-    assert_eq!(place.refusal(&[zipped]), "bad.jsonl is compressed with gzip: decompress it with gunzip");
+    assert_eq!(
+        place.refusal(&[zipped]),
+        "bad.jsonl is cut short: its gzip stream ends before the end of its first row: copy or download it again; `gzip -t \
+         bad.jsonl` checks it"
+    );
     assert_eq!(place.refusal(&[good, place.path("absent")]), "data file absent does not exist");
     assert_eq!(
         place.refusal(&[PathBuf::from("/dev/null")]),
         "/dev/null is a pipe or a device: data is read more than once, so write it to a file first"
     );
-    assert_eq!(place.refusal(&[]), "no data: name at least one JSONL or Parquet file with --data");
+    assert_eq!(place.refusal(&[]), "no data: name at least one file or folder with --data");
 }
 
 #[test]

@@ -215,6 +215,57 @@ fn invalid_tokenizer_files_are_refused() {
 }
 
 #[test]
+fn the_default_system_message_is_for_conversations_without_one() {
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    let with = folder(true, &[("chat_template.jinja", template)]);
+    let without = folder(true, &[("tokenizer_config.json", "{\"eos_token\": \"<|im_end|>\"}")]);
+    let default =
+        |system: &str| EncoderOptions { system: Some(system.to_owned()), ..EncoderOptions::new(10_000) };
+    let text = |folder: &TempDir, options: EncoderOptions, row: &Value| {
+        let encoder = Encoder::open(folder.path(), options.clone()).unwrap();
+        encoder.decode(&encode(folder, options, row).unwrap().ids)
+    };
+    let turns = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]);
+    let own = json!([{"role": "system", "content": "own"}, {"role": "user", "content": "q"},
+                     {"role": "assistant", "content": "a"}]);
+    let speakers = json!([{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]);
+    let expected = "system: Be brief.\nuser: q\nassistant: a\n";
+    for row in [
+        json!({"messages": turns}),
+        json!({"conversations": speakers}),
+        json!({"instruction": "q", "input": "", "output": "a"}),
+        json!({"question": "q", "answer": "a", "system": ""}),
+        json!({"query": "q", "response": "a"}),
+        json!({"prompt": [turns[0]], "completion": [turns[1]]}),
+        json!({"translation": {"en": "q", "de": "a"}}),
+    ] {
+        assert_eq!(text(&with, default("Be brief."), &row), expected, "{row}");
+    }
+    let kept = expected.replace("Be brief.", "own");
+    for row in [
+        json!({"messages": own}),
+        json!({"conversations": speakers, "system": "own"}),
+        json!({"question": "q", "answer": "a", "system": "own"}),
+    ] {
+        assert_eq!(text(&with, default("Be brief."), &row), kept, "{row}");
+    }
+    let developer = json!({"messages": [{"role": "developer", "content": "own"}, turns[0], turns[1]]});
+    assert_eq!(text(&with, default("Be brief."), &developer), kept.replace("system", "developer"));
+    // Without a template it is the first line; plain texts and ready tokens have no system message.
+    let pair = json!({"question": "q", "answer": "a"});
+    assert_eq!(text(&without, default("Be brief."), &pair), "Be brief.\nq\na");
+    for row in [json!({"prompt": "q", "completion": "a"}), json!({"text": "qa"}), json!({"input_ids": [5]})] {
+        let plain = text(&without, EncoderOptions::new(10_000), &row);
+        assert_eq!(text(&without, default("Be brief."), &row), plain);
+    }
+    // Part of the cache key; a key without it is as before.
+    let key = |options: EncoderOptions| Encoder::open(with.path(), options).unwrap().fingerprint();
+    let plain = key(EncoderOptions::new(10_000));
+    let keys = [plain, key(default("Be brief.")), key(default("Be kind."))];
+    assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
+}
+
+#[test]
 fn prompts_end_with_the_generation_prompt() {
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     let config =

@@ -9,10 +9,11 @@
 //! beyond it.
 
 mod batch;
+mod reuse;
 mod sample;
 mod stops;
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 
 use zeroth_base::{DType, counted};
@@ -41,6 +42,11 @@ pub struct Generation {
     /// Sample only from the smallest set of most likely tokens whose probabilities sum to at least this (nucleus
     /// sampling).
     pub top_p: Option<f64>,
+    /// Sample only from tokens that are at least this fraction as likely as the most likely one.
+    pub min_p: Option<f64>,
+    /// Divides positive logits, and multiplies negative ones, of tokens in the prompt or the text so far; 1 changes
+    /// nothing.
+    pub repetition_penalty: f64,
     /// Seed; a token's random number depends only on the seed and its position.
     pub seed: u64,
     /// Token ids that end the text.
@@ -65,6 +71,8 @@ pub enum End {
     Stop(i32),
     /// The model's context is full.
     Positions,
+    /// The caller ended it.
+    Stopped,
 }
 
 /// An error generating text.
@@ -241,7 +249,7 @@ impl Inference {
         let mut engine = Engine::new(compiled, rank)?;
         let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
         self.weights.load(&self.table, &mut engine, &names, &mut |_, _| ())?;
-        Ok(Generator { model: self, engine, compiled })
+        Ok(Generator { model: self, engine, compiled, cached: Vec::new() })
     }
 }
 
@@ -273,6 +281,8 @@ pub struct Generator<'c> {
     model: &'c Inference,
     engine: Engine<'c>,
     compiled: &'c Compiled,
+    /// The tokens whose keys and values the last single sequence left in the first cache rows.
+    cached: Vec<i32>,
 }
 
 impl Generator<'_> {
@@ -322,34 +332,41 @@ impl Generator<'_> {
         Err(GenerateError::NotFinite { position, run: self.compiled.program.types.compute })
     }
 
-    /// Continues a prompt; `each` is called with every new token.
+    /// Continues a prompt; `each` is called with every new token, and may end the text.
     pub fn generate(
         &mut self,
         prompt: &[i32],
         generation: &Generation,
-        each: &mut dyn FnMut(i32),
+        each: &mut dyn FnMut(i32) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
-        generation.check()?;
-        self.model.check(prompt)?;
+        self.cached.clear();
+        self.generate_reusing(prompt, generation, each)
+    }
+
+    /// Continues a sequence of the first cache rows until it ends.
+    fn continue_sequence(
+        &mut self,
+        sequence: &mut Sequence,
+        generation: &Generation,
+        each: &mut dyn FnMut(i32) -> ControlFlow<()>,
+    ) -> Result<End, GenerateError> {
         let positions = self.model.model.max_positions.unwrap_or(u64::MAX);
-        let rows = 0..self.compiled.program.cached_tokens;
-        let mut sequence = Sequence { prompt: 0, ids: prompt.to_vec(), rows, cached: 0 };
-        let mut end = End::Length;
         for _ in 0..generation.max_new_tokens {
             if sequence.ids.len() as u64 >= positions {
-                end = End::Positions;
-                break;
+                return Ok(End::Positions);
             }
-            let logits = self.next_logits(std::slice::from_mut(&mut sequence))?;
-            let id = sample::choose(&logits, generation, sequence.ids.len() as u64);
+            let logits = self.next_logits(std::slice::from_mut(sequence))?;
+            let id = sample::choose(&logits, generation, &sequence.ids);
             sequence.ids.push(id);
-            each(id);
+            let is_stopped = each(id).is_break();
             if generation.stops.contains(&id) {
-                end = End::Stop(id);
-                break;
+                return Ok(End::Stop(id));
+            }
+            if is_stopped {
+                return Ok(End::Stopped);
             }
         }
-        Ok(Generated { ids: sequence.ids.split_off(prompt.len()), end })
+        Ok(End::Length)
     }
 }
 
@@ -389,6 +406,12 @@ impl Generation {
         }
         if self.top_k == Some(0) {
             return refuse("top_k", 0.0, "at least 1");
+        }
+        if let Some(min_p) = self.min_p.filter(|min_p| !(0.0..=1.0).contains(min_p)) {
+            return refuse("min_p", min_p, "from 0 to 1");
+        }
+        if !(self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0) {
+            return refuse("repetition_penalty", self.repetition_penalty, "a finite number above 0");
         }
         match self.top_p {
             Some(top_p) if !(top_p > 0.0 && top_p <= 1.0) => refuse("top_p", top_p, "above 0 and at most 1"),

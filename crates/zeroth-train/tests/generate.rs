@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -13,8 +14,20 @@ use zeroth_program::Target;
 use zeroth_train::{BatchSize, End, GenerateError, Generated, Generation, Generator, Inference};
 
 const TARGET: Target = Target::Cpu { threads: 1 };
-const GREEDY: Generation =
-    Generation { max_new_tokens: 8, temperature: 0.0, top_k: None, top_p: None, seed: 42, stops: Vec::new() };
+const GREEDY: Generation = Generation {
+    max_new_tokens: 8,
+    temperature: 0.0,
+    top_k: None,
+    top_p: None,
+    min_p: None,
+    repetition_penalty: 1.0,
+    seed: 42,
+    stops: Vec::new(),
+};
+
+fn on(_: i32) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
@@ -33,7 +46,11 @@ fn generate(name: &str, prompt: &[i32], generation: &Generation) -> Generated {
     let model = Inference::open(&golden().join(name)).unwrap();
     let compiled = model.compile(prompt, generation.max_new_tokens, DType::F32, TARGET).unwrap();
     let mut seen = Vec::new();
-    let generated = start(&model, &compiled).generate(prompt, generation, &mut |id| seen.push(id)).unwrap();
+    let mut each = |id| {
+        seen.push(id);
+        ControlFlow::Continue(())
+    };
+    let generated = start(&model, &compiled).generate(prompt, generation, &mut each).unwrap();
     assert_eq!(seen, generated.ids, "tokens are told as they come");
     generated
 }
@@ -59,7 +76,7 @@ fn logits_and_greedy_text_match_transformers() {
             for (found, expected) in logits.iter().zip(&expected) {
                 assert!((f64::from(*found) - expected).abs() < 1e-5, "{name} {prompt:?}: {found} {expected}");
             }
-            let generated = generator.generate(&prompt, &GREEDY, &mut |_| {}).unwrap();
+            let generated = generator.generate(&prompt, &GREEDY, &mut on).unwrap();
             assert_eq!(generated.ids, ids(&case["greedy"]), "{name} {prompt:?}");
             assert_eq!(generated.end, End::Length);
         }
@@ -81,6 +98,44 @@ fn generation_ends_at_stop_tokens_or_full_context() {
     assert_eq!((filled.ids.len(), filled.end), (2, End::Positions));
     let full = generate("qwen3-tied", &vec![1; positions], &GREEDY);
     assert_eq!((full.ids.len(), full.end), (0, End::Positions));
+}
+
+#[test]
+fn a_conversation_is_continued_as_if_it_were_new() {
+    let model = Inference::open(&golden().join("qwen3-tied")).unwrap();
+    let compiled = model.compile_context(10_000, DType::F32, TARGET).unwrap();
+    let positions = model.model().max_positions.unwrap();
+    assert_eq!(compiled.program.cached_tokens, positions);
+    let mut chat = start(&model, &compiled);
+    let mut text: Vec<i32> = (1..positions as i32 / 2).collect();
+    // Few new tokens, the same prompt again, another beginning, another end.
+    for turn in 0..5 {
+        match turn {
+            1 => text.push(9),
+            3 => text[0] = 3,
+            4 => {
+                text.pop();
+                text.push(4);
+            }
+            _ => {}
+        }
+        let found = chat.generate_reusing(&text, &GREEDY, &mut on).unwrap();
+        assert_eq!(found, generate("qwen3-tied", &text, &GREEDY), "turn {turn}");
+        text.extend(&found.ids[..2]);
+    }
+    let mut left = 3;
+    let mut three = |_| {
+        left -= 1;
+        if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let stopped = chat.generate_reusing(&text, &GREEDY, &mut three).unwrap();
+    assert_eq!((stopped.ids.len(), stopped.end), (3, End::Stopped));
+    let without = generate("qwen3-tied", &[1, 2, 3], &GREEDY);
+    let never_again = Generation { repetition_penalty: 1e6, ..GREEDY };
+    let penalised = generate("qwen3-tied", &[1, 2, 3], &never_again);
+    let all: std::collections::HashSet<i32> = penalised.ids.iter().copied().chain([1, 2, 3]).collect();
+    assert_eq!(all.len(), 11, "no token occurs twice: {penalised:?}");
+    assert_ne!(without.ids, penalised.ids);
 }
 
 #[test]
@@ -110,8 +165,10 @@ fn invalid_prompts_are_refused() {
         (Generation { temperature: -1.0, ..GREEDY }, "temperature"),
         (Generation { top_k: Some(0), ..GREEDY }, "top_k"),
         (Generation { top_p: Some(1.5), ..GREEDY }, "top_p"),
+        (Generation { min_p: Some(-0.1), ..GREEDY }, "min_p"),
+        (Generation { repetition_penalty: 0.0, ..GREEDY }, "repetition_penalty"),
     ] {
-        let error = generator.generate(&[1], &wrong, &mut |_| {}).unwrap_err();
+        let error = generator.generate(&[1], &wrong, &mut on).unwrap_err();
         assert!(error.to_string().starts_with(name), "{error}");
     }
 

@@ -1,11 +1,14 @@
 //! `data preview`: shows rows as a model sees them.
 
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
-use zeroth::data::{Encoder, RowLocation, RowNumber, Survey, TRAINED_MARKERS, preview, survey};
+use zeroth::data::{Encoder, RowLocation, Survey, TRAINED_MARKERS, preview, survey};
 use zeroth::model::{ModelConfig, locate, read_config};
 
+use super::data_inputs;
 use super::train::Reading;
-use crate::cli::{DataCommand, PreviewArgs};
+use crate::cli::DataCommand;
 use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
 
@@ -20,14 +23,15 @@ pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit
     }
     let encoder = reading.encoder()?;
     let options = reading.options(arguments.max_train_samples, false);
-    let found = survey(&arguments.data, &encoder, &options, arguments.rows)?;
+    let files = data_inputs::files(&arguments.data)?;
+    let found = survey(&files, &encoder, &options, arguments.rows)?;
     if output.is_json() {
-        output::json(&as_json(&found, arguments))?;
+        output::json(&as_json(&found, &files))?;
     } else {
         let text = |ids: &[i32]| with_special(&encoder, ids);
         let green = output.around(Colour::Green);
         let marks = green.as_ref().map_or(TRAINED_MARKERS, |[before, after]| [before, after]);
-        output::text(&preview(&found, &arguments.data, reading.max_length(), marks, &text));
+        output::text(&preview(&found, &files, reading.max_length(), marks, &text));
     }
     Ok(if found.problems.count > 0 { Exit::Problems } else { Exit::Done })
 }
@@ -42,14 +46,8 @@ fn with_special(encoder: &Encoder, ids: &[i32]) -> String {
     runs.map(text).collect()
 }
 
-fn as_json(found: &Survey, arguments: &PreviewArgs) -> Value {
-    let place = |place: &RowLocation| {
-        let (kind, number) = match place.at {
-            RowNumber::Line(number) => ("line", number),
-            RowNumber::Row(number) => ("row", number),
-        };
-        json!({"file": arguments.data[place.file], kind: number})
-    };
+fn as_json(found: &Survey, files: &[PathBuf]) -> Value {
+    let place = |place: &RowLocation| data_inputs::place(place, files);
     let totals = &found.totals;
     json!({
         "rows": found.rows,

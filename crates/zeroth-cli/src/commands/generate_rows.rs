@@ -1,12 +1,14 @@
 //! `generate --data`: answers rows with a model and compares them with the expected answers.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 use zeroth::base::{counted, grouped};
-use zeroth::data::{EvalRow, RowNumber, eval_rows};
+use zeroth::data::{EvalRow, eval_rows};
 use zeroth::train::{BatchSize, End, Generated, Generation};
 
+use super::data_inputs;
 use super::generate_text::{Setup, end_name};
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
@@ -15,6 +17,8 @@ use crate::terminal::Meter;
 
 /// Maximum characters of a prompt or answer shown.
 const SHOWN: usize = 200;
+/// Default number of rows shown.
+const ROWS: usize = 5;
 
 /// A row with its answer.
 struct Answer {
@@ -24,7 +28,8 @@ struct Answer {
 }
 
 pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
-    let rows = eval_rows(&arguments.prompt.data, &setup.encoder, arguments.rows.max_eval_samples)?;
+    let files = data_inputs::files(&arguments.prompt.data)?;
+    let rows = eval_rows(&files, &setup.encoder, arguments.rows.max_eval_samples)?;
     let longest = rows.iter().map(|row| row.expected.len() as u64).max().unwrap_or(0);
     let max_new_tokens = arguments.max_new_tokens.unwrap_or(longest);
     let beyond = rows.iter().filter(|row| row.expected.len() as u64 > max_new_tokens).count() as u64;
@@ -44,6 +49,8 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
         temperature: 0.0,
         top_k: None,
         top_p: None,
+        min_p: None,
+        repetition_penalty: 1.0,
         seed: 0,
         stops: stops.clone(),
     };
@@ -69,10 +76,10 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
         .collect();
     let exact = answers.iter().filter(|answer| answer.is_exact).count();
     if output.is_json() {
-        output::json(&as_json(setup, arguments, &answers, exact))?;
+        output::json(&as_json(setup, &files, &answers, exact))?;
         return Ok(Exit::Done);
     }
-    for answer in answers.iter().take(arguments.rows.rows) {
+    for answer in answers.iter().take(arguments.rows.rows.unwrap_or(ROWS)) {
         output::text(&shown(setup, answer, output));
     }
     let share = 100.0 * exact as f64 / answers.len() as f64;
@@ -123,15 +130,11 @@ fn shortened(text: &str) -> String {
     }
 }
 
-fn as_json(setup: &Setup, arguments: &GenerateArgs, answers: &[Answer], exact: usize) -> Value {
+fn as_json(setup: &Setup, files: &[PathBuf], answers: &[Answer], exact: usize) -> Value {
     let one = |answer: &Answer| {
         let Answer { row, generated, is_exact } = answer;
-        let (kind, number) = match row.place.at {
-            RowNumber::Line(number) => ("line", number),
-            RowNumber::Row(number) => ("row", number),
-        };
         json!({
-            "place": {"file": arguments.prompt.data[row.place.file], kind: number},
+            "place": data_inputs::place(&row.place, files),
             "prompt_ids": row.prompt,
             "prompt": setup.text(&row.prompt),
             "ids": generated.ids,

@@ -15,12 +15,14 @@ use zeroth::machine::{Gpus, Machine, probe};
 use zeroth::model::locate;
 use zeroth::program::Compiled;
 use zeroth::program::Target;
-use zeroth::train::{End, GenerateError, Generation, Generator, Inference, begin_id, stop_ids};
+use zeroth::train::{End, GenerateError, Generator, Inference, begin_id, stop_ids};
 
-use super::{generate_rows, render_templates};
+use super::generate_sampling::generation;
+use super::generate_stream::Stream;
+use super::{data_inputs, generate_chat, generate_rows, render_templates};
 use crate::cli::DeviceArg;
 use crate::exit::Exit;
-use crate::generate_flags::GenerateArgs;
+use crate::generate_flags::{GenerateArgs, PromptArgs, RowsArgs};
 use crate::output::{self, Output};
 use crate::train_flags::precision;
 
@@ -35,7 +37,10 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
         output::note(&format!("note: {warning}"));
     }
     let columns: Columns = arguments.rows.columns.join(",").parse()?;
-    let options = EncoderOptions { columns, ..EncoderOptions::new(model.model().vocab) };
+    let system = arguments.system.as_deref().map(data_inputs::system).transpose()?;
+    // That of a prompt is the caller's, whether or not its template has a place for it.
+    let of_rows = system.clone().filter(|_| !arguments.prompt.data.is_empty());
+    let options = EncoderOptions { columns, system: of_rows, ..EncoderOptions::new(model.model().vocab) };
     let run = match precision(arguments.bf16, arguments.fp16, arguments.fp32)? {
         Some(Precision::Bf16) => DType::Bf16,
         Some(Precision::Fp16) => DType::F16,
@@ -45,11 +50,27 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     let machine = probe();
     let target = target(arguments, &machine)?;
     let encoder = render_templates::encoder(&folder, options)?;
-    let setup = Setup { model, encoder, run, target, machine, stops: stop_ids(&folder) };
-    let ended = if arguments.prompt.data.is_empty() {
+    let stop_texts = &arguments.sampling.stop;
+    anyhow::ensure!(
+        stop_texts.is_empty() || encoder.tokenizer_vocabulary().is_some(),
+        "--stop needs a tokenizer, but {} has no tokenizer.json",
+        arguments.model
+    );
+    let mut stops = stop_ids(&folder);
+    // Special tokens have no text that could be found.
+    stops.extend(stop_texts.iter().filter_map(|text| encoder.special_token(text)));
+    let setup = Setup { model, encoder, run, target, machine, stops, system };
+    let PromptArgs { text, file, prompt_ids, data } = &arguments.prompt;
+    let ended = if !data.is_empty() {
+        generate_rows::answer(&setup, arguments, output)
+    } else if text.is_some() || file.is_some() || !prompt_ids.is_empty() {
         speak(&setup, &folder, arguments, output)
     } else {
-        generate_rows::answer(&setup, arguments, output)
+        let RowsArgs { columns, max_eval_samples, rows } = &arguments.rows;
+        let is_for_rows = !columns.is_empty() || max_eval_samples.is_some() || rows.is_some();
+        anyhow::ensure!(!is_for_rows, "--columns, --max-eval-samples and --rows need --data");
+        anyhow::ensure!(!arguments.logits, "--logits needs a prompt");
+        generate_chat::converse(&setup, arguments, output)
     };
     match ended {
         // The input was valid, but execution failed.
@@ -70,6 +91,8 @@ pub(super) struct Setup {
     machine: Machine,
     /// End-of-text token ids.
     pub(super) stops: Vec<i32>,
+    /// The system message (`--system`).
+    pub(super) system: Option<String>,
 }
 
 impl Setup {
@@ -104,6 +127,7 @@ pub(super) fn end_name(end: End) -> &'static str {
         End::Length => "length",
         End::Stop(_) => "stop",
         End::Positions => "positions",
+        End::Stopped => "stopped",
     }
 }
 
@@ -112,7 +136,8 @@ fn is_failure(error: &anyhow::Error) -> bool {
 }
 
 /// The prompt's tokens. An empty prompt becomes the begin-of-text token, as in transformers.
-fn prompt(arguments: &GenerateArgs, folder: &Path, encoder: &Encoder) -> anyhow::Result<Vec<i32>> {
+fn prompt(arguments: &GenerateArgs, folder: &Path, setup: &Setup) -> anyhow::Result<Vec<i32>> {
+    let encoder = &setup.encoder;
     let ids = &arguments.prompt.prompt_ids;
     if !ids.is_empty() {
         return Ok(ids.clone());
@@ -129,8 +154,8 @@ fn prompt(arguments: &GenerateArgs, folder: &Path, encoder: &Encoder) -> anyhow:
         arguments.model
     );
     let chat = arguments.chat.unwrap_or_else(|| encoder.has_chat_template());
-    anyhow::ensure!(chat || arguments.system.is_none(), "--system needs a chat, but --chat is false");
-    let ids = encoder.prompt(&text, arguments.system.as_deref(), chat)?;
+    anyhow::ensure!(chat || setup.system.is_none(), "--system needs a chat, but --chat is false");
+    let ids = encoder.prompt(&text, setup.system.as_deref(), chat)?;
     if !ids.is_empty() {
         return Ok(ids);
     }
@@ -179,32 +204,22 @@ fn misfit(compiled: &Compiled, machine: &Machine) -> Option<String> {
 }
 
 fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
-    let prompt = prompt(arguments, folder, &setup.encoder)?;
-    let generation = Generation {
-        max_new_tokens: arguments.max_new_tokens.unwrap_or(MAX_NEW_TOKENS),
-        temperature: arguments.temperature,
-        top_k: arguments.top_k,
-        top_p: arguments.top_p,
-        seed: arguments.seed,
-        stops: setup.stops.clone(),
-    };
+    let prompt = prompt(arguments, folder, setup)?;
+    let max_new_tokens = arguments.max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
+    let generation = generation(&arguments.sampling, max_new_tokens, &setup.stops)?;
     let compiled = setup.model.compile(&prompt, generation.max_new_tokens, setup.run, setup.target)?;
     let Some(mut generator) = setup.start(&compiled)? else { return Ok(Exit::DoesNotFit) };
     let logits = if arguments.logits { Some(generator.logits(&prompt)?) } else { None };
-    let mut stream = Stream { encoder: &setup.encoder, stops: &generation.stops, ids: Vec::new(), shown: 0 };
+    let mut stream = Stream::new(&setup.encoder, &setup.stops, &arguments.sampling.stop, !output.is_json());
     let begun = Instant::now();
-    let generated = generator.generate(&prompt, &generation, &mut |id| {
-        if !output.is_json() {
-            stream.take(id);
-        }
-    })?;
+    let generated = generator.generate(&prompt, &generation, &mut |id| stream.take(id))?;
     let (count, seconds) = (generated.ids.len(), begun.elapsed().as_secs_f64());
     if output.is_json() {
         let mut result = json!({
             "prompt_ids": prompt,
             "ids": generated.ids,
-            "text": setup.text(&generated.ids),
-            "end": end_name(generated.end),
+            "text": setup.encoder.tokenizer_vocabulary().map(|_| stream.text()),
+            "end": if stream.is_cut() { "stop" } else { end_name(generated.end) },
         });
         if let Some(logits) = logits {
             result["logits"] = json!(logits);
@@ -217,6 +232,7 @@ fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output
         End::Length => "reached --max-new-tokens".to_owned(),
         End::Stop(id) => format!("ended by token {id}"),
         End::Positions => "the context is full".to_owned(),
+        End::Stopped => "ended by --stop".to_owned(),
     };
     output::note(&format!(
         "{} after {} in {seconds:.1} s, {end}; {} of memory, {} of them for cached keys and values",
@@ -226,39 +242,4 @@ fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output
         format_bytes(compiled.cache_bytes())
     ));
     Ok(Exit::Done)
-}
-
-/// Streams text. Characters that span several tokens are printed once complete.
-struct Stream<'a> {
-    encoder: &'a Encoder,
-    stops: &'a [i32],
-    ids: Vec<i32>,
-    /// Bytes printed so far.
-    shown: usize,
-}
-
-impl Stream<'_> {
-    fn take(&mut self, id: i32) {
-        if self.stops.contains(&id) {
-            return;
-        }
-        self.ids.push(id);
-        let text = self.encoder.decode(&self.ids);
-        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
-        self.show(&text, whole);
-    }
-
-    fn show(&mut self, text: &str, until: usize) {
-        if let Some(new) = text.get(self.shown..until) {
-            output::stream(new);
-            self.shown = until;
-        }
-    }
-
-    /// Prints held-back text and a newline.
-    fn end(&mut self) {
-        let text = self.encoder.decode(&self.ids);
-        self.show(&text, text.len());
-        output::stream("\n");
-    }
 }

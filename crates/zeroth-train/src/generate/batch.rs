@@ -105,7 +105,7 @@ impl Generator<'_> {
             let logits = self.next_logits(&mut active)?;
             let vocab = logits.len() / active.len();
             for (sequence, logits) in active.iter_mut().zip(logits.chunks_exact(vocab)) {
-                let id = sample::choose(logits, generation, sequence.ids.len() as u64);
+                let id = sample::choose(logits, generation, &sequence.ids);
                 sequence.ids.push(id);
             }
         }

@@ -8,11 +8,46 @@ use super::Generation;
 /// same seed.
 const PURPOSE: u32 = 0x5341_4d50; // "SAMP"
 
-/// Samples the token at `position`. All logits must be finite.
-pub(super) fn choose(logits: &[f32], generation: &Generation, position: u64) -> i32 {
+/// Samples the token after `text`, prompt included. All logits must be finite.
+pub(super) fn choose(logits: &[f32], generation: &Generation, text: &[i32]) -> i32 {
+    if generation.repetition_penalty == 1.0 {
+        return choose_at(logits, generation, text.len() as u64);
+    }
+    let mut penalised = logits.to_vec();
+    penalise(&mut penalised, generation.repetition_penalty as f32, text);
+    choose_at(&penalised, generation, text.len() as u64)
+}
+
+/// Makes tokens of the text less likely, however often they occur in it.
+fn penalise(logits: &mut [f32], penalty: f32, text: &[i32]) {
+    let mut seen: Vec<i32> = text.to_vec();
+    seen.sort_unstable();
+    seen.dedup();
+    for id in seen {
+        let Some(logit) = usize::try_from(id).ok().and_then(|id| logits.get_mut(id)) else { continue };
+        *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+    }
+}
+
+/// Samples the token at `position`.
+fn choose_at(logits: &[f32], generation: &Generation, position: u64) -> i32 {
     if generation.temperature == 0.0 {
         return largest(logits);
     }
+    let (order, chances) = candidates(logits, generation);
+    let mut left = uniform(generation.seed, position) * chances.iter().sum::<f64>();
+    for (&id, &chance) in order.iter().zip(&chances) {
+        if left < chance {
+            return id as i32;
+        }
+        left -= chance;
+    }
+    // Rounding may leave a remainder.
+    order[chances.len() - 1] as i32
+}
+
+/// All tokens by falling probability, and the probabilities of those that may be drawn, relative to the first's.
+fn candidates(logits: &[f32], generation: &Generation) -> (Vec<usize>, Vec<f64>) {
     // Sorted by probability, ties by id, so the order is the same on every machine.
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_unstable_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
@@ -32,15 +67,12 @@ pub(super) fn choose(logits: &[f32], generation: &Generation, position: u64) -> 
         });
         chances.truncate(kept.count());
     }
-    let mut left = uniform(generation.seed, position) * chances.iter().sum::<f64>();
-    for (&id, &chance) in order.iter().zip(&chances) {
-        if left < chance {
-            return id as i32;
-        }
-        left -= chance;
+    if let Some(min_p) = generation.min_p {
+        // The first is 1, and never below.
+        let kept = chances.iter().take_while(|&&chance| chance >= min_p).count();
+        chances.truncate(kept);
     }
-    // Rounding may leave a remainder.
-    order[chances.len() - 1] as i32
+    (order, chances)
 }
 
 fn largest(logits: &[f32]) -> i32 {
@@ -70,6 +102,8 @@ mod tests {
         temperature: 0.0,
         top_k: None,
         top_p: None,
+        min_p: None,
+        repetition_penalty: 1.0,
         seed: 7,
         stops: Vec::new(),
     };
@@ -78,20 +112,23 @@ mod tests {
     fn shares(generation: &Generation) -> [f64; 5] {
         let mut counts = [0.0; 5];
         for position in 0..40_000 {
-            counts[choose(&LOGITS, generation, position) as usize] += 1.0 / 40_000.0;
+            counts[choose_at(&LOGITS, generation, position) as usize] += 1.0 / 40_000.0;
         }
         counts
     }
 
     #[test]
     fn greedy_takes_the_largest_logit_and_breaks_ties_by_id() {
-        assert_eq!(choose(&LOGITS, &GREEDY, 0), 1);
+        assert_eq!(choose_at(&LOGITS, &GREEDY, 0), 1);
         let narrow = [
             Generation { temperature: 3.0, top_k: Some(1), ..GREEDY },
             Generation { temperature: 0.7, top_p: Some(1e-9), ..GREEDY },
         ];
         for generation in narrow {
-            assert!((0..100).all(|position| choose(&LOGITS, &generation, position) == 1), "{generation:?}");
+            assert!(
+                (0..100).all(|position| choose_at(&LOGITS, &generation, position) == 1),
+                "{generation:?}"
+            );
         }
     }
 
@@ -123,11 +160,45 @@ mod tests {
     #[test]
     fn draws_depend_only_on_seed_and_position() {
         let draw =
-            |seed, position| choose(&LOGITS, &Generation { temperature: 1.0, seed, ..GREEDY }, position);
+            |seed, position| choose_at(&LOGITS, &Generation { temperature: 1.0, seed, ..GREEDY }, position);
         let text = |seed| (0..64).map(|position| draw(seed, position)).collect::<Vec<_>>();
         assert_eq!(text(1), text(1));
         assert_ne!(text(1), text(2));
         assert_ne!(text(1), text(1 << 32 | 1), "the upper half of the seed matters");
         assert!((0..1000).all(|position| (0.0..1.0).contains(&uniform(3, position))));
+    }
+
+    /// Compares with `tests/golden/sampling.json`, made by `tests/make_sampling.py` with transformers' logits processors.
+    #[test]
+    fn probabilities_are_those_of_transformers() {
+        let golden: serde_json::Value =
+            serde_json::from_str(include_str!("../../tests/golden/sampling.json")).unwrap();
+        let number = |value: &serde_json::Value| value.as_f64();
+        let mut kept = Vec::new();
+        for case in golden["cases"].as_array().unwrap() {
+            let list = |key: &str| case[key].as_array().unwrap().iter().map(|value| value.as_f64().unwrap());
+            let mut logits: Vec<f32> = list("logits").map(|logit| logit as f32).collect();
+            let text: Vec<i32> = list("text").map(|id| id as i32).collect();
+            let generation = Generation {
+                temperature: number(&case["temperature"]).unwrap(),
+                top_k: case["top_k"].as_u64(),
+                top_p: number(&case["top_p"]),
+                min_p: number(&case["min_p"]),
+                repetition_penalty: number(&case["repetition_penalty"]).unwrap(),
+                ..GREEDY
+            };
+            penalise(&mut logits, generation.repetition_penalty as f32, &text);
+            assert_eq!(largest(&logits), case["greedy"].as_i64().unwrap() as i32, "{case}");
+            let (order, chances) = candidates(&logits, &generation);
+            let total: f64 = chances.iter().sum();
+            let mut found = vec![0.0; logits.len()];
+            order.iter().zip(&chances).for_each(|(id, chance)| found[*id] = chance / total);
+            for (id, (found, expected)) in found.iter().zip(list("probabilities")).enumerate() {
+                assert_eq!(*found == 0.0, expected == 0.0, "{id} of {case}");
+                assert!((found - expected).abs() < 2e-6, "{id}: {found} and not {expected} of {case}");
+            }
+            kept.push(chances.len());
+        }
+        assert!(kept.len() >= 12 && kept.contains(&1) && kept.iter().any(|count| *count > 20), "{kept:?}");
     }
 }

@@ -28,6 +28,7 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "--data": arguments.data,
         "--eval-data": arguments.eval_data,
         "--columns": reading.columns,
+        "--system": reading.system,
         "--max-length": resolved_job.reading.max_length(),
         "--truncation-strategy": format!("{:?}", reading.truncation_strategy).to_lowercase(),
         "--packing": arguments.packing,

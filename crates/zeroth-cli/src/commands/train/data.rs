@@ -11,7 +11,7 @@ use zeroth::data::{
 };
 use zeroth::model::ModelConfig;
 
-use super::super::render_templates;
+use super::super::{data_inputs, render_templates};
 use super::handoff::LauncherHandoff;
 use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
@@ -37,9 +37,10 @@ impl Reading {
         folder: &Path,
     ) -> anyhow::Result<Self> {
         let columns: Columns = arguments.columns.join(",").parse()?;
+        let system = arguments.system.as_deref().map(data_inputs::system).transpose()?;
         Ok(Self {
             folder: folder.to_owned(),
-            options: EncoderOptions { columns, ..EncoderOptions::new(model.vocab) },
+            options: EncoderOptions { columns, system, ..EncoderOptions::new(model.vocab) },
             max_length: arguments
                 .max_length
                 .unwrap_or_else(|| model.max_positions.unwrap_or(LONGEST).min(LONGEST)),
@@ -106,6 +107,9 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
         !arguments.eval_data.is_empty() || arguments.eval_steps.is_none(),
         "--eval-steps was given without --eval-data"
     );
+    let outside = |flag, paths: &[PathBuf]| data_inputs::refuse_output_inside(flag, paths, &arguments.output);
+    outside("--data", &arguments.data)?;
+    outside("--eval-data", &arguments.eval_data)?;
     let encoder = reading.encoder()?;
     let cache = cache(arguments);
     let make = |files: &[PathBuf], most: Option<u64>, packing: bool| -> anyhow::Result<Prepared> {
@@ -122,10 +126,10 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
         check_trained(&prepared.samples, files, &encoder, &options)?;
         Ok(prepared)
     };
-    let train = make(&arguments.data, arguments.max_train_samples, arguments.packing)?;
+    let train = make(&data_inputs::files(&arguments.data)?, arguments.max_train_samples, arguments.packing)?;
     let evaluation = match arguments.eval_data.as_slice() {
         [] => None,
-        files => Some(make(files, None, false)?),
+        paths => Some(make(&data_inputs::files(paths)?, None, false)?),
     };
     let (evaluation, evaluation_path) = evaluation.map(|found| (found.samples, found.path)).unzip();
     Ok(Data { samples: train.samples, path: train.path, evaluation, evaluation_path })

@@ -21,6 +21,7 @@ mod summary;
 use zeroth::base::{counted, publish};
 use zeroth::comm::local::JOB_FD;
 use zeroth::config::preset::Preset;
+use zeroth::data::find_files;
 use zeroth::program::Compiled;
 use zeroth::train::checkpoint::{Checkpoint, parse_step_folder};
 use zeroth::train::{ExistingRun, InitialWeights, RunFolder, RunInput, check_export};
@@ -221,8 +222,9 @@ fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Res
         (false, false) => ExistingRun::Refuse,
     };
     let mut inputs = vec![RunInput::new("--model", &resolved_job.job.folder)];
-    inputs.extend(arguments.data.iter().map(|path| RunInput::new("--data", path)));
-    inputs.extend(arguments.eval_data.iter().map(|path| RunInput::new("--eval-data", path)));
+    for (flag, paths) in [("--data", &arguments.data), ("--eval-data", &arguments.eval_data)] {
+        inputs.extend(find_files(paths)?.files.into_iter().map(|path| RunInput::new(flag, path)));
+    }
     inputs.extend(checkpoint.map(|folder| RunInput::new("--resume", folder)));
     // Presets are not paths; neither is JSON text, which does not exist as a file.
     inputs.extend(
