@@ -162,6 +162,22 @@ fn print_summary(prepared: &Prepared) {
 
 /// The folder, or its nearest existing ancestor.
 pub(super) fn nearest_existing(folder: &Path) -> Option<&Path> {
-    let above = folder.ancestors().find(|folder| folder.exists())?;
-    Some(if above.as_os_str().is_empty() { Path::new(".") } else { above })
+    // A relative path ends with an empty ancestor: the working directory.
+    folder
+        .ancestors()
+        .map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above })
+        .find(|above| above.exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_working_directory_is_above_a_relative_folder() {
+        let missing = Path::new("no-such-folder");
+        assert_eq!(nearest_existing(missing), Some(Path::new(".")));
+        assert_eq!(nearest_existing(&missing.join("run")), Some(Path::new(".")));
+        assert_eq!(nearest_existing(Path::new("/no-such-folder/run")), Some(Path::new("/")));
+    }
 }
