@@ -71,7 +71,7 @@ pub use sample_order::{EpochSample, RunLength, RunLengthError, SampleOrder};
 pub use save::{CheckpointOptions, SaveError};
 pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
-    WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
+    WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, WarmupStableDecay, warmup_steps,
 };
 pub use threads::{ThreadsError, start_threads};
 pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
