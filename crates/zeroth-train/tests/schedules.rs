@@ -60,7 +60,8 @@ fn shape(name: &str, keywords: &Value, learning_rate: f64) -> HuggingFaceShape {
         decay_type: curve("decay_type"),
         min_lr_ratio: float("min_lr_ratio"),
     };
-    let given: Vec<&str> = keywords.as_object().into_iter().flat_map(|map| map.keys()).map(String::as_str).collect();
+    let given: Vec<&str> =
+        keywords.as_object().into_iter().flat_map(|map| map.keys()).map(String::as_str).collect();
     HuggingFaceShape::new(name, &kwargs, &given, learning_rate).unwrap()
 }
 

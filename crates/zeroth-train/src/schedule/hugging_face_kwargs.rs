@@ -79,10 +79,9 @@ impl HuggingFaceShape {
                 warmup_rate: kwargs.warmup_lr_rate,
             },
             "cosine_with_restarts" => Self::CosineWithRestarts { cycles: cycles.unwrap_or(1.0) },
-            "polynomial" => Self::Polynomial {
-                power: kwargs.power.unwrap_or(1.0),
-                end: kwargs.lr_end.unwrap_or(1e-7),
-            },
+            "polynomial" => {
+                Self::Polynomial { power: kwargs.power.unwrap_or(1.0), end: kwargs.lr_end.unwrap_or(1e-7) }
+            }
             "inverse_sqrt" => Self::InverseSqrt { timescale: kwargs.timescale },
             _ => Self::WarmupStableDecay(WarmupStableDecay {
                 stable_steps: kwargs.num_stable_steps,
