@@ -49,6 +49,14 @@ pub enum ReportToError {
         /// The closest known name.
         nearest: Option<&'static str>,
     },
+    /// A table of another run.
+    #[error(
+        "{} is there already: move it away, or give another --logging-dir for this run", path.display()
+    )]
+    Exists {
+        /// Its path.
+        path: PathBuf,
+    },
     /// `none` combined with another report.
     #[error("--report-to none and {other}: leave one of them out")]
     NoneAnd {
@@ -85,8 +93,12 @@ impl Report {
 /// The reports to write besides metrics.jsonl, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportPlan {
-    tensorboard: bool,
-    csv: bool,
+    /// Folder of the event files.
+    tensorboard: Option<PathBuf>,
+    /// The table of all metrics.
+    csv: Option<PathBuf>,
+    /// Whether the table is outside of the run folder.
+    is_elsewhere: bool,
     /// DeepSpeed's folder for each enabled config section.
     deepspeed_tensorboard: Option<PathBuf>,
     deepspeed_csv: Option<PathBuf>,
@@ -103,8 +115,9 @@ impl ReportPlan {
             enabled.then(|| base.join(job))
         };
         Self {
-            tensorboard: reports.contains(&Report::TensorBoard),
-            csv: reports.contains(&Report::Csv),
+            tensorboard: reports.contains(&Report::TensorBoard).then(|| folder.join("tensorboard")),
+            csv: reports.contains(&Report::Csv).then(|| folder.join("metrics.csv")),
+            is_elsewhere: false,
             deepspeed_tensorboard: monitor(
                 tensorboard.enabled,
                 &tensorboard.output_path,
@@ -115,11 +128,36 @@ impl ReportPlan {
         }
     }
 
+    /// Puts the files of `--report-to` into a folder (`--logging-dir`): event files directly, as Hugging Face does.
+    #[must_use]
+    pub fn in_folder(mut self, folder: &Path) -> Self {
+        self.tensorboard = self.tensorboard.map(|_| folder.to_owned());
+        self.csv = self.csv.map(|_| folder.join("metrics.csv"));
+        self.is_elsewhere = true;
+        self
+    }
+
+    /// Puts event files into a folder of this name (`--run-name`), which TensorBoard shows as the run's name.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        self.tensorboard = self.tensorboard.map(|folder| folder.join(name));
+        self
+    }
+
+    /// Refuses to replace a table outside of the run folder, unless the run `resumes` and the file is such a table.
+    pub fn check_table(&self, resumes: bool) -> Result<(), ReportToError> {
+        match self.csv.as_ref().filter(|path| self.is_elsewhere && path.exists()) {
+            Some(path) if !resumes || !MetricsTable::is_at(path) => {
+                Err(ReportToError::Exists { path: path.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The paths that will be written besides metrics.jsonl.
-    pub fn paths(&self, folder: &Path) -> Vec<PathBuf> {
-        let own = [(self.tensorboard, "tensorboard"), (self.csv, "metrics.csv")];
-        let own = own.into_iter().filter(|(is_on, _)| *is_on).map(|(_, name)| folder.join(name));
-        own.chain(self.deepspeed_tensorboard.clone()).chain(self.deepspeed_csv.clone()).collect()
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let all = [&self.tensorboard, &self.csv, &self.deepspeed_tensorboard, &self.deepspeed_csv];
+        all.into_iter().flatten().cloned().collect()
     }
 }
 
@@ -167,9 +205,10 @@ impl Reporters {
             is_scaled: plan.is_scaled,
             tensorboard: plan
                 .tensorboard
-                .then(|| EventFile::create(&folder.join("tensorboard"), next(step)))
+                .as_ref()
+                .map(|folder| EventFile::create(folder, next(step)))
                 .transpose()?,
-            csv: plan.csv.then(|| MetricsTable::open(folder.join("metrics.csv"), step)).transpose()?,
+            csv: plan.csv.as_ref().map(|path| MetricsTable::open(path.clone(), step)).transpose()?,
             deepspeed_tensorboard: plan
                 .deepspeed_tensorboard
                 .as_ref()

@@ -97,6 +97,8 @@ fn prepare_run(
         )?;
         resolved_job.notes.extend(weights.notes());
     }
+    let resumes = resumes_here(arguments, resolved_job.checkpoint.as_ref());
+    reporter::report_plan(arguments, &resolved_job)?.check_table(resumes)?;
     match finished(arguments, &resolved_job) {
         Some(Ok(steps)) => {
             // Best effort: opening the folder removes leftovers of killed processes.
@@ -208,14 +210,19 @@ fn write_folder(
     }
 }
 
-fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<RunFolder> {
-    let checkpoint = resolved_job.checkpoint.as_ref().map(Checkpoint::folder);
-    let resumes_here = match checkpoint {
-        Some(checkpoint) => resume::is_inside(checkpoint, &arguments.output),
+/// Whether the run continues one in its own folder.
+fn resumes_here(arguments: &TrainArgs, checkpoint: Option<&Checkpoint>) -> bool {
+    match checkpoint {
+        Some(checkpoint) => resume::is_inside(checkpoint.folder(), &arguments.output),
         // Killed before its first checkpoint: `auto` starts it again.
         None => arguments.resume.as_deref() == Some("auto"),
-    };
-    let existing = match (arguments.overwrite_output_dir, resumes_here) {
+    }
+}
+
+fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<RunFolder> {
+    let checkpoint = resolved_job.checkpoint.as_ref().map(Checkpoint::folder);
+    let resumes = resumes_here(arguments, resolved_job.checkpoint.as_ref());
+    let existing = match (arguments.overwrite_output_dir, resumes) {
         (_, true) => ExistingRun::Keep,
         (true, false) => ExistingRun::Overwrite,
         (false, false) => ExistingRun::Refuse,
@@ -224,6 +231,7 @@ fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Res
     inputs.extend(arguments.data.iter().map(|path| RunInput::new("--data", path)));
     inputs.extend(arguments.eval_data.iter().map(|path| RunInput::new("--eval-data", path)));
     inputs.extend(checkpoint.map(|folder| RunInput::new("--resume", folder)));
+    inputs.extend(arguments.trainer.config.iter().map(|path| RunInput::new("--config", path)));
     // Presets are not paths; neither is JSON text, which does not exist as a file.
     inputs.extend(
         Preset::find(&arguments.deepspeed)
