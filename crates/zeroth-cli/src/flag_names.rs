@@ -132,7 +132,9 @@ impl<'a> Subcommand<'a> {
 
     /// The flag that `name` most likely stands for: a few edits away, or abbreviated.
     fn meant(&self, name: &str) -> Option<String> {
-        let known: Vec<String> = self.arguments().flat_map(spellings).collect();
+        // Hidden flags change nothing, so they are not what was meant.
+        let shown = self.arguments().filter(|argument| !argument.is_hide_set());
+        let known: Vec<String> = shown.flat_map(spellings).collect();
         if let Some(near) = nearest(name, known.iter().map(String::as_str)) {
             return Some(near.to_owned());
         }
@@ -182,6 +184,7 @@ mod tests {
             ("tensorboard-dir", None),
             ("max_seq_lenght", Some("max-seq-length")),
             ("datset", Some("dataset")),
+            ("dataloader-num-worker", None),
         ] {
             assert_eq!(meant("zeroth train", typed).as_deref(), expected, "{typed}");
         }

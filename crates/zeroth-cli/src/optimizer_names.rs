@@ -58,7 +58,7 @@ pub(crate) fn optimizer(text: &str) -> Result<OptimizerType, String> {
         return Err(format!("this optimizer is not yet built; there are {}", known.join(", ")));
     }
     let near = nearest(&name, known.iter().copied());
-    let near = near.map(|near| format!(": did you mean `{near}`?")).unwrap_or_default();
+    let near = near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default();
     Err(format!("unknown optimizer{near}; there are {}", known.join(", ")))
 }
 

@@ -144,7 +144,7 @@ pub(crate) struct PreviewArgs {
     #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
     pub(crate) model: String,
     /// JSONL or Parquet
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    #[arg(long, aliases = ["dataset", "train-file", "data-path"], value_name = "FILE", num_args = 1.., required = true)]
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) reading: ReadingArgs,

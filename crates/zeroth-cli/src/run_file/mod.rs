@@ -51,7 +51,7 @@ pub(crate) fn expand(root: &Command, typed: Vec<String>) -> Result<Vec<String>, 
     let name = path.display().to_string();
     let members = read(path).map_err(|error| vec![error])?;
     let file = RunFile { name, train, resolve: (word == "resolve").then_some(subcommand) };
-    let flags = file.flags(members, &typed)?;
+    let flags = file.flags(&members, &typed)?;
     let at = typed.iter().position(|typed| typed == word).map_or(typed.len(), |at| at + 1);
     let mut all = typed;
     all.splice(at..at, flags);
@@ -105,11 +105,11 @@ struct RunFile<'a> {
 }
 
 impl RunFile<'_> {
-    fn flags(&self, members: Vec<Member>, typed: &[String]) -> Result<Vec<String>, Vec<String>> {
+    fn flags(&self, members: &[Member], typed: &[String]) -> Result<Vec<String>, Vec<String>> {
         let typed: Vec<&Arg> = typed.iter().filter_map(|token| self.argument(flag_name(token)?)).collect();
         let (mut flags, mut errors) = (Vec::new(), Vec::new());
         let mut seen: Vec<(&str, Location)> = Vec::new();
-        for member in &members {
+        for member in members {
             let argument = match self.known(member) {
                 Ok(argument) => argument,
                 Err(error) => {
@@ -162,7 +162,7 @@ impl RunFile<'_> {
             Some(argument) => Ok(argument),
             None => {
                 let of_train = Subcommand::of(self.train, "zeroth train");
-                let (message, _) = of_train.unknown(&key.replace('-', "_"));
+                let (message, _) = of_train.unknown(key);
                 // As a key, without the dashes of a flag.
                 let message =
                     message.replace("has no flag --", "has no flag for the key ").replace("`--", "`");

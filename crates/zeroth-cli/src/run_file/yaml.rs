@@ -72,7 +72,7 @@ impl Value {
     /// The value as JSON, for flags that take an object.
     pub(super) fn to_json(&self) -> serde_json::Value {
         match self {
-            value if value.is_null() => serde_json::Value::Null,
+            Self::Scalar { .. } if self.is_null() => serde_json::Value::Null,
             Self::Scalar { text, is_quoted: false } => match text.to_ascii_lowercase().as_str() {
                 "true" => true.into(),
                 "false" => false.into(),

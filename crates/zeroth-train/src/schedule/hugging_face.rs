@@ -144,7 +144,6 @@ impl HuggingFace {
     fn factor(&self, applied: u64) -> f64 {
         let (warmup, total) = (self.warmup_steps, self.total_steps);
         if applied < warmup {
-            let share = applied as f64 / warmup as f64;
             return match self.shape {
                 HuggingFaceShape::Constant => 1.0,
                 HuggingFaceShape::WarmupStableDecay(shape) => shape.factor(applied, warmup, total),
@@ -154,7 +153,7 @@ impl HuggingFace {
                 HuggingFaceShape::CosineWarmup { warmup_rate: Some(from), .. } => {
                     from + (1.0 - from) * applied as f64 / (warmup - 1).max(1) as f64
                 }
-                _ => share,
+                _ => applied as f64 / warmup as f64,
             };
         }
         // A warm-up as long as the run leaves one decay step.
