@@ -72,11 +72,21 @@ fn a_run_file_trains_as_the_same_flags_do() {
     });
     // A precision typed replaces another one of the file.
     try_file(folder.path(), "run.json", &json_file.to_string(), &["--fp32"]).assert_done();
+    // A pipe can be read once: ranks get the flags that the launcher has read.
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let piped = folder.path().join("piped");
+    std::thread::scope(|scope| {
+        scope.spawn(|| fs::write(&pipe, &lines).unwrap());
+        let ended = zeroth(&["train", "--config", text(&pipe), "--max_steps", "3", "--output", text(&piped)]);
+        ended.assert_done();
+    });
     let losses = |run: &str| -> Vec<f64> {
         metrics(&folder.path().join(run)).iter().map(|line| number(&line["loss"])).collect()
     };
     assert_eq!(losses("typed"), losses("yaml"));
     assert_eq!(losses("typed"), losses("json"));
+    assert_eq!(losses("typed"), losses("piped"));
     assert_eq!(json(&typed.join("config.json")), json(&output.join("config.json")));
 }
 

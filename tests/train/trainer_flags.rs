@@ -202,6 +202,14 @@ fn a_run_has_its_name_and_its_folder_of_reports() {
     assert!(refused.stderr.contains("metrics.csv is there already"), "{}", refused.stderr);
     assert_eq!(fs::read_to_string(logs.join("metrics.csv")).unwrap(), table);
     assert!(!tiny.path("b").exists());
+    // In the run folder, overwriting removes the events of a named run.
+    let named = ["--run_name", "x", "--report_to", "tensorboard", "--max_steps", "1", "--save_steps", "0"];
+    tiny.train("c", &named).assert_done();
+    let again = tiny.train("c", &[&named[..], &["--overwrite_output_dir"]].concat());
+    again.assert_done();
+    assert!(!again.stderr.contains("was kept"), "{}", again.stderr);
+    assert_eq!(names(&tiny.path("c/tensorboard")), ["x"]);
+    assert_eq!(names(&tiny.path("c/tensorboard/x")).len(), 1);
     let idle = tiny.train("b", &[&flags[..], &["--dry-run"]].concat());
     assert!(idle.stderr.contains("--logging-dir has no effect without --report-to"), "{}", idle.stderr);
     for name in ["a/b", "..", "", "a\u{1b}b"] {

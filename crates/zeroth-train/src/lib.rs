@@ -60,7 +60,7 @@ pub use metrics::{
     summarize_steps,
 };
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
-pub use report::{Report, ReportPlan, ReportToError, Reporters};
+pub use report::{Report, ReportPlan, ReportToError, Reporters, UnstartedReports};
 pub use resident::resident_bytes;
 pub use resume::{ResumeError, check_same_data, config_changes, redistribute_batch};
 pub use run_folder::{ExistingRun, RunFolder};

@@ -259,3 +259,33 @@ fn profiles_respect_depth_and_file() {
         "{text}"
     );
 }
+
+#[test]
+fn reports_go_to_the_logging_folder_and_leave_it_as_it_was_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, logs) = (folder.path().join("run"), folder.path().join("a/logs"));
+    fs::create_dir(&run).unwrap();
+    let plan = ReportPlan::new(&resolved("{}"), &[Report::TensorBoard, Report::Csv], &run);
+    assert_eq!(plan.clone().named("x").paths(), [run.join("tensorboard/x"), run.join("metrics.csv")]);
+    let plan = plan.in_folder(&logs).named("x");
+    assert_eq!(plan.paths(), [logs.join("x"), logs.join("metrics.csv")]);
+    let unstarted = plan.unstarted();
+    plan.check_table(false).unwrap();
+    drop(Reporters::open(&plan, &run, None).unwrap());
+    assert!(logs.join("metrics.csv").exists() && logs.join("x").exists());
+    // A table without rows is nobody's.
+    plan.check_table(false).unwrap();
+    unstarted.remove();
+    assert!(!folder.path().join("a").exists());
+    // One with rows is, and neither removed nor replaced, unless the run continues it.
+    drop(Reporters::open(&plan, &run, None).unwrap());
+    let table = fs::read_to_string(logs.join("metrics.csv")).unwrap() + "1,2\n";
+    fs::write(logs.join("metrics.csv"), &table).unwrap();
+    let message = plan.check_table(false).unwrap_err().to_string();
+    assert!(message.contains("is there already") && message.contains("--logging-dir"), "{message}");
+    plan.check_table(true).unwrap();
+    unstarted.remove();
+    assert_eq!(fs::read_to_string(logs.join("metrics.csv")).unwrap(), table);
+    fs::write(logs.join("metrics.csv"), "of someone else").unwrap();
+    assert!(plan.check_table(true).is_err());
+}

@@ -90,6 +90,11 @@ impl MetricsTable {
         Ok(Self(Table::open(path, HEAD, "\n", last)?))
     }
 
+    /// Whether a file is such a table without rows.
+    pub(super) fn is_empty_at(path: &Path) -> bool {
+        Self::is_at(path) && fs::metadata(path).is_ok_and(|found| found.len() == HEAD.len() as u64 + 1)
+    }
+
     /// Whether a file begins as such a table.
     pub(super) fn is_at(path: &Path) -> bool {
         let mut first = String::new();

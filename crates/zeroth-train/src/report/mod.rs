@@ -13,6 +13,7 @@ pub mod profile;
 mod tensorboard;
 pub mod timing;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +23,7 @@ use zeroth_config::schema::Values;
 
 use self::csv::{DeepSpeedTables, MetricsTable};
 use self::tensorboard::EventFile;
+use crate::unstarted_run::{event_files, missing};
 use crate::{EvalMetrics, MetricsError, MetricsFile, StepMetrics};
 
 /// A report that `--report-to` accepts.
@@ -147,10 +149,27 @@ impl ReportPlan {
     /// Refuses to replace a table outside of the run folder, unless the run `resumes` and the file is such a table.
     pub fn check_table(&self, resumes: bool) -> Result<(), ReportToError> {
         match self.csv.as_ref().filter(|path| self.is_elsewhere && path.exists()) {
-            Some(path) if !resumes || !MetricsTable::is_at(path) => {
+            Some(path) if !(resumes && MetricsTable::is_at(path)) && !MetricsTable::is_empty_at(path) => {
                 Err(ReportToError::Exists { path: path.clone() })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// What to remove outside of the run folder if the run stops before its first step.
+    pub fn unstarted(&self) -> UnstartedReports {
+        let elsewhere = self.is_elsewhere;
+        let events = self.tensorboard.clone().filter(|_| elsewhere);
+        UnstartedReports {
+            before: events.iter().flat_map(|folder| event_files(folder)).collect(),
+            made: [&self.tensorboard, &self.csv]
+                .into_iter()
+                .flatten()
+                .filter(|_| elsewhere)
+                .flat_map(|path| missing(path))
+                .collect(),
+            events,
+            csv: self.csv.clone().filter(|_| elsewhere),
         }
     }
 
@@ -158,6 +177,34 @@ impl ReportPlan {
     pub fn paths(&self) -> Vec<PathBuf> {
         let all = [&self.tensorboard, &self.csv, &self.deepspeed_tensorboard, &self.deepspeed_csv];
         all.into_iter().flatten().cloned().collect()
+    }
+}
+
+/// Reports outside of the run folder, before the first step.
+#[derive(Debug, Clone)]
+pub struct UnstartedReports {
+    events: Option<PathBuf>,
+    csv: Option<PathBuf>,
+    /// Event files that existed before.
+    before: BTreeSet<PathBuf>,
+    /// Folders that did not.
+    made: Vec<PathBuf>,
+}
+
+impl UnstartedReports {
+    /// Removes event files that were added and a table without rows. Best effort.
+    pub fn remove(&self) {
+        let added = self.events.iter().flat_map(|folder| event_files(folder));
+        for path in added.filter(|path| !self.before.contains(path)) {
+            let _ = std::fs::remove_file(path);
+        }
+        if let Some(path) = self.csv.as_ref().filter(|path| MetricsTable::is_empty_at(path)) {
+            let _ = std::fs::remove_file(path);
+        }
+        // These fail for files and for folders that are not empty.
+        for folder in &self.made {
+            let _ = std::fs::remove_dir(folder);
+        }
     }
 }
 

@@ -198,8 +198,13 @@ fn write_folder(
         write_json(&folder.origin(), &startup_summary::origin_json(resolved_job))?;
         write_json(&folder.config(), &resolved_job.resolved.to_json())?;
         write_json(&folder.plan(), &startup_summary::plan_json(resolved_job, compiled))?;
+        let reports = reporter::report_plan(arguments, resolved_job)?.unstarted();
         let on_stop = match folder.unstarted() {
-            Some(unstarted) => OnStop::Undo(Box::new(move || unstarted.remove())),
+            Some(unstarted) => OnStop::Undo(Box::new(move || {
+                if unstarted.remove() {
+                    reports.remove();
+                }
+            })),
             None => OnStop::KeepCheckpoints,
         };
         anyhow::Ok(((folder, earlier), on_stop))
