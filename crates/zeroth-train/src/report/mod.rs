@@ -148,12 +148,11 @@ impl ReportPlan {
 
     /// Refuses to replace a table outside of the run folder, unless the run `resumes` and the file is such a table.
     pub fn check_table(&self, resumes: bool) -> Result<(), ReportToError> {
-        match self.csv.as_ref().filter(|path| self.is_elsewhere && path.exists()) {
-            Some(path) if !(resumes && MetricsTable::is_at(path)) && !MetricsTable::is_empty_at(path) => {
-                Err(ReportToError::Exists { path: path.clone() })
-            }
-            _ => Ok(()),
-        }
+        let Some(path) = self.csv.as_ref().filter(|path| self.is_elsewhere && path.exists()) else {
+            return Ok(());
+        };
+        let is_free = MetricsTable::is_empty_at(path) || resumes && MetricsTable::is_at(path);
+        if is_free { Ok(()) } else { Err(ReportToError::Exists { path: path.clone() }) }
     }
 
     /// What to remove outside of the run folder if the run stops before its first step.
