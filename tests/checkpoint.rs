@@ -76,7 +76,7 @@ fn save(folder: &Path, step: u64) {
             hysteresis_left: 1,
         },
         seed: 42,
-        data: DataEntry { hash: "00".to_owned(), samples: 64, shuffle: true },
+        data: DataEntry { hash: "00".to_owned(), samples: 64, shuffle: true, seed: None },
         batch: BatchEntry { train_batch_size: 8, micro_batch: 2, accumulation: 4 },
         ranks: 1,
         stage: 2,

@@ -46,7 +46,9 @@ fn all_unknown_flags_are_reported_with_suggestions() {
 
 #[test]
 fn dissimilar_flags_are_not_suggested() {
-    for flag in ["--run-name", "--gradient-clipping", "--deepspeed-port", "--lora", "--x", "--num-workers"] {
+    for flag in
+        ["--tensorboard-dir", "--gradient-clipping", "--deepspeed-port", "--lora", "--x", "--num-workers"]
+    {
         let ended = wrong(&[&TRAIN[..], &[flag, "a"]].concat());
         assert!(!ended.stderr.contains("did you mean"), "{flag}: {}", ended.stderr);
         assert!(!ended.stderr.contains("similar"), "{flag}: {}", ended.stderr);
@@ -96,10 +98,10 @@ fn invalid_values_and_missing_flags_are_reported_together() {
 
 #[test]
 fn unbuilt_flags_and_flags_of_train_are_explained() {
-    let more = ["--run_name", "a", "--lora_rank", "8", "--teacher", "b", "--warmup-ratio", "0.1"];
+    let more = ["--lora_r", "8", "--lora_rank", "8", "--teacher", "b", "--use_peft", "--hosts", "c"];
     let ended = wrong(&[&TRAIN[..], &more].concat());
     let errors = errors(&ended);
-    assert_eq!(errors.len(), 4, "{}", ended.stderr);
+    assert_eq!(errors.len(), 5, "{}", ended.stderr);
     assert!(errors.iter().all(|error| error.contains("not yet")), "{errors:?}");
     let ended = wrong(&["plan", "--params", "8B", "--data", "rows.jsonl", "--output", "run"]);
     assert_eq!(ended.stderr.matches("`zeroth train`").count(), 2, "{}", ended.stderr);

@@ -404,7 +404,7 @@ pub(crate) struct MemoryArgs {
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
-    after_help = "Example: zeroth config tiers --device-memory 24GB --output-dir configs"
+    after_help = "Example: zeroth config tiers --device-memory 24GB -o configs"
 )]
 pub(crate) struct TiersArgs {
     #[command(flatten)]
@@ -416,8 +416,8 @@ pub(crate) struct TiersArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
     /// Output folder for ds_zero3_small.json, ds_zero3_medium.json and ds_zero3_large.json
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub(crate) output_dir: PathBuf,
+    #[arg(short, long, alias = "output-dir", value_name = "DIR", default_value = ".")]
+    pub(crate) output: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -462,6 +462,9 @@ pub(crate) struct ResolveArgs {
     /// Full fine-tuning or LoRA (which has another default learning rate)
     #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]
     pub(crate) train_type: TrainTypeArg,
+    /// YAML or JSON file with flags of `train`; those that this command reads count
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// Also show default values
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) all: bool,

@@ -4,9 +4,12 @@ use clap::{Arg, Command};
 use zeroth::base::nearest;
 
 /// Flags of `train` that are not built yet, with the names of Hugging Face, ms-swift and PEFT.
-const NOT_YET: [&str; 35] = [
+const NOT_YET: &[&str] = &[
     "adapter",
-    "config",
+    "adapters",
+    "bnb-4bit-compute-dtype",
+    "bnb-4bit-quant-type",
+    "bnb-4bit-use-double-quant",
     "eval-strategy",
     "hosts",
     "init-lora-weights",
@@ -17,18 +20,29 @@ const NOT_YET: [&str; 35] = [
     "kd-temperature",
     "load-best-model-at-end",
     "logging-strategy",
+    "load-in-4bit",
+    "load-in-8bit",
     "lora-alpha",
+    "lora-bias",
     "lora-dropout",
+    "lora-dtype",
+    "lora-modules-to-save",
+    "lora-r",
     "lora-rank",
+    "lora-target",
+    "lora-target-modules",
     "max-source-length",
     "max-target-length",
+    "merge-lora",
     "metric-for-best-model",
+    "modules-to-save",
     "monitor",
     "per-device-eval-batch-size",
+    "quant-bits",
+    "quant-method",
     "quantize",
     "random-weights",
     "ranks-per-host",
-    "run-name",
     "save-strategy",
     "source-lang",
     "source-prefix",
@@ -38,8 +52,9 @@ const NOT_YET: [&str; 35] = [
     "teacher",
     "teacher-deepspeed",
     "teacher-quantize",
+    "use-dora",
+    "use-peft",
     "use-rslora",
-    "warmup-ratio",
 ];
 
 /// Minimum Jaro–Winkler similarity for a suggestion: `adam-eps` suggests `adam-epsilon`, but `gradient-clipping` does
@@ -66,6 +81,11 @@ impl<'a> Subcommand<'a> {
             found.name = format!("{} {word}", found.name);
         }
         found
+    }
+
+    /// A command by itself.
+    pub(crate) fn of(command: &'a Command, name: &str) -> Self {
+        Self { root: command, command, name: name.to_owned() }
     }
 
     /// The message for an unknown flag, and the flag that was likely meant.
@@ -111,7 +131,9 @@ impl<'a> Subcommand<'a> {
 
     /// The flag that `name` most likely stands for: a few edits away, or abbreviated.
     fn meant(&self, name: &str) -> Option<String> {
-        let known: Vec<String> = self.arguments().flat_map(spellings).collect();
+        // Hidden flags change nothing, so they are not what was meant.
+        let shown = self.arguments().filter(|argument| !argument.is_hide_set());
+        let known: Vec<String> = shown.flat_map(spellings).collect();
         if let Some(near) = nearest(name, known.iter().map(String::as_str)) {
             return Some(near.to_owned());
         }
@@ -128,7 +150,7 @@ fn has(command: &Command, name: &str) -> bool {
 }
 
 /// The long name of a flag and its aliases; empty for positional arguments.
-fn spellings(argument: &Arg) -> Vec<String> {
+pub(crate) fn spellings(argument: &Arg) -> Vec<String> {
     let Some(long) = argument.get_long() else { return Vec::new() };
     let aliases = argument.get_all_aliases().unwrap_or_default();
     std::iter::once(long).chain(aliases).map(str::to_owned).collect()
@@ -156,10 +178,12 @@ mod tests {
             ("learning", Some("learning-rate")),
             ("gradient-clipping", None),
             ("deepspeed-port", None),
-            ("run-name", None),
-            ("optim", None),
-            ("dataset", None),
+            ("warm-up", None),
+            ("zero-stage", None),
             ("tensorboard-dir", None),
+            ("max_seq_lenght", Some("max-seq-length")),
+            ("datset", Some("dataset")),
+            ("dataloader-num-worker", None),
         ] {
             assert_eq!(meant("zeroth train", typed).as_deref(), expected, "{typed}");
         }
@@ -171,7 +195,7 @@ mod tests {
     fn flags_listed_as_not_built_do_not_exist() {
         let root = crate::cli::Cli::command();
         let train = root.find_subcommand("train").unwrap();
-        let built: Vec<&str> = NOT_YET.into_iter().filter(|flag| has(train, flag)).collect();
+        let built: Vec<&str> = NOT_YET.iter().copied().filter(|flag| has(train, flag)).collect();
         assert!(built.is_empty(), "{built:?}");
     }
 }

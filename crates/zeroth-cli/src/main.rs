@@ -7,12 +7,17 @@ mod commands;
 mod documented_commands;
 mod exit;
 mod flag_names;
+mod flags_without_effect;
 mod generate_flags;
 mod normalize_args;
+mod optimizer_names;
 mod output;
 mod parse_errors;
+mod precision_flags;
 mod results;
+mod run_file;
 mod sanitize;
+mod schedule_kwargs;
 mod signals;
 mod startup_signals;
 mod stderr_writer;
@@ -21,12 +26,14 @@ mod table;
 mod terminal;
 mod train_args;
 mod train_flags;
+mod trainer_args;
 mod unit_hints;
 mod value_args;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
+use zeroth::comm::local::JOB_FD;
 
 use crate::exit::Exit;
 use crate::output::Output;
@@ -47,6 +54,19 @@ fn run() -> Exit {
         return refuse(&later);
     }
     let command = cli::Cli::command();
+    // Ranks have the launcher's arguments, run file included.
+    let expanded =
+        if std::env::var_os(JOB_FD).is_some() { Ok(typed) } else { run_file::expand(&command, typed) };
+    let typed = match expanded {
+        Ok(typed) => typed,
+        Err(errors) => {
+            for error in errors {
+                output::error(&error);
+            }
+            return Exit::Wrong;
+        }
+    };
+    run_file::keep(&typed);
     let parsed = parse_errors::parse(&command, &typed).and_then(|matches| {
         cli::Cli::from_arg_matches(&matches).map_err(|error| ParseFailure::Clap(Box::new(error)))
     });

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 
 use clap::Command;
 
+use crate::flag_names::spellings;
+
 /// Commands that are not built yet.
 const UNBUILT_COMMANDS: [&str; 3] = ["checkpoint import", "launch", "monitor"];
 
@@ -57,6 +59,15 @@ pub(crate) fn normalize(command: &Command, typed: Vec<String>) -> Vec<String> {
             Some((name, value)) => (name.replace('_', "-"), Some(value.to_owned())),
             None => (flag.replace('_', "-"), None),
         };
+        // Hugging Face's default, by which epochs count.
+        if name == "max-steps"
+            && value.as_deref().or_else(|| arguments.peek().map(String::as_str)) == Some("-1")
+        {
+            if value.is_none() {
+                arguments.next();
+            }
+            continue;
+        }
         let value = value.or_else(|| {
             let is_boolean = booleans.contains(&name);
             arguments.next_if(|next| is_boolean && is_truth(next)).map(|next| next.to_ascii_lowercase())
@@ -76,10 +87,7 @@ fn is_truth(text: &str) -> bool {
 
 /// Long names of all boolean flags of all commands.
 fn boolean_flags(command: &Command) -> Vec<String> {
-    let own = command
-        .get_arguments()
-        .filter(|argument| argument.is_require_equals_set())
-        .filter_map(|argument| argument.get_long().map(str::to_owned));
+    let own = command.get_arguments().filter(|argument| argument.is_require_equals_set()).flat_map(spellings);
     own.chain(command.get_subcommands().flat_map(boolean_flags)).collect()
 }
 

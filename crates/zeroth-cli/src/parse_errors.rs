@@ -114,12 +114,15 @@ impl CommandLine<'_> {
         let Some(names) = flag_in(argument).and_then(|name| self.subcommand.spellings(name)) else {
             return self.note(error);
         };
+        // A boolean flag without a value counts as true, which its parser may refuse.
+        let is_switch = argument.contains("[=");
         let is_it = |at: &usize| {
             let token = &self.tokens[*at];
             let after = &self.tokens[at + 1..=at + self.values_after(*at)];
             let is_named = name_of(token).is_some_and(|name| names.iter().any(|known| known == name));
             let has_value = match token.split_once('=') {
                 Some((_, given)) => given.contains(value),
+                None if is_switch => true,
                 None if value.is_empty() => after.is_empty(),
                 // A value that begins with a dash may follow the flag too.
                 None => after
@@ -133,7 +136,7 @@ impl CommandLine<'_> {
         if !names.iter().any(|name| self.renamed.contains(name)) {
             self.errors.push(sentence(error));
         }
-        let has_own = self.tokens[at].contains('=') || value.is_empty();
+        let has_own = self.tokens[at].contains('=') || value.is_empty() || is_switch;
         let values = if has_own { 0 } else { self.values_after(at).max(1) };
         self.tokens.drain(at..=at + values);
         self.removed.extend(names);
@@ -190,7 +193,7 @@ fn context(error: &clap::Error, kind: ContextKind) -> Option<&str> {
 }
 
 /// clap's message without usage and help hints.
-fn sentence(error: &clap::Error) -> String {
+pub(crate) fn sentence(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let end = ["\n\nUsage:", "\n\nFor more information", "\nUsage:"]

@@ -5,16 +5,21 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use zeroth::base::parse_bytes;
 
+use crate::flags_without_effect::{self, FlagsWithoutEffect};
 use crate::train_flags::TrainFlags;
+use crate::trainer_args::TrainerArgs;
 use crate::value_args::{DeviceArg, TrainTypeArg};
 
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
-    after_help = "Example: zeroth train --model my-model --data rows.jsonl --deepspeed zero3 --ranks 2 --output run\n\n\
-                  A key that is absent from the file or \"auto\" takes the flag's value, else its default. A flag that \
-                  contradicts the file is refused. The run folder contains metrics.jsonl, plan.json, config.json with the \
-                  origin of each value, checkpoints, and the trained model."
+    after_help = format!(
+        "Example: zeroth train --model my-model --data rows.jsonl --deepspeed zero3 --ranks 2 --output run\n\n\
+         A key that is absent from the file or \"auto\" takes the flag's value, else its default. A flag that \
+         contradicts the file is refused. The run folder contains metrics.jsonl, plan.json, config.json with the \
+         origin of each value, checkpoints, and the trained model.\n\n{}",
+        flags_without_effect::help()
+    )
 )]
 pub(crate) struct TrainArgs {
     /// Hugging Face folder, or a name in the local Hugging Face cache; with config.json alone, weights are initialised randomly
@@ -22,12 +27,13 @@ pub(crate) struct TrainArgs {
     pub(crate) model: String,
     /// Files, folders or quoted patterns ("data/*.jsonl") of JSONL, JSON arrays, CSV, TSV or Parquet, also .gz and .zst: rows of messages, conversations (sharegpt), instruction/output (alpaca), prompt/completion,
     /// question/answer, text, translation, or ready tokens (input_ids, labels; -100 is not trained)
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    #[arg(long, aliases = ["dataset", "train-file", "data-path"], value_name = "FILE", num_args = 1.., required = true)]
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) reading: ReadingArgs,
     /// Evaluation data, as --data
-    #[arg(long, value_name = "FILE", num_args = 1..)]
+    #[arg(long, aliases = ["val-dataset", "eval-dataset", "validation-file", "eval-data-path"], value_name = "FILE",
+          num_args = 1..)]
     pub(crate) eval_data: Vec<PathBuf>,
     /// Steps between evaluations [default: 500]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -55,10 +61,10 @@ pub(crate) struct TrainArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) packing: bool,
     /// Use only the first N rows
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, alias = "max-samples", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_train_samples: Option<u64>,
     /// Reshuffle every epoch; false keeps the order of the file
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
+    #[arg(long, alias = "train-dataloader-shuffle", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
     pub(crate) shuffle: bool,
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 42)]
@@ -108,11 +114,16 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Full fine-tuning; LoRA is not yet built
-    #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]
+    #[arg(long, aliases = ["tuner-type", "sft-type", "finetuning-type"], value_enum, default_value_t = TrainTypeArg::Full,
+          value_name = "TYPE")]
     pub(crate) train_type: TrainTypeArg,
     /// Accepted for compatibility
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
     pub(crate) do_train: bool,
+    #[command(flatten)]
+    pub(crate) trainer: TrainerArgs,
+    #[command(flatten)]
+    pub(crate) without_effect: FlagsWithoutEffect,
     #[command(flatten)]
     pub(crate) train: TrainFlags,
 }
@@ -133,7 +144,7 @@ pub(crate) struct PreviewArgs {
     #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
     pub(crate) model: String,
     /// Files, folders or quoted patterns, as --data of `train`
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    #[arg(long, aliases = ["dataset", "train-file", "data-path"], value_name = "FILE", num_args = 1.., required = true)]
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) reading: ReadingArgs,
@@ -155,7 +166,7 @@ pub(crate) struct ReadingArgs {
     #[arg(long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
     /// Maximum tokens per row [default: the model's, at most 2048]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, aliases = ["max-seq-length", "max-seq-len", "model-max-length", "cutoff-len"], value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_length: Option<u64>,
     /// Handling of longer rows
     #[arg(long, value_enum, value_name = "HOW", default_value_t = TruncationArg::Delete)]

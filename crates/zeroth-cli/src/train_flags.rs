@@ -1,8 +1,14 @@
 //! Training flags that correspond to config keys, with Hugging Face's names.
 
 use clap::Args;
+use serde_json::{Map, Value};
+use zeroth::base::DType;
 use zeroth::config::resolve::{Flags, Precision};
-use zeroth::config::schema::{self, HF_SCHEDULES};
+use zeroth::config::schema::{self, HF_SCHEDULES, OptimizerType};
+
+use crate::optimizer_names::optimizer;
+use crate::precision_flags::{PrecisionFlags, TorchDtype, torch_dtype};
+use crate::schedule_kwargs::schedule_kwargs;
 
 /// The flags as given.
 #[derive(Debug, Clone, Default, Args)]
@@ -15,7 +21,7 @@ pub(crate) struct TrainFlags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) gradient_accumulation_steps: Option<u64>,
     /// Learning rate [default: 1e-5, LoRA 1e-4]
-    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = learning_rate)]
+    #[arg(long, alias = "lr", value_name = "X", allow_hyphen_values = true, value_parser = learning_rate)]
     pub(crate) learning_rate: Option<f64>,
     /// Weight decay, not on biases and norms [default: 0.1]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = weight_decay)]
@@ -33,11 +39,20 @@ pub(crate) struct TrainFlags {
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) max_grad_norm: Option<f64>,
     /// Warm-up steps; below 1, a fraction of all steps [default: 0]
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = not_negative)]
+    #[arg(long, alias = "num-warmup-steps", value_name = "N", allow_hyphen_values = true, value_parser = not_negative)]
     pub(crate) warmup_steps: Option<f64>,
+    /// Warm-up as a share of all steps, rounded up; --warmup-steps above 0 takes precedence
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = share)]
+    pub(crate) warmup_ratio: Option<f64>,
     /// Learning-rate schedule [default: cosine]
     #[arg(long, value_name = "NAME", value_parser = HF_SCHEDULES.to_vec())]
     pub(crate) lr_scheduler_type: Option<String>,
+    /// Parameters of the schedule, as in '{"min_lr": 1e-6}' for cosine_with_min_lr
+    #[arg(long, value_name = "JSON", value_parser = schedule_kwargs)]
+    pub(crate) lr_scheduler_kwargs: Option<Map<String, Value>>,
+    /// Optimizer: adamw_torch, lion_32bit, ademamix, sgd or adagrad [default: adamw_torch]
+    #[arg(long, value_name = "NAME", value_parser = optimizer)]
+    pub(crate) optim: Option<OptimizerType>,
     /// Total optimizer steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_steps: Option<u64>,
@@ -50,6 +65,9 @@ pub(crate) struct TrainFlags {
     /// Train in fp32
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) fp32: Option<bool>,
+    /// The same by PyTorch's name: bfloat16, float16, float32, or auto for that of the model's config.json
+    #[arg(long, alias = "dtype", value_name = "NAME", value_parser = torch_dtype)]
+    pub(crate) torch_dtype: Option<TorchDtype>,
     /// Recompute blocks in backward instead of keeping their activations
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) gradient_checkpointing: Option<bool>,
@@ -92,9 +110,20 @@ fn not_negative(text: &str) -> Result<f64, String> {
     }
 }
 
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if (0.0..=1.0).contains(&number) => Ok(number),
+        Ok(_) => Err("must be from 0 to 1; --warmup-steps counts steps".to_owned()),
+        Err(_) => Err("is not a number".to_owned()),
+    }
+}
+
 impl TrainFlags {
-    /// Converts the flags for the resolver.
-    pub(crate) fn to_flags(&self, lora: bool) -> anyhow::Result<Flags> {
+    /// Converts the flags for the resolver; `model` is the dtype of the model's config.json.
+    pub(crate) fn to_flags(&self, lora: bool, model: Option<DType>) -> anyhow::Result<Flags> {
+        let Self { bf16, fp16, fp32, torch_dtype, .. } = *self;
+        let (precision, precision_by_dtype) =
+            PrecisionFlags { bf16, fp16, fp32, torch_dtype }.precision(model)?;
         Ok(Flags {
             per_device_train_batch_size: self.per_device_train_batch_size,
             gradient_accumulation_steps: self.gradient_accumulation_steps,
@@ -105,9 +134,13 @@ impl TrainFlags {
             adam_epsilon: self.adam_epsilon,
             max_grad_norm: self.max_grad_norm,
             warmup_steps: self.warmup_steps,
+            warmup_ratio: self.warmup_ratio,
             lr_scheduler_type: self.lr_scheduler_type.clone(),
+            lr_scheduler_kwargs: self.lr_scheduler_kwargs.clone().unwrap_or_default(),
+            optimizer: self.optim,
             max_steps: self.max_steps,
-            precision: precision(self.bf16, self.fp16, self.fp32)?,
+            precision,
+            precision_by_dtype,
             gradient_checkpointing: self.gradient_checkpointing,
             save_on_each_node: self.save_on_each_node,
             lora,
@@ -121,22 +154,5 @@ pub(crate) fn precision(
     fp16: Option<bool>,
     fp32: Option<bool>,
 ) -> anyhow::Result<Option<Precision>> {
-    let typed: Vec<(&str, Precision)> = [
-        ("--bf16", bf16, Precision::Bf16),
-        ("--fp16", fp16, Precision::Fp16),
-        ("--fp32", fp32, Precision::Fp32),
-    ]
-    .into_iter()
-    .filter(|(_, on, _)| *on == Some(true))
-    .map(|(flag, _, precision)| (flag, precision))
-    .collect();
-    match typed.as_slice() {
-        [] if bf16 == Some(false) => Ok(Some(Precision::Fp32)),
-        [] => Ok(None),
-        [(_, precision)] => Ok(Some(*precision)),
-        several => {
-            let flags: Vec<&str> = several.iter().map(|(flag, _)| *flag).collect();
-            anyhow::bail!("{} are mutually exclusive: a run has one precision", flags.join(" and "))
-        }
-    }
+    Ok(PrecisionFlags { bf16, fp16, fp32, torch_dtype: None }.precision(None)?.0)
 }

@@ -104,7 +104,10 @@ fn implemented_keys_are_honoured() {
             "csv_monitor": {"enabled": true, "job_name": "a"}, "flops_profiler": {"enabled": true, "profile_step": 2,
             "module_depth": -1, "top_modules": 3, "detailed": false, "output_file": "profile.txt"}}"#,
         r#"{"zeroth": {"recompute": "none", "collectives": "exact", "moments": "fp32", "decay": "all",
-            "lr_scheduler_type": "cosine", "warmup_steps": 10}}"#,
+            "lr_scheduler_type": "cosine_with_min_lr", "warmup_steps": 10, "lr_scheduler_kwargs": {"min_lr": 1e-6,
+            "min_lr_rate": 0.1, "num_cycles": 0.5, "power": 1, "lr_end": 1e-7, "timescale": 9, "warmup_lr_rate": 0.1,
+            "num_decay_steps": 5, "num_stable_steps": 5, "warmup_type": "linear", "decay_type": "1-sqrt",
+            "min_lr_ratio": 0.1}}}"#,
     ] {
         assert_all(Status::Honoured, text);
         let run = format!("{:?}", lacking(text, &Flags::default()));

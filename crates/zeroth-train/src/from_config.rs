@@ -100,7 +100,12 @@ pub fn schedule(config: &Resolved, total_steps: u64) -> Result<Schedule, Schedul
             staircase: scheduler.lr_range_test_staircase,
         }),
         None => Schedule::HuggingFace(HuggingFace {
-            shape: HuggingFaceShape::named(&zeroth.lr_scheduler_type).unwrap_or(HuggingFaceShape::Cosine),
+            shape: HuggingFaceShape::new(
+                &zeroth.lr_scheduler_type,
+                &config.values.lr_scheduler_kwargs,
+                &schedule_parameters(config),
+                learning_rate,
+            )?,
             learning_rate,
             warmup_steps: warmup_steps(zeroth.warmup_steps, total_steps),
             total_steps,
@@ -108,4 +113,10 @@ pub fn schedule(config: &Resolved, total_steps: u64) -> Result<Schedule, Schedul
     };
     schedule.check()?;
     Ok(schedule)
+}
+
+/// Names of the schedule's parameters that were given.
+fn schedule_parameters(config: &Resolved) -> Vec<&'static str> {
+    let paths = config.settings().iter().map(|setting| setting.key.path);
+    paths.filter_map(|path| path.strip_prefix("zeroth.lr_scheduler_kwargs.")).collect()
 }

@@ -60,7 +60,7 @@ pub use metrics::{
     read_losses, summarize_steps,
 };
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
-pub use report::{Report, ReportPlan, ReportToError, Reporters};
+pub use report::{Report, ReportPlan, ReportToError, Reporters, UnstartedReports};
 pub use resident::resident_bytes;
 pub use resume::{ResumeError, check_same_data, config_changes, redistribute_batch};
 pub use run_folder::{ExistingRun, RunFolder};
@@ -71,7 +71,7 @@ pub use sample_order::{EpochSample, RunLength, RunLengthError, SampleOrder};
 pub use save::{CheckpointOptions, SaveError};
 pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
-    WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
+    WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, WarmupStableDecay, warmup_steps,
 };
 pub use threads::{ThreadsError, start_threads};
 pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};

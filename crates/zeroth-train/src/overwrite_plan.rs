@@ -135,8 +135,18 @@ fn of_logs(name: &str, entry: &DirEntry) -> io::Result<bool> {
     Ok(is_log_name(name) && !entry.file_type()?.is_dir())
 }
 
+/// Event files, and folders of them, which `--run-name` names.
 fn of_tensorboard(name: &str, entry: &DirEntry) -> io::Result<bool> {
-    Ok(is_event_file_name(name) && !entry.file_type()?.is_dir())
+    if !entry.file_type()?.is_dir() {
+        return Ok(is_event_file_name(name));
+    }
+    let mut files = fs::read_dir(entry.path())?.collect::<io::Result<Vec<_>>>()?.into_iter().peekable();
+    let is_named = files.peek().is_some();
+    Ok(is_named
+        && files.all(|file| {
+            let is_file = file.file_type().is_ok_and(|kind| !kind.is_dir());
+            is_file && file.file_name().to_str().is_some_and(is_event_file_name)
+        }))
 }
 
 /// Weights, config and tokenizer files, and unfinished ones of an export.
@@ -176,6 +186,7 @@ mod tests {
             "logs/rank-0.log",
             "logs/trace-0.part",
             "tensorboard/events.out.tfevents.1700000000.host.7.0",
+            "tensorboard/first try/events.out.tfevents.1700000000.host.7.0",
             "metrics.jsonl",
         ];
         let others = [
@@ -193,6 +204,8 @@ mod tests {
             "logs/rank-x.log",
             "logs/rank-1.log/mine",
             "tensorboard/events.out.tfevents.notes",
+            "tensorboard/second/events.out.tfevents.1700000000.host.7.0",
+            "tensorboard/second/notes.txt",
             "notes.txt",
         ];
         write(folder.path(), &[&ours[..], &others[..]].concat());
@@ -220,6 +233,7 @@ mod tests {
                 "logs/rank-1.log",
                 "logs/rank-x.log",
                 "tensorboard/events.out.tfevents.notes",
+                "tensorboard/second",
             ]
         );
         assert!(overwritten.removed.contains(&"checkpoints/step-6".to_owned()), "{:?}", overwritten.removed);

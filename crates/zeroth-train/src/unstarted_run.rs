@@ -50,13 +50,18 @@ impl UnstartedRun {
         Self { root: root.to_owned(), made, before: added(root).collect() }
     }
 
-    /// Removes those files, unless a step was completed after all. Best effort: what remains does not count as a run.
-    pub fn remove(&self) {
+    /// Removes those files, unless a step was completed after all; false then. Best effort: what remains does not count
+    /// as a run.
+    pub fn remove(&self) -> bool {
         if holds_steps(&self.root, true) {
-            return;
+            return false;
         }
         for path in added(&self.root).filter(|path| !self.before.contains(path)) {
-            let _ = fs::remove_file(path);
+            let _ = fs::remove_file(&path);
+            // The folder of a named run.
+            let named =
+                path.parent().filter(|folder| folder.parent() == Some(&self.root.join("tensorboard")));
+            let _ = named.map(fs::remove_dir);
         }
         // Marker files last: without them the others would look like a model's.
         for name in ["config.json", "plan.json", "metrics.csv", "metrics.jsonl", "origin.json", ".lock"] {
@@ -69,15 +74,25 @@ impl UnstartedRun {
         for folder in &self.made {
             let _ = fs::remove_dir(folder);
         }
+        true
     }
 }
 
 /// Logs and event files of runs.
 fn added(root: &Path) -> impl Iterator<Item = PathBuf> {
-    ADDED.into_iter().flat_map(move |(name, is_ours)| {
+    let named = root.join("tensorboard");
+    let named = names_in(&named).map(move |name| named.join(name)).flat_map(|folder| event_files(&folder));
+    let direct = ADDED.into_iter().flat_map(move |(name, is_ours)| {
         let folder = root.join(name);
         names_in(&folder).filter(move |name| is_ours(name)).map(move |name| folder.join(name))
-    })
+    });
+    direct.chain(named)
+}
+
+/// The event files in a folder.
+pub(crate) fn event_files(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let folder = folder.to_owned();
+    names_in(&folder).filter(|name| is_event_file_name(name)).map(move |name| folder.join(name))
 }
 
 /// The missing ancestors of `root`, including itself, innermost first.
@@ -101,6 +116,8 @@ mod tests {
         fs::write(root.join("metrics.csv"), "step,loss\n").unwrap();
         fs::create_dir(root.join("tensorboard")).unwrap();
         fs::write(root.join("tensorboard/events.out.tfevents.1.host.2.0"), "x").unwrap();
+        fs::create_dir(root.join("tensorboard/named")).unwrap();
+        fs::write(root.join("tensorboard/named/events.out.tfevents.1.host.2.0"), "x").unwrap();
         run
     }
 

@@ -86,7 +86,7 @@ fn only_metrics_jsonl_is_written_by_default() {
     reporters.step(&step(1)).expect("what this test made itself is right");
     reporters.sync().expect("what this test made itself is right");
     assert_eq!(names(folder.path()), ["metrics.jsonl"]);
-    assert!(plan.paths(folder.path()).is_empty());
+    assert!(plan.paths().is_empty());
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn flags_and_config_sections_write_separate_folders() {
         names(&elsewhere.join("mine")),
         ["Train_Samples_loss_scale.csv", "Train_Samples_lr.csv", "Train_Samples_train_loss.csv"]
     );
-    assert_eq!(plan.paths(&run).len(), 4);
+    assert_eq!(plan.paths().len(), 4);
 }
 
 #[test]
@@ -259,4 +259,34 @@ fn profiles_respect_depth_and_file() {
         !text.contains("q_proj") && !text.contains("top ops") && text.contains("top units by time"),
         "{text}"
     );
+}
+
+#[test]
+fn reports_go_to_the_logging_folder_and_leave_it_as_it_was_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, logs) = (folder.path().join("run"), folder.path().join("a/logs"));
+    fs::create_dir(&run).unwrap();
+    let plan = ReportPlan::new(&resolved("{}"), &[Report::TensorBoard, Report::Csv], &run);
+    assert_eq!(plan.clone().named("x").paths(), [run.join("tensorboard/x"), run.join("metrics.csv")]);
+    let plan = plan.in_folder(&logs).named("x");
+    assert_eq!(plan.paths(), [logs.join("x"), logs.join("metrics.csv")]);
+    let unstarted = plan.unstarted();
+    plan.check_table(false).unwrap();
+    drop(Reporters::open(&plan, &run, None).unwrap());
+    assert!(logs.join("metrics.csv").exists() && logs.join("x").exists());
+    // A table without rows is nobody's.
+    plan.check_table(false).unwrap();
+    unstarted.remove();
+    assert!(!folder.path().join("a").exists());
+    // One with rows is, and neither removed nor replaced, unless the run continues it.
+    drop(Reporters::open(&plan, &run, None).unwrap());
+    let table = fs::read_to_string(logs.join("metrics.csv")).unwrap() + "1,2\n";
+    fs::write(logs.join("metrics.csv"), &table).unwrap();
+    let message = plan.check_table(false).unwrap_err().to_string();
+    assert!(message.contains("is there already") && message.contains("--logging-dir"), "{message}");
+    plan.check_table(true).unwrap();
+    unstarted.remove();
+    assert_eq!(fs::read_to_string(logs.join("metrics.csv")).unwrap(), table);
+    fs::write(logs.join("metrics.csv"), "of someone else").unwrap();
+    assert!(plan.check_table(true).is_err());
 }

@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use serde_json::Value;
+use zeroth_config::schema::{CurveType, LrSchedulerKwargs};
 use zeroth_train::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, Warmup, WarmupCosineLr,
     WarmupDecayLr, WarmupLr, WarmupShape,
@@ -37,21 +38,35 @@ fn assert_rates(schedule: &Schedule, kept: &[u64], rates: &[f64], scale: f64, wh
     }
 }
 
-fn hugging_face(entry: &Value, learning_rate: f64) -> Schedule {
-    let keyword = |key: &str| entry["keywords"][key].as_f64();
-    let shape = match HuggingFaceShape::named(entry["name"].as_str().unwrap()).unwrap() {
-        HuggingFaceShape::CosineWithRestarts { cycles } => {
-            HuggingFaceShape::CosineWithRestarts { cycles: keyword("num_cycles").unwrap_or(cycles) }
-        }
-        HuggingFaceShape::Polynomial { power, end } => HuggingFaceShape::Polynomial {
-            power: keyword("power").unwrap_or(power),
-            end: keyword("lr_end").unwrap_or(end),
-        },
-        HuggingFaceShape::InverseSqrt { .. } => {
-            HuggingFaceShape::InverseSqrt { timescale: entry["keywords"]["timescale"].as_u64() }
-        }
-        shape => shape,
+/// The shape with the keywords that transformers was given.
+fn shape(name: &str, keywords: &Value, learning_rate: f64) -> HuggingFaceShape {
+    let float = |key: &str| keywords[key].as_f64();
+    let whole = |key: &str| keywords[key].as_u64();
+    let curve = |key: &str| {
+        let all = [CurveType::Linear, CurveType::Cosine, CurveType::OneMinusSqrt];
+        all.into_iter().find(|curve| keywords[key] == curve.word())
     };
+    let kwargs = LrSchedulerKwargs {
+        min_lr: float("min_lr"),
+        min_lr_rate: float("min_lr_rate"),
+        num_cycles: float("num_cycles"),
+        power: float("power"),
+        lr_end: float("lr_end"),
+        timescale: whole("timescale"),
+        warmup_lr_rate: float("warmup_lr_rate"),
+        num_decay_steps: whole("num_decay_steps"),
+        num_stable_steps: whole("num_stable_steps"),
+        warmup_type: curve("warmup_type"),
+        decay_type: curve("decay_type"),
+        min_lr_ratio: float("min_lr_ratio"),
+    };
+    let given: Vec<&str> =
+        keywords.as_object().into_iter().flat_map(|map| map.keys()).map(String::as_str).collect();
+    HuggingFaceShape::new(name, &kwargs, &given, learning_rate).unwrap()
+}
+
+fn hugging_face(entry: &Value, learning_rate: f64) -> Schedule {
+    let shape = shape(entry["name"].as_str().unwrap(), &entry["keywords"], learning_rate);
     let whole = |key: &str| entry[key].as_u64().unwrap();
     Schedule::HuggingFace(HuggingFace {
         shape,
@@ -116,7 +131,7 @@ fn rates_match_transformers() {
     let made = read("tests/schedules.json");
     let learning_rate = made["learning_rate"].as_f64().unwrap();
     let entries = made["hugging_face"].as_array().unwrap();
-    assert!(entries.len() >= 16);
+    assert!(entries.len() >= 40);
     for entry in entries {
         let rates = numbers(&entry["rates"]);
         assert_rates(&hugging_face(entry, learning_rate), &kept(&made), &rates, learning_rate, entry);
@@ -153,7 +168,7 @@ fn rates_match_the_golden_runs() {
     let learning_rate = steps["recipe"]["learning_rate"].as_f64().unwrap();
     for run in steps["runs"].as_array().unwrap() {
         let schedule = Schedule::HuggingFace(HuggingFace {
-            shape: HuggingFaceShape::named(run["schedule"].as_str().unwrap()).unwrap(),
+            shape: shape(run["schedule"].as_str().unwrap(), &Value::Null, learning_rate),
             learning_rate,
             warmup_steps: run["warmup_steps"].as_u64().unwrap(),
             total_steps: steps["recipe"]["steps"].as_u64().unwrap(),

@@ -77,11 +77,11 @@ pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Ex
         None => memory_of(machine.as_ref())?.device,
     };
     let suits = generate::tier_for(memory);
-    std::fs::create_dir_all(&arguments.output_dir)
-        .with_context(|| format!("cannot create the folder {}", arguments.output_dir.display()))?;
+    std::fs::create_dir_all(&arguments.output)
+        .with_context(|| format!("cannot create the folder {}", arguments.output.display()))?;
     let mut written: Vec<Value> = Vec::new();
     for tier in generate::tiers(precision, arguments.world_size) {
-        let path = arguments.output_dir.join(format!("ds_zero3_{}.json", tier.name));
+        let path = arguments.output.join(format!("ds_zero3_{}.json", tier.name));
         save_config(&build_config(&tier.config), &path)?;
         if !output.is_json() {
             let mark = if tier.name == suits { "  <- suits this memory" } else { "" };

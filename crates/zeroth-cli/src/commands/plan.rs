@@ -33,7 +33,8 @@ const LONGEST_ROW: u64 = 2048;
 
 pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit> {
     let model = arguments.model.as_deref().map(Model::read).transpose()?;
-    let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora)?;
+    let dtype = model.as_ref().and_then(|model| model.config.dtype);
+    let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora, dtype)?;
     let configs = configs(arguments, &flags, model.as_ref())?;
     let device_memory = device_memory(arguments, &configs)?;
     let placements = configs

@@ -1,6 +1,7 @@
 //! `config resolve`: a config's resolved values, with the origin of each.
 
 use serde_json::{Value, json};
+use zeroth::base::DType;
 use zeroth::config::resolve::{ModelFacts, Origin, Request, Setting, resolve};
 use zeroth::model::{ModelConfig, NamedConfig, hidden_size_for_auto, named_config};
 
@@ -13,9 +14,10 @@ use crate::value_args::TrainTypeArg;
 
 pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Exit> {
     let checked = config_file::load(&arguments.file)?;
-    let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora)?;
     let found = arguments.model.as_deref().map(model_facts).transpose()?;
-    let (model, builtin) = found.map_or((None, None), |(facts, note)| (Some(facts), note));
+    let dtype = found.as_ref().and_then(|found| found.dtype);
+    let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora, dtype)?;
+    let (model, builtin) = found.map_or((None, None), |found| (Some(found.facts), found.note));
     let request =
         Request { file: &checked.report.values, flags: &flags, ranks: arguments.ranks, model, steps: None };
     let resolved = resolve(&request)?;
@@ -26,6 +28,7 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
         let origins: Vec<Value> = resolved.settings().iter().map(origin).collect();
         output::json(&json!({
             "file": name,
+            "run_file": arguments.config,
             "ranks": arguments.ranks,
             "config": resolved.to_json(),
             "origins": origins,
@@ -63,14 +66,23 @@ fn origin(setting: &Setting) -> Value {
     entry
 }
 
-/// The hidden size is read from any config.json, as in Hugging Face; the number of blocks only for supported
-/// architectures. A built-in config is noted.
-fn model_facts(name: &str) -> anyhow::Result<(ModelFacts, Option<String>)> {
+/// A model's facts for the resolver.
+struct NamedModel {
+    facts: ModelFacts,
+    dtype: Option<DType>,
+    /// Says that a built-in config is used.
+    note: Option<String>,
+}
+
+/// The hidden size is read from any config.json, as in Hugging Face; the number of blocks and the dtype only for
+/// supported architectures.
+fn model_facts(name: &str) -> anyhow::Result<NamedModel> {
     let config = named_config(name)?;
     let model = ModelConfig::from_map(&config.map, &config.origin).ok();
+    let dtype = model.as_ref().and_then(|model| model.dtype);
     let blocks = model.map(|model| model.blocks + model.encoder_blocks);
     let facts = ModelFacts { hidden_size: hidden_size_for_auto(&config.map), blocks };
-    Ok((facts, builtin_note(name, &config)))
+    Ok(NamedModel { facts, dtype, note: builtin_note(name, &config) })
 }
 
 /// Says that a built-in config is used.

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use super::batch::{self, Batch};
-use super::flags::{self, Precision};
+use super::flags::{self, Precision, Warmup};
 use super::mismatch::Mismatch;
 use super::request::{Request, ResolveError};
 use super::resolved::{Origin, Resolved, Setting};
 use crate::file_values::FileValue;
-use crate::schema::{self, AutoRule, DefaultValue, Derivation, Effect, Key, Kind};
+use crate::schema::{self, AutoRule, DefaultValue, Derivation, Effect, Key, Kind, OptimizerType};
 use crate::view::{ConfigView, Switch};
 
 pub(super) struct Filler<'a> {
@@ -104,16 +104,46 @@ impl<'a> Filler<'a> {
         match given {
             Some(given) if !is_auto || matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto")) => {
                 self.compare(key, given);
+                self.compare_direct(key, given);
                 Some(Setting { key, value: given.value.clone(), origin: Origin::File(given.location) })
             }
-            _ => self.open(key, is_auto),
+            _ => match self.request.flags.direct(key.path) {
+                Some((value, flag, _)) => Some(Setting { key, value, origin: Origin::Flag(flag) }),
+                None => self.open(key, is_auto),
+            },
+        }
+    }
+
+    /// The optimizer's type: the file's, else --optim, else AdamW.
+    fn optimizer_type(&self) -> &'a str {
+        let typed = self.request.flags.optimizer.map(OptimizerType::word);
+        self.view.text("optimizer.type").or(typed).unwrap_or("AdamW")
+    }
+
+    /// A flag of a key without a rule against the file's value.
+    fn compare_direct(&mut self, key: &'static Key, given: &FileValue) {
+        let Some((typed_value, flag, hf)) = self.request.flags.direct(key.path) else { return };
+        // DeepSpeed's Adam is AdamW unless adam_w_mode is false.
+        let is_adamw = key.path == "optimizer.type"
+            && given.value == "Adam"
+            && typed_value == "AdamW"
+            && self.view.value("optimizer.params.adam_w_mode") != Some(&Value::Bool(false));
+        if !is_adamw && !equal(&given.value, &typed_value) {
+            self.mismatches.push(Mismatch {
+                path: key.path.to_owned(),
+                file_value: given.value.clone(),
+                location: Some(given.location),
+                hf,
+                typed_value,
+                flag,
+            });
         }
     }
 
     /// Whether a typed parameter belongs to the optimizer or scheduler of this run.
     fn is_of_the_type(&self, key: &Key) -> bool {
         if key.path.starts_with("optimizer.") {
-            return key.is_of(Some(self.view.text("optimizer.type").unwrap_or("AdamW")));
+            return key.is_of(Some(self.optimizer_type()));
         }
         key.is_of(self.view.text("scheduler.type"))
     }
@@ -271,7 +301,7 @@ impl<'a> Filler<'a> {
             }
             AutoRule::TenHidden => (self.hidden()?.saturating_mul(10).into(), said("10 · hidden_size")),
             AutoRule::TotalSteps => (self.steps()?.into(), said("the steps of the run")),
-            AutoRule::WarmupSteps => (self.warmup_steps()?.into(), said("warmup_steps")),
+            AutoRule::WarmupSteps => (flags.warmup().steps(self.steps())?.into(), said("warmup_steps")),
             AutoRule::Blocks => {
                 (self.request.model.and_then(|model| model.blocks)?.into(), said("the number of blocks"))
             }
@@ -289,15 +319,6 @@ impl<'a> Filler<'a> {
         typed
             .or_else(|| self.view.number("optimizer.params.lr"))
             .unwrap_or_else(|| self.request.flags.learning_rate())
-    }
-
-    /// Steps from 1 on, below that a share of all steps, rounded up.
-    fn warmup_steps(&self) -> Option<u64> {
-        let given = self.request.flags.warmup_steps();
-        if given == 0.0 || given >= 1.0 {
-            return Some(given as u64);
-        }
-        self.steps().map(|steps| (steps as f64 * given).ceil() as u64)
     }
 
     fn default(&self, key: &'static Key) -> Option<Value> {
@@ -375,8 +396,10 @@ impl<'a> Filler<'a> {
             let by_own_schedule =
                 rule == AutoRule::WarmupSteps && !self.request.file.has_section("scheduler");
             if !is_set && !by_own_schedule {
-                let owner = if rule == AutoRule::WarmupSteps { "scheduler.type" } else { "optimizer.type" };
-                let name = self.view.text(owner).unwrap_or("AdamW");
+                let name = match rule {
+                    AutoRule::WarmupSteps => self.view.text("scheduler.type").unwrap_or("the schedule"),
+                    _ => self.optimizer_type(),
+                };
                 self.notes
                     .push(format!("{} sets nothing here: {name} has no such parameter", rule_flag.flag));
             }
@@ -388,10 +411,25 @@ impl<'a> Filler<'a> {
         let flags = self.request.flags;
         if self.request.file.has_section("scheduler") {
             self.settings.retain(|setting| {
-                !matches!(setting.key.path, "zeroth.lr_scheduler_type" | "zeroth.warmup_steps")
+                let path = setting.key.path;
+                !matches!(path, "zeroth.lr_scheduler_type" | "zeroth.warmup_steps")
+                    && !path.starts_with("zeroth.lr_scheduler_kwargs.")
             });
+            if !flags.lr_scheduler_kwargs.is_empty() {
+                self.notes.push(
+                    "--lr-scheduler-kwargs sets nothing here: the file's scheduler section has parameters of its own"
+                        .to_owned(),
+                );
+            }
             return;
         }
+        let is_typed = flags.warmup_steps.is_some() || flags.warmup_ratio.is_some();
+        let warmup = match flags.warmup() {
+            Warmup::Steps(steps) => Value::from(steps),
+            // From 1 on the key counts steps.
+            Warmup::Ratio(ratio) if ratio < 1.0 => Value::from(ratio),
+            Warmup::Ratio(_) => self.steps().map_or_else(|| "auto".into(), |steps| (steps as f64).into()),
+        };
         let typed = [
             (
                 "zeroth.lr_scheduler_type",
@@ -399,7 +437,7 @@ impl<'a> Filler<'a> {
                 "lr_scheduler_type",
                 "--lr-scheduler-type",
             ),
-            ("zeroth.warmup_steps", flags.warmup_steps.map(Value::from), "warmup_steps", "--warmup-steps"),
+            ("zeroth.warmup_steps", is_typed.then_some(warmup), "warmup_steps", flags.warmup().flag()),
         ];
         for (path, value, hf, flag) in typed {
             let Some(value) = value else { continue };

@@ -1,6 +1,8 @@
 //! The flags of a training command that correspond to keys of the file, and their defaults.
 
-use crate::schema::AutoRule;
+use serde_json::{Map, Value};
+
+use crate::schema::{AutoRule, OptimizerType};
 
 /// The typed flags; `None` where one was not typed.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -23,12 +25,20 @@ pub struct Flags {
     pub max_grad_norm: Option<f64>,
     /// --warmup-steps: steps from 1 on, below that a share of all.
     pub warmup_steps: Option<f64>,
+    /// --warmup-ratio: a share of all steps, where --warmup-steps is absent or 0.
+    pub warmup_ratio: Option<f64>,
     /// --lr-scheduler-type.
     pub lr_scheduler_type: Option<String>,
+    /// --lr-scheduler-kwargs, checked against the keys of `zeroth.lr_scheduler_kwargs`.
+    pub lr_scheduler_kwargs: Map<String, Value>,
+    /// --optim.
+    pub optimizer: Option<OptimizerType>,
     /// --max-steps.
     pub max_steps: Option<u64>,
-    /// --bf16, --fp16 or --fp32.
+    /// --bf16, --fp16, --fp32 or --torch-dtype.
     pub precision: Option<Precision>,
+    /// Whether --torch-dtype alone says the precision.
+    pub precision_by_dtype: bool,
     /// --gradient-checkpointing.
     pub gradient_checkpointing: Option<bool>,
     /// --save-on-each-node.
@@ -89,8 +99,52 @@ impl Flags {
         self.max_grad_norm.unwrap_or(1.0)
     }
 
-    pub(super) fn warmup_steps(&self) -> f64 {
-        self.warmup_steps.unwrap_or(0.0)
+    /// The warm-up. As in Hugging Face, --warmup-steps wins over --warmup-ratio unless it is 0.
+    pub(super) fn warmup(&self) -> Warmup {
+        match (self.warmup_steps.unwrap_or(0.0), self.warmup_ratio) {
+            (0.0, Some(ratio)) => Warmup::Ratio(ratio),
+            (steps, _) => Warmup::Steps(steps),
+        }
+    }
+
+    /// The value that a flag gives a key without a rule, with the flag and Hugging Face's name for it.
+    pub(super) fn direct(&self, path: &str) -> Option<(Value, &'static str, &'static str)> {
+        if path == "optimizer.type" {
+            return Some((self.optimizer?.word().into(), "--optim", "optim"));
+        }
+        let parameter = path.strip_prefix("zeroth.lr_scheduler_kwargs.")?;
+        let value = self.lr_scheduler_kwargs.get(parameter)?;
+        Some((value.clone(), "--lr-scheduler-kwargs", "lr_scheduler_kwargs"))
+    }
+}
+
+/// The warm-up that the flags ask for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Warmup {
+    /// Steps from 1 on, below that a share of all steps.
+    Steps(f64),
+    /// A share of all steps.
+    Ratio(f64),
+}
+
+impl Warmup {
+    /// Its number of steps in a run of `total`; a share is rounded up.
+    pub(super) fn steps(self, total: Option<u64>) -> Option<u64> {
+        match self {
+            Self::Steps(steps) if steps == 0.0 || steps >= 1.0 => Some(steps as u64),
+            Self::Ratio(0.0) => Some(0),
+            Self::Steps(share) | Self::Ratio(share) => {
+                total.map(|total| (total as f64 * share).ceil() as u64)
+            }
+        }
+    }
+
+    /// The flag that says so.
+    pub(super) const fn flag(self) -> &'static str {
+        match self {
+            Self::Steps(_) => "--warmup-steps",
+            Self::Ratio(_) => "--warmup-ratio",
+        }
     }
 }
 
@@ -133,7 +187,10 @@ pub(super) fn rule_flag(rule: AutoRule, flags: &Flags) -> Option<RuleFlag> {
         AutoRule::TotalSteps => {
             of("--max-steps", flags.max_steps.is_some(), "num_training_steps (calculated)")
         }
-        AutoRule::WarmupSteps => of("--warmup-steps", flags.warmup_steps.is_some(), "warmup_steps"),
+        AutoRule::WarmupSteps => {
+            let typed = flags.warmup_steps.is_some() || flags.warmup_ratio.is_some();
+            of(flags.warmup().flag(), typed, "warmup_steps")
+        }
         AutoRule::NodeLocal => Some(RuleFlag {
             flag: "--save-on-each-node",
             typed: flags.save_on_each_node == Some(true),
@@ -151,6 +208,7 @@ pub(super) fn rule_flag(rule: AutoRule, flags: &Flags) -> Option<RuleFlag> {
 
 fn precision_flag(flags: &Flags) -> &'static str {
     match flags.precision {
+        Some(_) if flags.precision_by_dtype => "--torch-dtype",
         Some(Precision::Fp16) => "--fp16",
         Some(Precision::Fp32) => "--fp32",
         Some(Precision::Bf16) | None => "--bf16",

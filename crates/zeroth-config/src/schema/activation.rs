@@ -6,8 +6,18 @@ use super::conditions;
 use super::key::{AutoRule, Derivation, Key, Kind, Reader};
 
 /// Hugging Face's schedules, by --lr-scheduler-type or `zeroth.lr_scheduler_type`.
-pub const HF_SCHEDULES: &[&str] =
-    &["constant", "constant_with_warmup", "linear", "cosine", "polynomial", "inverse_sqrt"];
+pub const HF_SCHEDULES: &[&str] = &[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "polynomial",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+];
 
 words! {
     /// The activations that backward recomputes.

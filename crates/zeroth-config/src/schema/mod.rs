@@ -11,6 +11,7 @@ mod activation;
 mod batch;
 mod conditions;
 mod key;
+mod lr_scheduler_kwargs;
 mod offload;
 mod optimizer;
 mod precision;
@@ -33,6 +34,7 @@ pub use activation::{
 };
 pub use batch::TopLevel;
 pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
+pub use lr_scheduler_kwargs::{CurveType, LrSchedulerKwargs};
 pub use offload::{OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS, Optimizer, OptimizerType};
 pub use precision::{Bf16, DataTypes, Fp16};
@@ -55,6 +57,7 @@ const SECTIONS: &[&[Key]] = &[
     scheduler::KEYS,
     activation::KEYS,
     activation::ZEROTH_KEYS,
+    lr_scheduler_kwargs::KEYS,
     reporting::TENSORBOARD_KEYS,
     reporting::CSV_MONITOR_KEYS,
     reporting::SERVICE_KEYS,
@@ -97,6 +100,7 @@ values! {
     scheduler: Scheduler,
     activation_checkpointing: ActivationCheckpointing,
     zeroth: Zeroth,
+    lr_scheduler_kwargs: LrSchedulerKwargs,
     tensorboard: Tensorboard,
     csv_monitor: CsvMonitor,
     flops_profiler: FlopsProfiler,

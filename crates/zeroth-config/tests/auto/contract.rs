@@ -2,6 +2,7 @@
 
 use serde_json::{Value as Json, json};
 use zeroth_config::resolve::Flags;
+use zeroth_config::schema::OptimizerType;
 
 use super::Run;
 
@@ -292,4 +293,75 @@ fn a_resolved_config_adds_no_key_that_deepspeed_refuses() {
     {
         assert_eq!(json.pointer(pointer), None, "{pointer}");
     }
+}
+
+#[test]
+fn the_warmup_ratio_is_a_share_of_all_steps_unless_warmup_steps_says_more() {
+    let text = r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}}"#;
+    for (ratio, typed, steps, expected) in [
+        (0.03, None, Some(1000), json!(30)),
+        (0.0301, None, Some(1000), json!(31)),
+        (0.03, Some(0.0), Some(1000), json!(30)),
+        (0.03, Some(7.0), Some(1000), json!(7)),
+        (1.0, None, Some(1000), json!(1000)),
+        (0.0, None, None, json!(0)),
+        (0.03, None, None, json!("auto")),
+    ] {
+        let flags = Flags { warmup_ratio: Some(ratio), warmup_steps: typed, ..Flags::default() };
+        let run = Run { steps, ..Run::typed(flags) };
+        let (value, _) = run.value(text, "scheduler.params.warmup_num_steps");
+        assert_eq!(value, expected, "{ratio} and {typed:?} of {steps:?}");
+    }
+    // Without a scheduler section the schedule is Hugging Face's; from 1 on its key counts steps.
+    let own = |ratio| Run {
+        steps: Some(40),
+        ..Run::typed(Flags { warmup_ratio: Some(ratio), ..Flags::default() })
+    };
+    assert_eq!(own(0.1).value("{}", "zeroth.warmup_steps"), (json!(0.1), "command line"));
+    assert_eq!(own(1.0).value("{}", "zeroth.warmup_steps"), (json!(40.0), "command line"));
+    let fixed = r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}}"#;
+    let error = own(0.1).resolve(fixed).unwrap_err().to_string();
+    assert!(
+        error.contains("warmup_num_steps=7 vs hf warmup_steps=4") && error.contains("--warmup-ratio"),
+        "{error}"
+    );
+}
+
+#[test]
+fn optim_chooses_the_optimizer_where_the_file_does_not() {
+    let lion = Run::typed(Flags {
+        optimizer: Some(OptimizerType::Lion),
+        learning_rate: Some(1e-4),
+        ..Flags::default()
+    });
+    assert_eq!(lion.value("{}", "optimizer.type"), (json!("Lion"), "command line"));
+    assert_eq!(lion.value("{}", "optimizer.params.lr"), (json!(1e-4), "command line"));
+    let mixed = Run::typed(Flags { optimizer: Some(OptimizerType::AdEmaMix), ..Flags::default() });
+    assert_eq!(mixed.resolved("{}").values.optimizer.betas_of_three, [0.9, 0.999, 0.9999]);
+    let error = lion.resolve(r#"{"optimizer": {"type": "AdamW"}}"#).unwrap_err().to_string();
+    assert!(error.contains("ds optimizer.type=AdamW vs hf optim=Lion"), "{error}");
+    // DeepSpeed's Adam is AdamW unless adam_w_mode is false.
+    let adamw = Run::typed(Flags { optimizer: Some(OptimizerType::AdamW), ..Flags::default() });
+    assert_eq!(adamw.value(r#"{"optimizer": {"type": "Adam"}}"#, "optimizer.type").1, "file");
+    assert!(adamw.resolve(r#"{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}"#).is_err());
+}
+
+#[test]
+fn parameters_of_the_schedule_are_keys() {
+    const PATH: &str = "zeroth.lr_scheduler_kwargs.min_lr";
+    let kwargs = |value: f64| json!({ "min_lr": value }).as_object().cloned().unwrap();
+    let typed = Run::typed(Flags { lr_scheduler_kwargs: kwargs(1e-6), ..Flags::default() });
+    assert_eq!(typed.value("{}", PATH), (json!(1e-6), "command line"));
+    let text = r#"{"zeroth": {"lr_scheduler_kwargs": {"min_lr": 1e-5}}}"#;
+    assert_eq!(Run::plain().value(text, PATH), (json!(1e-5), "file"));
+    assert!(Run::plain().resolved("{}").get(PATH).is_none());
+    let error = typed.resolve(text).unwrap_err().to_string();
+    assert!(error.contains("lr_scheduler_kwargs=1e-06"), "{error}");
+    let resolved = typed.resolved(r#"{"scheduler": {"type": "WarmupLR"}}"#);
+    assert!(resolved.get(PATH).is_none(), "the file has a schedule");
+    assert!(
+        resolved.notes.iter().any(|note| note.starts_with("--lr-scheduler-kwargs")),
+        "{:?}",
+        resolved.notes
+    );
 }

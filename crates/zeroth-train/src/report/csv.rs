@@ -4,7 +4,7 @@
 //! Numbers have enough digits to parse to the same value; non-finite ones are `NaN`, `inf` or `-inf`.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use zeroth_base::publish;
@@ -84,7 +84,22 @@ const HEAD: &str = "step,loss,grad_norm,lr,tokens,tokens_per_second,step_ms,loss
 
 impl MetricsTable {
     pub(super) fn open(path: PathBuf, last: Option<u64>) -> Result<Self, MetricsError> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+        }
         Ok(Self(Table::open(path, HEAD, "\n", last)?))
+    }
+
+    /// Whether a file is such a table without rows.
+    pub(super) fn is_empty_at(path: &Path) -> bool {
+        Self::is_at(path) && fs::metadata(path).is_ok_and(|found| found.len() == HEAD.len() as u64 + 1)
+    }
+
+    /// Whether a file begins as such a table.
+    pub(super) fn is_at(path: &Path) -> bool {
+        let mut first = String::new();
+        let read = File::open(path).and_then(|file| file.take(HEAD.len() as u64).read_to_string(&mut first));
+        read.is_ok() && first == HEAD
     }
 
     pub(super) fn step(&mut self, line: &StepMetrics) -> Result<(), MetricsError> {

@@ -13,6 +13,7 @@ pub mod profile;
 mod tensorboard;
 pub mod timing;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +23,7 @@ use zeroth_config::schema::Values;
 
 use self::csv::{DeepSpeedTables, MetricsTable};
 use self::tensorboard::EventFile;
+use crate::unstarted_run::{event_files, missing};
 use crate::{EvalMetrics, MetricsError, MetricsFile, StepMetrics};
 
 /// A report that `--report-to` accepts.
@@ -48,6 +50,14 @@ pub enum ReportToError {
         name: String,
         /// The closest known name.
         nearest: Option<&'static str>,
+    },
+    /// A table of another run.
+    #[error(
+        "{} is there already: move it away, or give another --logging-dir for this run", path.display()
+    )]
+    Exists {
+        /// Its path.
+        path: PathBuf,
     },
     /// `none` combined with another report.
     #[error("--report-to none and {other}: leave one of them out")]
@@ -85,8 +95,12 @@ impl Report {
 /// The reports to write besides metrics.jsonl, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportPlan {
-    tensorboard: bool,
-    csv: bool,
+    /// Folder of the event files.
+    tensorboard: Option<PathBuf>,
+    /// The table of all metrics.
+    csv: Option<PathBuf>,
+    /// Whether the table is outside of the run folder.
+    is_elsewhere: bool,
     /// DeepSpeed's folder for each enabled config section.
     deepspeed_tensorboard: Option<PathBuf>,
     deepspeed_csv: Option<PathBuf>,
@@ -103,8 +117,9 @@ impl ReportPlan {
             enabled.then(|| base.join(job))
         };
         Self {
-            tensorboard: reports.contains(&Report::TensorBoard),
-            csv: reports.contains(&Report::Csv),
+            tensorboard: reports.contains(&Report::TensorBoard).then(|| folder.join("tensorboard")),
+            csv: reports.contains(&Report::Csv).then(|| folder.join("metrics.csv")),
+            is_elsewhere: false,
             deepspeed_tensorboard: monitor(
                 tensorboard.enabled,
                 &tensorboard.output_path,
@@ -115,11 +130,80 @@ impl ReportPlan {
         }
     }
 
+    /// Puts the files of `--report-to` into a folder (`--logging-dir`): event files directly, as Hugging Face does.
+    #[must_use]
+    pub fn in_folder(mut self, folder: &Path) -> Self {
+        self.tensorboard = self.tensorboard.map(|_| folder.to_owned());
+        self.csv = self.csv.map(|_| folder.join("metrics.csv"));
+        self.is_elsewhere = true;
+        self
+    }
+
+    /// Puts event files into a folder of this name (`--run-name`), which TensorBoard shows as the run's name.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        self.tensorboard = self.tensorboard.map(|folder| folder.join(name));
+        self
+    }
+
+    /// Refuses to replace a table outside of the run folder, unless the run `resumes` and the file is such a table.
+    pub fn check_table(&self, resumes: bool) -> Result<(), ReportToError> {
+        let Some(path) = self.csv.as_ref().filter(|path| self.is_elsewhere && path.exists()) else {
+            return Ok(());
+        };
+        let is_free = MetricsTable::is_empty_at(path) || resumes && MetricsTable::is_at(path);
+        if is_free { Ok(()) } else { Err(ReportToError::Exists { path: path.clone() }) }
+    }
+
+    /// What to remove outside of the run folder if the run stops before its first step.
+    pub fn unstarted(&self) -> UnstartedReports {
+        let elsewhere = self.is_elsewhere;
+        let events = self.tensorboard.clone().filter(|_| elsewhere);
+        UnstartedReports {
+            before: events.iter().flat_map(|folder| event_files(folder)).collect(),
+            made: [&self.tensorboard, &self.csv]
+                .into_iter()
+                .flatten()
+                .filter(|_| elsewhere)
+                .flat_map(|path| missing(path))
+                .collect(),
+            events,
+            csv: self.csv.clone().filter(|_| elsewhere),
+        }
+    }
+
     /// The paths that will be written besides metrics.jsonl.
-    pub fn paths(&self, folder: &Path) -> Vec<PathBuf> {
-        let own = [(self.tensorboard, "tensorboard"), (self.csv, "metrics.csv")];
-        let own = own.into_iter().filter(|(is_on, _)| *is_on).map(|(_, name)| folder.join(name));
-        own.chain(self.deepspeed_tensorboard.clone()).chain(self.deepspeed_csv.clone()).collect()
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let all = [&self.tensorboard, &self.csv, &self.deepspeed_tensorboard, &self.deepspeed_csv];
+        all.into_iter().flatten().cloned().collect()
+    }
+}
+
+/// Reports outside of the run folder, before the first step.
+#[derive(Debug, Clone)]
+pub struct UnstartedReports {
+    events: Option<PathBuf>,
+    csv: Option<PathBuf>,
+    /// Event files that existed before.
+    before: BTreeSet<PathBuf>,
+    /// Folders that did not.
+    made: Vec<PathBuf>,
+}
+
+impl UnstartedReports {
+    /// Removes event files that were added and a table without rows. Best effort.
+    pub fn remove(&self) {
+        let added = self.events.iter().flat_map(|folder| event_files(folder));
+        for path in added.filter(|path| !self.before.contains(path)) {
+            let _ = std::fs::remove_file(path);
+        }
+        if let Some(path) = self.csv.as_ref().filter(|path| MetricsTable::is_empty_at(path)) {
+            let _ = std::fs::remove_file(path);
+        }
+        // These fail for files and for folders that are not empty.
+        for folder in &self.made {
+            let _ = std::fs::remove_dir(folder);
+        }
     }
 }
 
@@ -167,9 +251,10 @@ impl Reporters {
             is_scaled: plan.is_scaled,
             tensorboard: plan
                 .tensorboard
-                .then(|| EventFile::create(&folder.join("tensorboard"), next(step)))
+                .as_ref()
+                .map(|folder| EventFile::create(folder, next(step)))
                 .transpose()?,
-            csv: plan.csv.then(|| MetricsTable::open(folder.join("metrics.csv"), step)).transpose()?,
+            csv: plan.csv.as_ref().map(|path| MetricsTable::open(path.clone(), step)).transpose()?,
             deepspeed_tensorboard: plan
                 .deepspeed_tensorboard
                 .as_ref()

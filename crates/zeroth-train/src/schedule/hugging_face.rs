@@ -3,20 +3,9 @@
 
 use std::f64::consts::PI;
 
-use zeroth_base::nearest;
+use zeroth_config::schema::CurveType;
 
 use super::{ScheduleError, a_rate};
-
-/// Names accepted by [`HuggingFaceShape::named`].
-pub(super) const NAMES: &[&str] = &[
-    "constant",
-    "constant_with_warmup",
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "inverse_sqrt",
-];
 
 /// The shape after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,8 +16,22 @@ pub enum HuggingFaceShape {
     ConstantWithWarmup,
     /// Linear decay to 0.
     Linear,
-    /// Cosine decay to 0.
-    Cosine,
+    /// Cosine from the learning rate to a share of it.
+    Cosine {
+        /// Waves of the cosine. Hugging Face's default is 0.5, a single descent.
+        cycles: f64,
+        /// The share of the learning rate at the foot of the cosine; 0 for `cosine`.
+        min_rate: f64,
+    },
+    /// Cosine to a share of the learning rate, one step ahead of [`Self::Cosine`], after a warm-up that starts above 0.
+    CosineWarmup {
+        /// As in [`Self::Cosine`].
+        cycles: f64,
+        /// As in [`Self::Cosine`].
+        min_rate: f64,
+        /// The share of the learning rate at the start of the warm-up; `None` is 1 / warm-up steps.
+        warmup_rate: Option<f64>,
+    },
     /// Cosine decay to 0, restarted `cycles` times.
     CosineWithRestarts {
         /// Hugging Face's default is 1.
@@ -46,23 +49,55 @@ pub enum HuggingFaceShape {
         /// Time scale in steps; `None` uses the warm-up's length, or 10,000 without warm-up.
         timescale: Option<u64>,
     },
+    /// Warm-up, constant, decay.
+    WarmupStableDecay(WarmupStableDecay),
 }
 
-impl HuggingFaceShape {
-    /// The shape for a `--lr-scheduler-type`, with Hugging Face's defaults.
-    pub fn named(name: &str) -> Result<Self, ScheduleError> {
-        Ok(match name {
-            "constant" => Self::Constant,
-            "constant_with_warmup" => Self::ConstantWithWarmup,
-            "linear" => Self::Linear,
-            "cosine" => Self::Cosine,
-            "cosine_with_restarts" => Self::CosineWithRestarts { cycles: 1.0 },
-            "polynomial" => Self::Polynomial { power: 1.0, end: 1e-7 },
-            "inverse_sqrt" => Self::InverseSqrt { timescale: None },
-            _ => {
-                let near = nearest(name, NAMES.iter().copied());
-                return Err(ScheduleError::Unknown { name: name.to_owned(), near });
-            }
+/// The parameters of `warmup_stable_decay`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WarmupStableDecay {
+    /// `num_stable_steps`; `None` is what warm-up and decay leave of the run.
+    pub stable_steps: Option<u64>,
+    /// `num_decay_steps`.
+    pub decay_steps: u64,
+    /// `warmup_type`.
+    pub warmup_type: CurveType,
+    /// `decay_type`.
+    pub decay_type: CurveType,
+    /// `min_lr_ratio`: the share of the learning rate at both ends.
+    pub min_ratio: f64,
+    /// `num_cycles`, of a cosine decay.
+    pub cycles: f64,
+}
+
+impl WarmupStableDecay {
+    fn factor(&self, applied: u64, warmup: u64, total: u64) -> f64 {
+        let above_min = |share: f64| (share * (1.0 - self.min_ratio) + self.min_ratio).max(0.0);
+        if applied < warmup {
+            let progress = applied as f64 / warmup as f64;
+            return above_min(match self.warmup_type {
+                CurveType::Linear => progress,
+                CurveType::Cosine => 0.5 * (1.0 - (PI * progress).cos()),
+                CurveType::OneMinusSqrt => 1.0 - (1.0 - progress).sqrt(),
+            });
+        }
+        // Negative where warm-up and decay are longer than the run: the decay then starts in its middle.
+        let stable = self.stable_steps.map_or_else(
+            || i128::from(total) - i128::from(warmup) - i128::from(self.decay_steps),
+            i128::from,
+        );
+        let decayed = i128::from(applied) - i128::from(warmup) - stable;
+        if decayed < 0 {
+            return 1.0;
+        }
+        if decayed >= i128::from(self.decay_steps) {
+            return self.min_ratio;
+        }
+        let progress = decayed as f64 / self.decay_steps as f64;
+        above_min(match self.decay_type {
+            CurveType::Linear => 1.0 - progress,
+            CurveType::Cosine => 0.5 * (1.0 + (PI * self.cycles * 2.0 * progress).cos()),
+            CurveType::OneMinusSqrt => 1.0 - progress.sqrt(),
         })
     }
 }
@@ -108,11 +143,18 @@ impl HuggingFace {
 
     fn factor(&self, applied: u64) -> f64 {
         let (warmup, total) = (self.warmup_steps, self.total_steps);
-        if self.shape == HuggingFaceShape::Constant {
-            return 1.0;
-        }
         if applied < warmup {
-            return applied as f64 / warmup as f64;
+            return match self.shape {
+                HuggingFaceShape::Constant => 1.0,
+                HuggingFaceShape::WarmupStableDecay(shape) => shape.factor(applied, warmup, total),
+                HuggingFaceShape::CosineWarmup { warmup_rate: None, .. } => {
+                    (applied as f64 + 1.0) / warmup as f64
+                }
+                HuggingFaceShape::CosineWarmup { warmup_rate: Some(from), .. } => {
+                    from + (1.0 - from) * applied as f64 / (warmup - 1).max(1) as f64
+                }
+                _ => applied as f64 / warmup as f64,
+            };
         }
         // A warm-up as long as the run leaves one decay step.
         let progress = (applied - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
@@ -121,7 +163,12 @@ impl HuggingFace {
             HuggingFaceShape::Linear => {
                 total.saturating_sub(applied) as f64 / total.saturating_sub(warmup).max(1) as f64
             }
-            HuggingFaceShape::Cosine => (0.5 * (1.0 + (PI * 0.5 * 2.0 * progress).cos())).max(0.0),
+            HuggingFaceShape::Cosine { cycles, min_rate } => cosine(cycles, progress, min_rate),
+            HuggingFaceShape::CosineWarmup { cycles, min_rate, .. } => {
+                let ahead = (applied - warmup) as f64 + 1.0;
+                cosine(cycles, ahead / total.saturating_sub(warmup).max(1) as f64, min_rate)
+            }
+            HuggingFaceShape::WarmupStableDecay(shape) => shape.factor(applied, warmup, total),
             HuggingFaceShape::CosineWithRestarts { .. } if progress >= 1.0 => 0.0,
             HuggingFaceShape::CosineWithRestarts { cycles } => {
                 (0.5 * (1.0 + (PI * ((cycles * progress) % 1.0)).cos())).max(0.0)
@@ -140,6 +187,12 @@ impl HuggingFace {
     }
 }
 
+/// `cycles` waves of a cosine from 1 to `min_rate`.
+fn cosine(cycles: f64, progress: f64, min_rate: f64) -> f64 {
+    let factor = 0.5 * (1.0 + (PI * cycles * 2.0 * progress).cos());
+    (factor * (1.0 - min_rate) + min_rate).max(0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,18 +206,8 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_are_refused_with_a_suggestion() {
-        let error = HuggingFaceShape::named("cosin").unwrap_err().to_string();
-        assert!(error.starts_with("unknown schedule `cosin` (did you mean `cosine`?)"), "{error}");
-        assert!(error.ends_with("polynomial, inverse_sqrt"), "{error}");
-        for name in NAMES {
-            assert!(HuggingFaceShape::named(name).is_ok(), "{name}");
-        }
-    }
-
-    #[test]
     fn a_rising_polynomial_is_refused() {
-        let shape = HuggingFaceShape::named("polynomial").unwrap();
+        let shape = HuggingFaceShape::Polynomial { power: 1.0, end: 1e-7 };
         let schedule = HuggingFace { shape, learning_rate: 1e-8, warmup_steps: 0, total_steps: 10 };
         assert_eq!(schedule.check(), Err(ScheduleError::RisingPolynomial { from: 1e-8, end: 1e-7 }));
         assert_eq!(HuggingFace { learning_rate: 1e-5, ..schedule }.check(), Ok(()));

@@ -6,11 +6,13 @@
 
 mod deepspeed;
 mod hugging_face;
+mod hugging_face_kwargs;
 
 pub use deepspeed::{
     LrRangeTest, Momentum, OneCycle, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape,
 };
-pub use hugging_face::{HuggingFace, HuggingFaceShape, warmup_steps};
+pub use hugging_face::{HuggingFace, HuggingFaceShape, WarmupStableDecay, warmup_steps};
+use zeroth_config::schema::HF_SCHEDULES;
 
 /// An invalid schedule.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -19,13 +21,42 @@ pub enum ScheduleError {
     #[error(
         "unknown schedule `{name}`{}; --lr-scheduler-type accepts {}",
         near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default(),
-        hugging_face::NAMES.join(", ")
+        HF_SCHEDULES.join(", ")
     )]
     Unknown {
         /// The name.
         name: String,
         /// The closest known name.
         near: Option<&'static str>,
+    },
+    /// A parameter of another schedule.
+    #[error(
+        "{schedule} has no parameter `{parameter}`; it takes {}",
+        if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+    )]
+    NoSuchParameter {
+        /// The schedule.
+        schedule: &'static str,
+        /// The parameter.
+        parameter: String,
+        /// Those of the schedule.
+        known: &'static [&'static str],
+    },
+    /// A parameter without a default.
+    #[error("{schedule} needs {parameter}: give --lr-scheduler-kwargs '{example}'")]
+    MissingParameter {
+        /// The schedule.
+        schedule: &'static str,
+        /// The parameter.
+        parameter: &'static str,
+        /// A value for the flag.
+        example: &'static str,
+    },
+    /// A minimum given twice.
+    #[error("{schedule}: min_lr and min_lr_rate say the same; give one of them")]
+    TwoMinima {
+        /// The schedule.
+        schedule: &'static str,
     },
     /// A polynomial schedule that would rise.
     #[error(
@@ -35,6 +66,14 @@ pub enum ScheduleError {
         /// The learning rate.
         from: f64,
         /// The rate at the end.
+        end: f64,
+    },
+    /// A cosine that would rise.
+    #[error("the cosine decays from the learning rate {from} to {end}: give a --learning-rate above min_lr")]
+    RisingCosine {
+        /// The learning rate.
+        from: f64,
+        /// `min_lr`.
         end: f64,
     },
     /// A parameter that must be positive.

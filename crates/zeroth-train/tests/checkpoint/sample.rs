@@ -129,7 +129,7 @@ impl Model {
                 hysteresis_left: 2,
             },
             seed: u64::MAX,
-            data: DataEntry { hash: "00ff".to_owned(), samples: 100, shuffle: true },
+            data: DataEntry { hash: "00ff".to_owned(), samples: 100, shuffle: true, seed: None },
             batch: BatchEntry { train_batch_size: 12 * ranks, micro_batch: 1, accumulation: 12 },
             ranks,
             stage: 3,

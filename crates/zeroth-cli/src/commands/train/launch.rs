@@ -16,6 +16,7 @@ use super::{PreparedRun, resume, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
+use crate::run_file;
 use crate::signals::Signals;
 use crate::startup_signals::STOP_ACKNOWLEDGEMENT;
 use crate::terminal::{TERMINAL, show_passed};
@@ -121,7 +122,7 @@ fn once(run: &PreparedRun, handoff: &LauncherHandoff, signals: &Signals) -> anyh
     let handoff = sealed(|file| file.write_all(handoff.as_bytes()))?;
     let arenas = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
     let report = Launch::of_this_program(resolved_job.ranks as usize, REGION)
-        .arguments(std::env::args_os().skip(1))
+        .arguments(run_file::for_ranks())
         .variable(HANDOFF_VARIABLE, handoff.as_raw_fd().to_string())
         .inherit(handoff)
         .inherit(files)

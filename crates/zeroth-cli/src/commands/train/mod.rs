@@ -98,6 +98,8 @@ fn prepare_run(
         )?;
         resolved_job.notes.extend(weights.notes());
     }
+    let resumes = resumes_here(arguments, resolved_job.checkpoint.as_ref());
+    reporter::report_plan(arguments, &resolved_job)?.check_table(resumes)?;
     match finished(arguments, &resolved_job) {
         Some(Ok(steps)) => {
             // Best effort: opening the folder removes leftovers of killed processes.
@@ -197,8 +199,13 @@ fn write_folder(
         write_json(&folder.origin(), &startup_summary::origin_json(resolved_job))?;
         write_json(&folder.config(), &resolved_job.resolved.to_json())?;
         write_json(&folder.plan(), &startup_summary::plan_json(resolved_job, compiled))?;
+        let reports = reporter::report_plan(arguments, resolved_job)?.unstarted();
         let on_stop = match folder.unstarted() {
-            Some(unstarted) => OnStop::Undo(Box::new(move || unstarted.remove())),
+            Some(unstarted) => OnStop::Undo(Box::new(move || {
+                if unstarted.remove() {
+                    reports.remove();
+                }
+            })),
             None => OnStop::KeepCheckpoints,
         };
         anyhow::Ok(((folder, earlier), on_stop))
@@ -209,14 +216,19 @@ fn write_folder(
     }
 }
 
-fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<RunFolder> {
-    let checkpoint = resolved_job.checkpoint.as_ref().map(Checkpoint::folder);
-    let resumes_here = match checkpoint {
-        Some(checkpoint) => resume::is_inside(checkpoint, &arguments.output),
+/// Whether the run continues one in its own folder.
+fn resumes_here(arguments: &TrainArgs, checkpoint: Option<&Checkpoint>) -> bool {
+    match checkpoint {
+        Some(checkpoint) => resume::is_inside(checkpoint.folder(), &arguments.output),
         // Killed before its first checkpoint: `auto` starts it again.
         None => arguments.resume.as_deref() == Some("auto"),
-    };
-    let existing = match (arguments.overwrite_output_dir, resumes_here) {
+    }
+}
+
+fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<RunFolder> {
+    let checkpoint = resolved_job.checkpoint.as_ref().map(Checkpoint::folder);
+    let resumes = resumes_here(arguments, resolved_job.checkpoint.as_ref());
+    let existing = match (arguments.overwrite_output_dir, resumes) {
         (_, true) => ExistingRun::Keep,
         (true, false) => ExistingRun::Overwrite,
         (false, false) => ExistingRun::Refuse,
@@ -226,6 +238,7 @@ fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Res
         inputs.extend(find_files(paths)?.files.into_iter().map(|path| RunInput::new(flag, path)));
     }
     inputs.extend(checkpoint.map(|folder| RunInput::new("--resume", folder)));
+    inputs.extend(arguments.trainer.config.iter().map(|path| RunInput::new("--config", path)));
     // Presets are not paths; neither is JSON text, which does not exist as a file.
     inputs.extend(
         Preset::find(&arguments.deepspeed)

@@ -62,7 +62,7 @@ impl<'a> ProgressReporter<'a> {
         arguments: &TrainArgs,
     ) -> anyhow::Result<Self> {
         let folder = arguments.output.as_path();
-        let plan = ReportPlan::new(&resolved_job.resolved, &report_to(arguments)?, folder);
+        let plan = report_plan(arguments, resolved_job)?;
         // A run resumed in its own folder keeps its metrics; in another, they start at the next step.
         let resumed = resolved_job.checkpoint.as_ref().filter(|found| is_inside(found.folder(), folder));
         let after = resumed.map(Checkpoint::manifest);
@@ -190,6 +190,18 @@ impl<'a> ProgressReporter<'a> {
         let sequences = places.flat_map(|place| job.samples.members(place.sample));
         sequences.map(|sample| job.samples.sample_length(sample))
     }
+}
+
+/// The reports of a run, and where they go.
+pub(super) fn report_plan(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<ReportPlan> {
+    let mut plan = ReportPlan::new(&resolved_job.resolved, &report_to(arguments)?, &arguments.output);
+    if let Some(folder) = &arguments.trainer.logging_dir {
+        plan = plan.in_folder(folder);
+    }
+    Ok(match &arguments.trainer.run_name {
+        Some(name) => plan.named(name),
+        None => plan,
+    })
 }
 
 /// Peak FLOP/s of all GPUs in use, from datasheets; on a CPU, as measured by `zeroth bench`, if it was run.

@@ -36,6 +36,8 @@ pub(super) struct ResolvedJob {
     pub(super) resolved: Resolved,
     /// The model, as given.
     pub(super) name: String,
+    /// --run-name.
+    pub(super) run_name: Option<String>,
     pub(super) ranks: u64,
     pub(super) device: DeviceArg,
     /// GPUs of this machine.
@@ -129,12 +131,13 @@ pub(super) fn resolve_job(
     );
     anyhow::ensure!(arguments.do_train, "--do-train false leaves nothing to do: leave it out");
     report_to(arguments)?;
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = arguments.without_effect.notes().collect();
+    notes.extend(idle_flags(arguments));
     let checkpoint = match &handoff {
         Some(handoff) => handoff.resume.as_deref().map(Checkpoint::open).transpose()?,
         None => resume::find(arguments, &mut notes)?,
     };
-    let mut flags = arguments.train.to_flags(false)?;
+    let mut flags = arguments.train.to_flags(false, model.dtype)?;
     let facts = || ModelFacts {
         hidden_size: hidden_size_for_auto(&inputs.model),
         blocks: Some(model.blocks + model.encoder_blocks),
@@ -165,12 +168,13 @@ pub(super) fn resolve_job(
     };
     release_freed_memory();
     let (mut seed, mut shuffle) = (arguments.seed, arguments.shuffle);
+    let mut data_seed = arguments.trainer.data_seed.unwrap_or(seed);
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
         check_same_data(manifest, &data.samples)?;
-        resume::keep_order(manifest, &mut seed, &mut shuffle, &mut notes);
+        resume::keep_order(manifest, &mut seed, &mut data_seed, &mut shuffle, &mut notes);
     }
     let samples = data.samples;
-    let order = SampleOrder::new(samples.count(), shuffle.then_some(seed));
+    let order = SampleOrder::new(samples.count(), shuffle.then_some(data_seed));
     let length = match arguments.train.max_steps {
         Some(steps) => RunLength::Steps(steps),
         None => RunLength::Epochs(arguments.num_train_epochs.unwrap_or(3.0)),
@@ -234,6 +238,7 @@ pub(super) fn resolve_job(
         logging_steps: arguments.logging_steps.unwrap_or(5),
         steps_per_print: resolved.values.top_level.steps_per_print,
         name: arguments.model.clone(),
+        run_name: arguments.trainer.run_name.clone(),
         job,
         resolved,
         ranks,
@@ -251,6 +256,18 @@ pub(super) fn resolve_job(
 /// The reports of `--report-to`.
 pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
     Ok(Report::parse(arguments.report_to.iter().map(String::as_str))?)
+}
+
+/// Notes on flags that others make idle.
+fn idle_flags(arguments: &TrainArgs) -> Vec<String> {
+    let mut notes = Vec::new();
+    if arguments.trainer.logging_dir.is_some() && arguments.report_to.iter().all(|name| name == "none") {
+        notes.push("--logging-dir has no effect without --report-to tensorboard or csv".to_owned());
+    }
+    if arguments.trainer.data_seed.is_some() && !arguments.shuffle {
+        notes.push("--data-seed has no effect with --shuffle false".to_owned());
+    }
+    notes
 }
 
 fn gpus(machine: &Machine) -> u64 {

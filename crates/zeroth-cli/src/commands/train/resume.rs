@@ -112,14 +112,22 @@ pub(super) fn name_origin(resolved: &mut Resolved) {
 }
 
 /// Keeps the checkpoint's data order, whatever was given.
-pub(super) fn keep_order(manifest: &Manifest, seed: &mut u64, shuffle: &mut bool, notes: &mut Vec<String>) {
-    if (*seed, *shuffle) != (manifest.seed, manifest.data.shuffle) {
+pub(super) fn keep_order(
+    manifest: &Manifest,
+    seed: &mut u64,
+    data_seed: &mut u64,
+    shuffle: &mut bool,
+    notes: &mut Vec<String>,
+) {
+    let kept = (manifest.seed, manifest.data.seed.unwrap_or(manifest.seed), manifest.data.shuffle);
+    if (*seed, *data_seed, *shuffle) != kept {
+        let data_seed = manifest.data.seed.map(|seed| format!(", --data-seed {seed}")).unwrap_or_default();
         notes.push(format!(
-            "--seed {} and --shuffle {} are those of the checkpoint: others would change the order of the data",
+            "--seed {}{data_seed} and --shuffle {} are those of the checkpoint: others would change the order of the data",
             manifest.seed, manifest.data.shuffle
         ));
     }
-    (*seed, *shuffle) = (manifest.seed, manifest.data.shuffle);
+    (*seed, *data_seed, *shuffle) = kept;
 }
 
 /// Notes other changes since the checkpoint, for which the command takes precedence.

@@ -40,6 +40,9 @@ pub(super) fn model(resolved_job: &ResolvedJob) {
         counted(shape.accumulation, "micro-batch"),
         shape.micro_batch
     ));
+    if let Some(name) = &resolved_job.run_name {
+        output::note(&format!("run: {name}"));
+    }
 }
 
 /// Prints values that differ from the defaults, except in disabled sections.
@@ -111,13 +114,17 @@ pub(super) fn memory(resolved_job: &ResolvedJob, compiled: &Compiled) {
 }
 
 pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Value {
-    json!({
+    let mut plan = json!({
         "ranks": resolved_job.ranks,
         "rows": resolved_job.job.row_sizes,
         "device_bytes": compiled.memory.by_category(Tier::Device),
         "host_bytes": compiled.memory.by_category(Tier::Host),
         "overhead_bytes": resolved_job.overhead(compiled),
-    })
+    });
+    if let Some(name) = &resolved_job.run_name {
+        plan["run_name"] = name.as_str().into();
+    }
+    plan
 }
 
 /// Prints the first micro-batch of rank 0 with trained tokens marked, as text if the model has a tokenizer.

@@ -1,0 +1,34 @@
+//! Flags of `train` that name and seed a run, with the names of Hugging Face's Trainer.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct TrainerArgs {
+    /// YAML or JSON file with flags of this command; typed flags take precedence, and relative paths in it start at the
+    /// working directory
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Seed of the sample order [default: --seed]
+    #[arg(long, value_name = "N")]
+    pub(crate) data_seed: Option<u64>,
+    /// Name of the run: shown at start-up, kept in plan.json, and the folder of its TensorBoard events
+    #[arg(long, value_name = "NAME", value_parser = run_name)]
+    pub(crate) run_name: Option<String>,
+    /// Folder for the files of --report-to [default: the run folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) logging_dir: Option<PathBuf>,
+}
+
+/// The longest file name of common file systems.
+const LONGEST_NAME: usize = 255;
+
+/// A name that can be a folder of its own.
+fn run_name(text: &str) -> Result<String, String> {
+    let is_folder = !text.contains('/') && !matches!(text, "" | "." | "..") && text.len() <= LONGEST_NAME;
+    if !is_folder || text.chars().any(char::is_control) {
+        return Err("it also names a folder: give 1 to 255 bytes without / and control characters".to_owned());
+    }
+    Ok(text.to_owned())
+}
