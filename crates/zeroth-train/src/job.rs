@@ -124,9 +124,10 @@ impl Job {
     fn data_size(&self) -> DataSize {
         let all = [Some(&self.samples), self.evaluation.as_ref().map(|evaluation| &evaluation.samples)];
         let mut size = DataSize::default();
-        for totals in all.into_iter().flatten().map(Samples::totals) {
+        for samples in all.into_iter().flatten() {
+            let totals = samples.totals();
             let packed = if totals.packs > 0 { PACKED * (totals.samples + totals.packs) } else { 0 };
-            size.index += SAMPLE * totals.samples + packed;
+            size.index += (SAMPLE + samples.part_bytes()) * totals.samples + packed;
             size.tokens += totals.tokens;
         }
         size

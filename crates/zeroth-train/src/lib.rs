@@ -36,6 +36,7 @@ mod run_lock;
 mod sample_order;
 mod save;
 mod schedule;
+mod split;
 mod staged_files;
 mod stale_files;
 mod step_batches;
@@ -73,6 +74,7 @@ pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
 };
+pub use split::{SplitError, share_of, split_dataset};
 pub use threads::{ThreadsError, start_threads};
 pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
 pub use train_error::TrainError;
