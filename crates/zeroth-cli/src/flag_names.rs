@@ -4,10 +4,9 @@ use clap::{Arg, Command};
 use zeroth::base::nearest;
 
 /// Flags of `train` that are not built yet, with the names of Hugging Face, ms-swift and PEFT.
-const NOT_YET: [&str; 36] = [
+const NOT_YET: [&str; 29] = [
     "adapter",
     "config",
-    "eval-strategy",
     "hosts",
     "init-lora-weights",
     "kd-alpha",
@@ -15,24 +14,18 @@ const NOT_YET: [&str; 36] = [
     "kd-cache",
     "kd-squared",
     "kd-temperature",
-    "load-best-model-at-end",
-    "logging-strategy",
     "lora-alpha",
     "lora-dropout",
     "lora-rank",
     "max-source-length",
     "max-target-length",
-    "metric-for-best-model",
     "monitor",
-    "per-device-eval-batch-size",
     "quantize",
     "random-weights",
     "ranks-per-host",
     "run-name",
-    "save-strategy",
     "source-lang",
     "source-prefix",
-    "split-dataset-ratio",
     "system",
     "target-lang",
     "target-modules",

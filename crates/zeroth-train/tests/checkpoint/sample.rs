@@ -138,6 +138,8 @@ impl Model {
             moments: DType::Bf16,
             model: ModelEntry::of("qwen3", &self.table, |_| true),
             states: SAVED_STATES.to_vec(),
+            weights_only: false,
+            best: None,
             config: json!({"train_batch_size": 12, "optimizer": {"params": {"lr": 1e-5}}}),
             files: Vec::new(),
         }

@@ -23,12 +23,10 @@ use zeroth::train::{
 use super::super::config_file;
 use super::data::{self, Reading};
 use super::handoff::{Inputs, LauncherHandoff};
+use super::strategies::{self, Strategies};
 use super::{launch, resume};
 use crate::cli::TrainArgs;
 use crate::value_args::{DeviceArg, TrainTypeArg};
-
-/// Default steps between evaluations, and between checkpoints.
-pub(super) const DEFAULT_STEPS: u64 = 500;
 
 /// A training command, resolved.
 pub(super) struct ResolvedJob {
@@ -41,9 +39,12 @@ pub(super) struct ResolvedJob {
     /// GPUs of this machine.
     pub(super) gpus: u64,
     pub(super) target: Target,
-    pub(super) logging_steps: u64,
+    /// When it evaluates, saves and logs.
+    pub(super) strategies: Strategies,
     /// The config's `steps_per_print`.
     pub(super) steps_per_print: Option<u64>,
+    /// Whether the evaluation data was taken from the training data.
+    pub(super) holds_out: bool,
     /// Whether the trained model is exported at the end.
     pub(super) writes_model: bool,
     /// The checkpoint to resume from, already verified.
@@ -108,6 +109,7 @@ pub(super) fn resolve_job(
         "--train-type lora is not yet built: leave it out, or give full, to train all parameters; `zeroth plan --train-type \
          lora` plans it"
     );
+    strategies::check(arguments)?;
     let inputs = match &handoff {
         Some(LauncherHandoff { inputs: Some(inherited_inputs), .. }) => Inputs::inherit(inherited_inputs)?,
         handoff => Inputs::read(arguments, handoff.is_none())?,
@@ -159,12 +161,14 @@ pub(super) fn resolve_job(
         ranks,
     };
     let reading = Reading::new(&arguments.reading, &model, &folder)?;
+    let (mut seed, mut shuffle) = (arguments.seed, arguments.shuffle);
+    // Rows are held out by the seed of the run's first start.
+    let split_seed = checkpoint.as_ref().map_or(seed, |checkpoint| checkpoint.manifest().seed);
     let data = match &handoff {
-        Some(handoff) => data::open(handoff)?,
-        None => data::prepare(arguments, &reading)?,
+        Some(handoff) => data::open(handoff, arguments, &reading, split_seed)?,
+        None => data::prepare(arguments, &reading, split_seed)?,
     };
     release_freed_memory();
-    let (mut seed, mut shuffle) = (arguments.seed, arguments.shuffle);
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
         check_same_data(manifest, &data.samples)?;
         resume::keep_order(manifest, &mut seed, &mut shuffle, &mut notes);
@@ -190,9 +194,16 @@ pub(super) fn resolve_job(
     }
     notes.extend(samples.totals().notes(reading.max_length()));
     refuse_unbuilt(&resolved, &mut notes)?;
-    let evaluation = data
-        .evaluation
-        .map(|samples| Evaluation { samples, every: arguments.eval_steps.unwrap_or(DEFAULT_STEPS) });
+    let strategies = Strategies::new(arguments, steps);
+    let evaluation = data.evaluation.map(|samples| Evaluation {
+        samples,
+        interval: strategies.evaluation,
+        micro_batch: arguments.evaluation.per_device_eval_batch_size,
+        best: strategies::best_policy(arguments),
+    });
+    if !arguments.eval_data.is_empty() && evaluation.is_none() {
+        notes.push("--eval-data is not read: --eval-strategy is no".to_owned());
+    }
     notes.extend(resolved.notes.iter().map(ToString::to_string));
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
         resume::note_changes(manifest, &resolved, ranks, &mut notes);
@@ -214,6 +225,9 @@ pub(super) fn resolve_job(
         samples,
         evaluation,
     };
+    if let Some(checkpoint) = &checkpoint {
+        resume::refuse_weights_only(checkpoint, &job)?;
+    }
     job.size_rows();
     let target = match device {
         DeviceArg::Cuda => Target::Cuda,
@@ -231,7 +245,8 @@ pub(super) fn resolve_job(
     Ok(ResolvedJob {
         writes_model: job.settings.stage < 3
             || resolved.values.zero.stage3_gather_16bit_weights_on_model_save,
-        logging_steps: arguments.logging_steps.unwrap_or(5),
+        strategies,
+        holds_out: arguments.evaluation.split_dataset_ratio.is_some(),
         steps_per_print: resolved.values.top_level.steps_per_print,
         name: arguments.model.clone(),
         job,
