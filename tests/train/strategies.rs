@@ -62,10 +62,12 @@ impl Fixture {
     }
 }
 
+/// A name, flags, and the steps of evaluations, checkpoints and lines.
+type Case<'a> = (&'a str, &'a [&'a str], &'a [u64], &'a [u64], &'a [u64]);
+
 #[test]
 fn strategies_decide_at_which_steps_things_happen() {
     let fixture = Fixture::new();
-    type Case<'a> = (&'a str, &'a [&'a str], &'a [u64], &'a [u64], &'a [u64]);
     let cases: [Case<'_>; 5] = [
         ("default", &[], &[7], &[7], &[1, 5, 7]),
         (

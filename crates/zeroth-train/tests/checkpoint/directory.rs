@@ -128,6 +128,23 @@ fn pruning_keeps_the_newest_valid_checkpoint() {
 }
 
 #[test]
+fn pruning_keeps_the_best_checkpoint() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    let steps = || list(folder.path()).unwrap().iter().map(|found| found.step).collect::<Vec<_>>();
+    for step in 1..=6 {
+        model.save(folder.path(), step);
+    }
+    prune(folder.path(), Some(4), Some(6), Some(1)).unwrap();
+    assert_eq!(steps(), [1, 4, 5, 6], "the best counts towards the limit");
+    prune(folder.path(), Some(2), Some(6), Some(5)).unwrap();
+    assert_eq!(steps(), [5, 6]);
+    prune(folder.path(), Some(1), Some(6), Some(5)).unwrap();
+    assert_eq!(steps(), [5, 6], "beside the newest");
+    prune(folder.path(), Some(1), Some(6), Some(9)).unwrap();
+    assert_eq!(steps(), [6], "a best step that was not saved keeps nothing");
+}
+
+#[test]
 fn latest_is_informational() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     assert_eq!(newest(&folder.path().join("none")), (None, 0));

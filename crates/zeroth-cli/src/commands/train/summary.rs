@@ -65,7 +65,7 @@ pub(super) fn print(run: &PreparedRun, output: &Output) -> anyhow::Result<Exit> 
             "output": folder.root(),
             "checkpoint": newest,
             "model": resolved_job.writes_model.then(|| folder.model()),
-            "model_step": exported_step(&folder.model()),
+            "model_step": resolved_job.writes_model.then(|| exported_step(&folder.model())).flatten(),
         }))?;
     }
     Ok(match counts.last {
