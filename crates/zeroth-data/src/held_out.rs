@@ -32,9 +32,14 @@ impl Samples {
         Ok((self.part(&kept, packing, of_file)?, self.part(&held_out, Packing::Off, Totals::default())?))
     }
 
+    /// Whether others of the same file were held out, or these.
+    pub fn is_part(&self) -> bool {
+        self.offsets.is_some()
+    }
+
     /// Bytes per sample that only a part has: where its tokens are.
     pub fn part_bytes(&self) -> u64 {
-        if self.offsets.is_some() { size_of::<u64>() as u64 } else { 0 }
+        if self.is_part() { size_of::<u64>() as u64 } else { 0 }
     }
 
     fn part(&self, samples: &[u64], packing: Packing, totals: Totals) -> Result<Self, DataError> {

@@ -179,7 +179,7 @@ pub fn train(
         on_event(TrainEvent::Step(&line))?;
         if steps.record.head.halted != 0 {
             saver.finish(&engine)?;
-            return Err(not_finite(compiled, &steps.batches, &line, &steps.record));
+            return Err(not_finite(job, compiled, &line, &steps.record));
         }
         if let Some(evaluation) = job.evaluation.as_ref().filter(|_| is_evaluated) {
             let found = evaluate(job, evaluation, &mut engine, &mut steps.buffer, line.step)?;
@@ -350,12 +350,7 @@ impl<'a> StepRunner<'a> {
     }
 }
 
-fn not_finite(
-    compiled: &Compiled,
-    batches: &Batches<'_>,
-    line: &StepMetrics,
-    record: &StepRecord,
-) -> TrainError {
+fn not_finite(job: &Job, compiled: &Compiled, line: &StepMetrics, record: &StepRecord) -> TrainError {
     let flat = usize::try_from(record.head.nonfinite_flat).ok().map(|flat| compiled.flat_name(flat));
     let what = match (record.head.nonfinite_rank, flat) {
         (rank @ 0.., Some(unit)) if line.loss.is_finite() => {
@@ -368,7 +363,11 @@ fn not_finite(
     if record.head.at_min_scale != 0 {
         return TrainError::AtMinScale { step: line.step, what, scale: line.loss_scale };
     }
-    let samples = samples_of(batches, line.step - 1, u64::try_from(record.head.nonfinite_rank).ok());
+    let rank = u64::try_from(record.head.nonfinite_rank).ok();
+    let mut samples = samples_of(&job.batches(), line.step - 1, rank);
+    if job.samples.is_part() {
+        samples.push_str(" (not counting those held out for evaluation)");
+    }
     TrainError::NotFinite { step: line.step, what, loss: line.loss, samples }
 }
 
