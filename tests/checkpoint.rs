@@ -85,6 +85,8 @@ fn save(folder: &Path, step: u64) {
         moments: DType::F32,
         model: ModelEntry::of("qwen3", &table, |_| true),
         states: STATES.to_vec(),
+        weights_only: false,
+        best: None,
         config: json!({}),
         files: vec![written.entry().clone()],
     };

@@ -1,6 +1,7 @@
 //! `zeroth train`, end to end: runs of the real binary, and the files they write.
 
 mod accumulation;
+mod best_model;
 mod changed_inputs;
 mod control_groups;
 mod damaged_checkpoints;
@@ -9,6 +10,7 @@ mod dead_ranks;
 mod disk_space;
 mod early_stops;
 mod evaluation;
+mod evaluation_data;
 mod exports;
 mod faults;
 mod fit;
@@ -38,6 +40,7 @@ mod same_bits;
 mod same_folder;
 mod start_up;
 mod stops;
+mod strategies;
 mod trace;
 mod trainer_flags;
 mod unequal_ranks;

@@ -63,9 +63,23 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--max_train_samples", &["1", "3", "1000"]),
     ("--num_train_epochs", &["0.001", "1", "1e9"]),
     ("--eval_data", &["EVAL", "EVAL EVAL"]),
-    ("--eval_steps", &["1", "1000000"]),
-    ("--logging_steps", &["1", "1000000"]),
-    ("--save_steps", &["0", "1", "1000000"]),
+    ("--eval_steps", &["1", "0.5", "1000000"]),
+    ("--eval_strategy", &["no", "steps", "epoch"]),
+    ("--per_device_eval_batch_size", &["1", "7"]),
+    ("--split_dataset_ratio", &["0", "0.001", "0.5", "0.999"]),
+    ("--load_best_model_at_end", &["", "false"]),
+    ("--metric_for_best_model", &["loss", "perplexity"]),
+    ("--greater_is_better", &["", "false"]),
+    (
+        "--early_stopping_patience",
+        &["1", "1000000 --early_stopping_threshold 0", "1 --early_stopping_threshold 1e30"],
+    ),
+    ("--logging_steps", &["1", "0.5", "1000000"]),
+    ("--logging_strategy", &["no", "steps", "epoch"]),
+    ("--save_steps", &["0", "0.5", "1", "1000000"]),
+    ("--save_strategy", &["no", "steps", "epoch", "best"]),
+    ("--save_only_model", &["", "false"]),
+    ("--system", &["Brief.", "-"]),
     ("--save_total_limit", &["1", "1000000"]),
     ("--report_to", &["none", "csv", "tensorboard csv", "jsonl"]),
     ("--run_name", &["a", "ä-ö.1"]),
@@ -89,6 +103,16 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--fsdp", &["full_shard auto_wrap"]),
 ];
 
+/// Flags that need evaluations, which most combinations would not have.
+const EVALUATE: [&str; 6] = [
+    "--eval_strategy",
+    "--load_best_model_at_end",
+    "--metric_for_best_model",
+    "--greater_is_better",
+    "--early_stopping_patience",
+    "--save_strategy",
+];
+
 /// Combinations that are tried, of which CI runs a quarter.
 const COMBINATIONS: usize = 100;
 
@@ -108,12 +132,17 @@ impl Random {
 fn combination(number: usize) -> Vec<(&'static str, &'static str)> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (number as u64 + 1).wrapping_mul(0xd134_2543_de82_ef95));
     let mut left: Vec<_> = FLAGS.iter().collect();
-    (0..3 + random.below(8))
+    let mut flags: Vec<_> = (0..3 + random.below(8))
         .map(|_| {
             let (flag, values) = left.swap_remove(random.below(left.len()));
             (*flag, values[random.below(values.len())])
         })
-        .collect()
+        .collect();
+    let has = |names: &[&str]| flags.iter().any(|(flag, _)| names.contains(flag));
+    if has(&EVALUATE) && !has(&["--eval_data", "--split_dataset_ratio"]) {
+        flags.push(("--eval_data", "EVAL"));
+    }
+    flags
 }
 
 #[test]

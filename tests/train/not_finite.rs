@@ -50,6 +50,15 @@ fn the_rank_with_the_non_finite_loss_is_reported() {
     let ended = train_on(&model, &data, &folder.path().join("run"), &["--ranks", "2", "--max-steps", "2"]);
     assert_eq!(ended.code, 1, "{}", ended.stderr);
     assert!(ended.stderr.contains("step 1: the loss of rank 1 is not finite"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("in file order: 1. "), "{}", ended.stderr);
+    // One row of two is held out, whichever: the other is the first of those that are trained.
+    let rows = [r#"{"input_ids": [5, 7, 9]}"#; 2];
+    let data = written(folder.path(), "alike.jsonl", &rows);
+    let split = ["--split-dataset-ratio", "0.5", "--max-steps", "2"];
+    let ended = train_on(&model, &data, &folder.path().join("split"), &split);
+    assert_eq!(ended.code, 1, "{}", ended.stderr);
+    let words = "in file order: 0 (not counting those held out for evaluation). ";
+    assert!(ended.stderr.contains(words), "{}", ended.stderr);
 }
 
 #[test]

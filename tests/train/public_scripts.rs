@@ -61,6 +61,11 @@ fn named_at(message: &str, flag: &str) -> Option<usize> {
     message.match_indices(&flag).map(|(at, _)| at).find(ends)
 }
 
+/// The name that messages have for a flag.
+fn own_name(flag: &Flag) -> &str {
+    if flag.name == "--evaluation_strategy" { "--eval_strategy" } else { &flag.name }
+}
+
 /// Dry-runs a script without the flags that are refused, until none is.
 fn outcome(script: &Script, folder: &Path, model: &str, data: &str) -> Outcome {
     let output = folder.join("run");
@@ -101,8 +106,10 @@ fn outcome(script: &Script, folder: &Path, model: &str, data: &str) -> Outcome {
         assert_eq!(ended.code, 2, "{}: {}", script.name, ended.stderr);
         let before = flags.len();
         for message in ended.stderr.lines().filter(|line| line.starts_with("error: ")) {
-            let found =
-                flags.iter().enumerate().filter_map(|(at, flag)| Some((named_at(message, &flag.name)?, at)));
+            let found = flags
+                .iter()
+                .enumerate()
+                .filter_map(|(at, flag)| Some((named_at(message, own_name(flag))?, at)));
             let Some((_, at)) = found.min() else { continue };
             let why = match message {
                 message if message.contains("not yet built") => "not built",

@@ -5,6 +5,7 @@ mod cli;
 mod commands;
 #[cfg(test)]
 mod documented_commands;
+mod evaluation_args;
 mod exit;
 mod flag_names;
 mod flags_without_effect;

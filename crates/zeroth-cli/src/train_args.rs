@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use zeroth::base::parse_bytes;
 
+use crate::evaluation_args::{EvaluationArgs, StepsArg};
 use crate::flags_without_effect::{self, FlagsWithoutEffect};
 use crate::train_flags::TrainFlags;
 use crate::trainer_args::TrainerArgs;
@@ -35,9 +36,9 @@ pub(crate) struct TrainArgs {
     #[arg(long, aliases = ["val-dataset", "eval-dataset", "validation-file", "eval-data-path"], value_name = "FILE",
           num_args = 1..)]
     pub(crate) eval_data: Vec<PathBuf>,
-    /// Steps between evaluations [default: 500]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) eval_steps: Option<u64>,
+    /// Steps between evaluations; below 1, a share of all steps [default: 500]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = StepsArg::parse)]
+    pub(crate) eval_steps: Option<StepsArg>,
     /// Preset (zero0, zero1, zero2, zero2_offload, zero3, zero3_offload) or DeepSpeed JSON file
     #[arg(long, value_name = "NAME|FILE", default_value = "zero2")]
     pub(crate) deepspeed: String,
@@ -69,9 +70,10 @@ pub(crate) struct TrainArgs {
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub(crate) seed: u64,
-    /// Steps between progress lines when not on a terminal; steps_per_print adds more [default: 5]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) logging_steps: Option<u64>,
+    /// Steps between progress lines when not on a terminal; below 1, a share of all steps; steps_per_print adds more
+    /// [default: 5]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = StepsArg::parse)]
+    pub(crate) logging_steps: Option<StepsArg>,
     /// Steps with non-finite gradients to skip before the run stops
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_skipped_steps: u64,
@@ -85,9 +87,10 @@ pub(crate) struct TrainArgs {
     /// Disk budget for checkpoints and the model [default: free space]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) disk_space: Option<u64>,
-    /// Steps between checkpoints; the last step is always saved, and 0 saves only on request [default: 500]
-    #[arg(long, value_name = "N")]
-    pub(crate) save_steps: Option<u64>,
+    /// Steps between checkpoints; below 1, a share of all steps; the last step is always saved, and 0 saves only on
+    /// request [default: 500]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = StepsArg::parse_or_zero)]
+    pub(crate) save_steps: Option<StepsArg>,
     /// Number of newest checkpoints to keep [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) save_total_limit: Option<u64>,
@@ -124,6 +127,8 @@ pub(crate) struct TrainArgs {
     pub(crate) trainer: TrainerArgs,
     #[command(flatten)]
     pub(crate) without_effect: FlagsWithoutEffect,
+    #[command(flatten)]
+    pub(crate) evaluation: EvaluationArgs,
     #[command(flatten)]
     pub(crate) train: TrainFlags,
 }

@@ -24,6 +24,27 @@ impl IndexBuilder {
         Self { max_length, truncation, starts, trained, totals: Totals::default(), hash: FNV_OFFSET }
     }
 
+    /// Starts the index of a part of other samples, whose tokens `whole` hashes.
+    pub(super) fn of_part(max_length: u64, truncation: Truncation, totals: Totals, whole: u64) -> Self {
+        Self { totals, hash: hashed(FNV_OFFSET, whole), ..Self::new(max_length, truncation) }
+    }
+
+    /// Adds a sample of the whole, which it is numbered by.
+    pub(super) fn add(&mut self, sample: u64, length: u64, trained: u64) {
+        self.hash = hashed(self.hash, sample);
+        self.count(length, trained);
+    }
+
+    fn count(&mut self, length: u64, trained: u64) {
+        self.totals.samples += 1;
+        self.totals.tokens += length;
+        self.totals.trained_tokens += trained;
+        self.totals.longest = self.totals.longest.max(length);
+        self.totals.untrained += u64::from(trained == 0);
+        self.starts.push(self.totals.tokens);
+        self.trained.push(trained as u32);
+    }
+
     /// Adds a sample and returns the tokens to keep. Tokens and labels have the same length, at least one.
     ///
     /// # Panics
@@ -52,17 +73,11 @@ impl IndexBuilder {
         }
         let length = ids.len() as u64;
         let trained = trained_tokens(labels);
-        self.totals.samples += 1;
-        self.totals.tokens += length;
-        self.totals.trained_tokens += trained;
-        self.totals.longest = self.totals.longest.max(length);
-        self.totals.untrained += u64::from(trained == 0);
+        self.count(length, trained);
         self.hash = hashed(self.hash, length);
         for (&id, &label) in ids.iter().zip(labels) {
             self.hash = hashed(self.hash, u64::from(id as u32) << 32 | u64::from(label as u32));
         }
-        self.starts.push(self.totals.tokens);
-        self.trained.push(trained as u32);
         Some((ids, labels))
     }
 

@@ -16,25 +16,27 @@ use super::{DataError, Totals};
 /// The samples of a run. There is at least one, and none is empty.
 #[derive(Debug, Clone)]
 pub struct Samples {
-    tokens: Tokens,
-    index: Arc<SampleIndex>,
+    pub(super) tokens: Tokens,
+    pub(super) index: Arc<SampleIndex>,
+    /// For a part of the samples in a file, the token before each; `None` if they are all of them.
+    pub(super) offsets: Option<Arc<Vec<u64>>>,
 }
 
 /// For each sample its tokens, then its labels.
 #[derive(Debug, Clone)]
-enum Tokens {
+pub(super) enum Tokens {
     Memory(Arc<Vec<i32>>),
     File(Arc<TokenFile>),
 }
 
 impl Samples {
     pub(super) fn in_memory(tokens: Vec<i32>, index: SampleIndex) -> Self {
-        Self { tokens: Tokens::Memory(Arc::new(tokens)), index: Arc::new(index) }
+        Self { tokens: Tokens::Memory(Arc::new(tokens)), index: Arc::new(index), offsets: None }
     }
 
     pub(super) fn of_file(file: TokenFile) -> Result<Self, Reject> {
         let index = Arc::new(file.index()?);
-        Ok(Self { tokens: Tokens::File(Arc::new(file)), index })
+        Ok(Self { tokens: Tokens::File(Arc::new(file)), index, offsets: None })
     }
 
     /// Opens a token cache that [`prepare`](super::prepare) created. Header, sizes and index are checked; the tokens
@@ -80,14 +82,15 @@ impl Samples {
 
     /// Appends a sample's tokens to `into`.
     pub fn append_ids(&self, sample: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
-        let Range { start, end } = self.range(sample);
-        self.append(2 * start..start + end, sample, into)
+        let (start, length) = (2 * self.offset(sample), self.sample_length(sample));
+        self.append(start..start + length, sample, into)
     }
 
     /// Appends a sample's labels to `into`, starting at `first`.
     pub fn append_labels(&self, sample: u64, first: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
-        let Range { start, end } = self.range(sample);
-        self.append((start + end + first).min(2 * end)..2 * end, sample, into)
+        let (start, length) = (2 * self.offset(sample), self.sample_length(sample));
+        let end = start + 2 * length;
+        self.append((start + length + first).min(end)..end, sample, into)
     }
 
     fn append(&self, place: Range<u64>, sample: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
@@ -145,6 +148,14 @@ impl Samples {
         }
         let unit = unit as usize;
         Some(&packs.members[packs.starts[unit] as usize..packs.starts[unit + 1] as usize])
+    }
+
+    /// Tokens in the file before those of a sample.
+    pub(super) fn offset(&self, sample: u64) -> u64 {
+        match &self.offsets {
+            Some(offsets) => offsets[sample as usize],
+            None => self.range(sample).start,
+        }
     }
 
     fn range(&self, sample: u64) -> Range<u64> {

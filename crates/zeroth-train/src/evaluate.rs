@@ -3,7 +3,7 @@
 use zeroth_engine::Engine;
 
 use crate::control::all_gather;
-use crate::{BatchShape, Batches, EvalMetrics, Evaluation, Job, MicroBatch, SampleOrder, TrainError};
+use crate::{Batches, EvalMetrics, Evaluation, Job, MicroBatch, SampleOrder, TrainError};
 
 /// The mean loss over the trained tokens of the evaluation data, equal on all ranks.
 pub(crate) fn evaluate(
@@ -14,7 +14,7 @@ pub(crate) fn evaluate(
     step: u64,
 ) -> Result<EvalMetrics, TrainError> {
     let samples = &evaluation.samples;
-    let shape = BatchShape { accumulation: 1, ..job.shape };
+    let shape = evaluation.shape(job.shape);
     let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), shape);
     let count = samples.count().get();
     let mut loss = 0.0;

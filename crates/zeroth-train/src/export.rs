@@ -55,7 +55,7 @@ pub(crate) fn export(
 }
 
 /// Propagates failures of rank 0 to all ranks: it alone writes, and the others must not block in the next gather.
-fn propagate_failure<T>(
+pub(crate) fn propagate_failure<T>(
     engine: &Engine<'_>,
     step: u64,
     own: Result<T, ExportError>,

@@ -35,6 +35,15 @@ pub enum ExportError {
         /// Its value.
         value: f32,
     },
+    /// The best checkpoint is missing.
+    #[error(
+        "the model was not written: the checkpoint of step {step}, the best one (--load-best-model-at-end), is gone. The last \
+         step was saved: `zeroth checkpoint export` writes its model, or that of another checkpoint"
+    )]
+    NoBest {
+        /// Its step.
+        step: u64,
+    },
     /// Rank 0, which writes the model, failed and reports why.
     #[error("the model was not written: rank 0 failed")]
     OtherRank,

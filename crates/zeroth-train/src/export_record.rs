@@ -26,12 +26,24 @@ pub(crate) struct ExportSource {
     pub(crate) step: u64,
     /// [`Checkpoint::identity`] of the checkpoint with that state; `None` if it was not saved.
     pub(crate) checkpoint: Option<String>,
+    /// The end of the run that exports it, if its last step was not saved.
+    pub(crate) end: Option<RunEnd>,
+}
+
+/// How a run ended that exported its model and did not save its last step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunEnd {
+    /// Steps it ran.
+    pub steps: u64,
+    /// Whether early stopping ended it.
+    pub early: bool,
 }
 
 impl ExportSource {
     /// The state of a checkpoint.
     pub(crate) fn of(checkpoint: &Checkpoint) -> Self {
-        Self { step: checkpoint.manifest().step, checkpoint: Some(checkpoint.identity().to_owned()) }
+        let identity = checkpoint.identity().to_owned();
+        Self { step: checkpoint.manifest().step, checkpoint: Some(identity), end: None }
     }
 }
 
@@ -39,6 +51,8 @@ impl ExportSource {
 struct Record {
     step: u64,
     checkpoint: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    end: Option<RunEnd>,
     /// Sizes of the weight files.
     weights: BTreeMap<String, u64>,
     /// The other files, which users may edit.
@@ -71,6 +85,7 @@ pub(crate) fn write(
     let record = Record {
         step: source.step,
         checkpoint: source.checkpoint.clone(),
+        end: source.end,
         weights: lengths,
         files: files.to_vec(),
     };
@@ -101,6 +116,25 @@ pub fn check_export(model: &Path, checkpoint: &Checkpoint) -> Result<(), String>
             model.display()
         ));
     }
+    check_files(model, &record)
+}
+
+/// The end of a run that did not save its last step, by the complete model that it exported.
+pub fn completed_run(model: &Path) -> Option<RunEnd> {
+    let record = read(&model.join(RECORD))?;
+    check_files(model, &record).ok()?;
+    record.end
+}
+
+/// The step whose weights a complete exported model has.
+pub fn exported_step(model: &Path) -> Option<u64> {
+    let record = read(&model.join(RECORD))?;
+    check_files(model, &record).ok()?;
+    Some(record.step)
+}
+
+/// Checks that all files of a record exist, weights with their sizes.
+fn check_files(model: &Path, record: &Record) -> Result<(), String> {
     let weights = record.weights.iter().map(|(name, bytes)| (name, Some(*bytes)));
     for (name, expected) in weights.chain(record.files.iter().map(|name| (name, None))) {
         let path = model.join(name);

@@ -12,7 +12,7 @@ use zeroth_program::Compiled;
 use zeroth_program::Settings;
 use zeroth_program::Target;
 
-use crate::{Batches, ModelFiles, SampleOrder, Schedule};
+use crate::{Batches, BestPolicy, Interval, ModelFiles, RunSteps, SampleOrder, Schedule};
 use zeroth_data::Samples;
 
 /// Bytes per sample in the data index, and per packed sample or pack.
@@ -59,8 +59,34 @@ pub struct Job {
 pub struct Evaluation {
     /// The data.
     pub samples: Samples,
-    /// Steps between evaluations; one always follows the last step.
-    pub every: u64,
+    /// When an evaluation is due.
+    pub interval: Interval,
+    /// Samples per micro-batch of a rank; those of training if not given.
+    pub micro_batch: Option<u64>,
+    /// How evaluations are compared, if they are.
+    pub best: Option<BestPolicy>,
+}
+
+impl Evaluation {
+    /// The batch decomposition of an evaluation beside training with `shape`.
+    pub(crate) fn shape(&self, shape: BatchShape) -> BatchShape {
+        let micro_batch = self.micro_batch.unwrap_or(shape.micro_batch).min(self.samples.count().get());
+        BatchShape { micro_batch, accumulation: 1, ..shape }
+    }
+
+    /// Tokens of the largest micro-batch, the last and shorter one included.
+    ///
+    /// Exact up to 20 million samples; beyond that it is bounded by the longest sample.
+    fn largest_micro_batch(&self, shape: BatchShape) -> u64 {
+        const WALKED: u64 = 20_000_000;
+        let (micro_batch, count) = (self.shape(shape).micro_batch, self.samples.count().get());
+        if count > WALKED {
+            return micro_batch * self.samples.longest();
+        }
+        let mut lengths = (0..count).map(|unit| self.samples.length(unit));
+        let batches = count.div_ceil(micro_batch);
+        (0..batches).map(|_| lengths.by_ref().take(micro_batch as usize).sum()).max().unwrap_or(0)
+    }
 }
 
 impl Job {
@@ -110,10 +136,8 @@ impl Job {
     /// Tokens of the largest micro-batch of training and evaluation under a batch decomposition.
     fn largest_micro_batch(&self, shape: BatchShape) -> u64 {
         let largest = Batches::new(&self.samples, self.order, shape).largest_micro_batch(0, self.steps);
-        let Some(Evaluation { samples, .. }) = &self.evaluation else { return largest };
-        let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), shape);
-        let rounds = samples.count().get().div_ceil(shape.train_batch().max(1));
-        largest.max(batches.largest_micro_batch(0, rounds))
+        let evaluated = |evaluation: &Evaluation| evaluation.largest_micro_batch(shape);
+        largest.max(self.evaluation.as_ref().map_or(0, evaluated))
     }
 
     /// Host memory of a rank outside its arenas.
@@ -124,12 +148,18 @@ impl Job {
     fn data_size(&self) -> DataSize {
         let all = [Some(&self.samples), self.evaluation.as_ref().map(|evaluation| &evaluation.samples)];
         let mut size = DataSize::default();
-        for totals in all.into_iter().flatten().map(Samples::totals) {
+        for samples in all.into_iter().flatten() {
+            let totals = samples.totals();
             let packed = if totals.packs > 0 { PACKED * (totals.samples + totals.packs) } else { 0 };
-            size.index += SAMPLE * totals.samples + packed;
+            size.index += (SAMPLE + samples.part_bytes()) * totals.samples + packed;
             size.tokens += totals.tokens;
         }
         size
+    }
+
+    /// The steps of the run and the length of its epochs.
+    pub fn run_steps(&self) -> RunSteps {
+        RunSteps { total: self.steps, samples: self.samples.count(), train_batch: self.shape.train_batch() }
     }
 
     /// The training data, split into micro-batches.

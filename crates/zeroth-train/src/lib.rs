@@ -6,10 +6,12 @@
 //! of its inputs: the position in the data is a number of samples, so ranks need no communication to agree on it.
 
 mod batch;
+mod best;
 pub mod checkpoint;
 mod control;
 mod evaluate;
 mod export;
+mod export_best;
 mod export_error;
 mod export_record;
 mod finite;
@@ -17,6 +19,7 @@ pub mod from_config;
 mod generate;
 mod heap;
 mod initial_weights;
+mod interval;
 mod job;
 mod load_progress;
 mod loss_curve;
@@ -36,6 +39,7 @@ mod run_lock;
 mod sample_order;
 mod save;
 mod schedule;
+mod split;
 mod staged_files;
 mod stale_files;
 mod step_batches;
@@ -45,14 +49,16 @@ mod train_error;
 mod unstarted_run;
 
 pub use batch::{Batches, MicroBatch};
+pub use best::{BestMetric, BestPolicy};
 pub use control::ControlRequest;
 pub use export_error::ExportError;
-pub use export_record::check_export;
+pub use export_record::{RunEnd, check_export, completed_run, exported_step};
 pub use generate::{
     BatchSize, End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids,
 };
 pub use heap::release_freed_memory;
 pub use initial_weights::InitialWeights;
+pub use interval::{Interval, RunSteps};
 pub use job::{Evaluation, Job};
 pub use loss_curve::{loss_curve, loss_curves};
 pub use metrics::{
@@ -73,6 +79,7 @@ pub use schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, WarmupStableDecay, warmup_steps,
 };
+pub use split::{SplitError, share_of, split_dataset};
 pub use threads::{ThreadsError, start_threads};
 pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
 pub use train_error::TrainError;

@@ -47,7 +47,7 @@ pub enum ResumeError {
     /// The data differs.
     #[error(
         "the checkpoint was trained on other data: {} then, {now} now{}. Its position in the data is meaningless \
-         here. Use the same --data, --columns, --max-length and --packing, or export the checkpoint (`zeroth checkpoint \
+         here. Use the same --data, --columns, --max-length, --packing and --split-dataset-ratio, or export the checkpoint (`zeroth checkpoint \
          export`) and start a new run from that model", counted(*before, "sample"), if before == now { ", with other tokens or labels" } else { "" }
     )]
     Data {

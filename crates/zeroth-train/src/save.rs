@@ -14,22 +14,26 @@ use zeroth_engine::{Engine, RunError, State};
 use zeroth_kernel::{Control, Moment};
 
 use crate::checkpoint::{
-    BatchEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry,
-    Piece, ShardWriter, UnfinishedCheckpoint, WrittenShard, ZEROTH_VERSION, now, prune, shard_name,
-    step_folder,
+    BatchEntry, BestEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest,
+    ModelEntry, Piece, ShardWriter, UnfinishedCheckpoint, WrittenShard, ZEROTH_VERSION, now, prune,
+    shard_name, step_folder,
 };
 use crate::control::{ControlRequest, StepStatus, all_gather};
 use crate::finite::first_not_finite;
 use crate::resume::{control_state, data_hash};
-use crate::{Job, ModelFiles, StepMetrics};
+use crate::{Interval, Job, ModelFiles, StepMetrics};
 
 /// Checkpoint settings.
 #[derive(Debug, Clone)]
 pub struct CheckpointOptions {
     /// The checkpoint directory.
     pub folder: PathBuf,
-    /// Steps between checkpoints; the last step is always saved. 0 saves only on request.
-    pub every: u64,
+    /// When a checkpoint is due. `Never` saves only on request.
+    pub interval: Interval,
+    /// Whether a step is also saved because its evaluation is the best so far.
+    pub on_best: bool,
+    /// Whether checkpoints have weights only.
+    pub weights_only: bool,
     /// Maximum number of checkpoints kept.
     pub limit: Option<u64>,
     /// Whether training continues while files are synced to disk.
@@ -38,13 +42,6 @@ pub struct CheckpointOptions {
     pub manifest: Manifest,
     /// Config and tokenizer files to include.
     pub model: ModelFiles,
-}
-
-impl CheckpointOptions {
-    /// Whether a checkpoint is due after `step`.
-    pub fn is_due(&self, step: u64, last: u64) -> bool {
-        self.every > 0 && (step.is_multiple_of(self.every) || step == last)
-    }
 }
 
 impl Job {
@@ -77,6 +74,8 @@ impl Job {
             moments: self.settings.moment_dtype,
             model: ModelEntry::of(self.model.family.model_type(), &self.table, |_| true),
             states: Vec::new(),
+            weights_only: false,
+            best: None,
             config,
             files: Vec::new(),
         }
@@ -218,6 +217,7 @@ impl<'a> CheckpointSaver<'a> {
         &mut self,
         engine: &mut Engine<'_>,
         line: &StepMetrics,
+        best: Option<&BestEntry>,
     ) -> Result<Option<u64>, SaveError> {
         let Some(options) = self.options else { return Ok(None) };
         let (step, rank) = (line.step, engine.rank());
@@ -236,7 +236,9 @@ impl<'a> CheckpointSaver<'a> {
             samples_seen: line.samples_seen,
             loss: line.loss.is_finite().then_some(line.loss),
             control,
-            states: engine.states(),
+            states: self.states(engine),
+            weights_only: options.weights_only,
+            best: best.cloned(),
             ..options.manifest.clone()
         };
         let written = self.write(engine, &folder)?;
@@ -255,6 +257,12 @@ impl<'a> CheckpointSaver<'a> {
         if decoupled { Ok(None) } else { self.finish(engine) }
     }
 
+    /// The states to save.
+    fn states(&self, engine: &Engine<'_>) -> Vec<State> {
+        let weights_only = self.options.is_some_and(|options| options.weights_only);
+        engine.states().into_iter().filter(|state| !weights_only || *state == State::Weights).collect()
+    }
+
     /// Streams this rank's shard to its file. A device error ends the run; a disk error only fails the save.
     fn write(
         &self,
@@ -262,7 +270,8 @@ impl<'a> CheckpointSaver<'a> {
         folder: &Path,
     ) -> Result<Result<WrittenShard, CheckpointError>, RunError> {
         let mut pieces = Vec::new();
-        for state in engine.states() {
+        let states = self.states(engine);
+        for &state in &states {
             let owned = engine.owned(state).into_iter();
             pieces.extend(owned.map(|(param, range, dtype)| Piece {
                 state,
@@ -278,7 +287,7 @@ impl<'a> CheckpointSaver<'a> {
             Err(error) => return Ok(Err(error)),
         };
         let mut failed = None;
-        for state in engine.states() {
+        for state in states {
             let read = engine.read(state, &mut |param, range, elements| {
                 let written = match first_not_finite(elements) {
                     Some(place) => Err(CheckpointError::NotFinite {
@@ -318,10 +327,11 @@ impl<'a> CheckpointSaver<'a> {
             return Err(SaveError::OtherRank { step, rank });
         }
         let committed = begun.map(|begun| {
+            let best = manifest.best.as_ref().and_then(|best| best.saved).map(|best| best.step);
             manifest.files =
                 all.iter().zip(0..).map(|(part, rank)| part.entry(rank, all.len() as u64)).collect();
             begun.commit(manifest, &options.model)?;
-            prune(&options.folder, options.limit, Some(step))
+            prune(&options.folder, options.limit, Some(step), best)
         });
         let committed = committed.transpose();
         let is_committed = all_gather(engine, step, "checkpoint", &u64::from(committed.is_ok()))?;
@@ -351,9 +361,14 @@ impl<'a> CheckpointSaver<'a> {
         std::mem::take(&mut self.notes)
     }
 
+    /// Whether this run's newest checkpoint is that of `step`.
+    pub(crate) fn has_saved(&self, step: u64) -> bool {
+        self.saved == Some(step)
+    }
+
     /// The checkpoint that this run committed at `step`, if it can be opened.
     pub(crate) fn written(&self, step: u64) -> Option<Checkpoint> {
-        let options = self.options.filter(|_| self.saved == Some(step))?;
+        let options = self.options.filter(|_| self.has_saved(step))?;
         Checkpoint::open(&options.folder.join(step_folder(step))).ok()
     }
 }

@@ -10,10 +10,12 @@ use zeroth_graph::{LossPart, ParamId};
 use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_program::Compiled;
 
+use crate::best::BestTracker;
 use crate::checkpoint::Checkpoint;
 use crate::evaluate::evaluate;
 use crate::export::export;
-use crate::export_record::ExportSource;
+use crate::export_best::{exists, export_best};
+use crate::export_record::{ExportSource, RunEnd};
 use crate::initial_weights::InitialWeights;
 use crate::report::timing::StepProfile;
 use crate::resident::resident_bytes;
@@ -21,7 +23,7 @@ use crate::resume::restore;
 use crate::save::{CheckpointOptions, CheckpointSaver};
 use crate::step_batches::StepBatches;
 use crate::train_error::TrainError;
-use crate::{Batches, ControlRequest, EvalMetrics, Job, LossParts, MicroBatch, StepMetrics};
+use crate::{Batches, ControlRequest, EvalMetrics, Interval, Job, LossParts, MicroBatch, StepMetrics};
 
 /// Options of a rank's training loop.
 pub struct TrainOptions<'a> {
@@ -131,18 +133,33 @@ pub fn train(
     if options.trace || options.profile {
         engine.record_trace();
     }
-    let first = options.resume_from.map_or(0, |checkpoint| checkpoint.manifest().step);
+    let resumed = options.resume_from.map(Checkpoint::manifest);
+    let first = resumed.map_or(0, |manifest| manifest.step);
+    let run = job.run_steps();
+    let mut best = job.best_policy().map(|policy| BestTracker::new(policy, resumed));
+    if let Some((best, saved)) = best.as_mut().and_then(|best| best.to_export().map(|saved| (best, saved)))
+        && !exists(&engine, saved.step, options)?
+    {
+        best.forget_saved();
+        on_event(TrainEvent::Note(&format!(
+            "the best checkpoint so far, step {}, no longer exists: the best is chosen from the evaluations that follow",
+            saved.step
+        )))?;
+    }
+    // Nothing is left to train where early stopping ended the run.
+    let mut ended_early = first < job.steps && best.as_ref().is_some_and(BestTracker::is_exhausted);
+    let end = if ended_early { first } else { job.steps };
     let mut saver = CheckpointSaver::new(options.checkpoints, &names);
     let mut steps = StepRunner::new(job, &mut engine, options)?;
     let (mut last, mut stopped) = (None, false);
     let (mut deferred, mut request) = (ControlRequest::Continue, ControlRequest::Continue);
     let run_ahead = options.run_ahead && !options.profile;
     on_event(TrainEvent::Loaded)?;
-    for step in first..job.steps {
-        let is_evaluated = job.evaluation.as_ref().is_some_and(|evaluation| {
-            (step + 1).is_multiple_of(evaluation.every.max(1)) || step + 1 == job.steps
-        });
-        let is_saved = options.checkpoints.is_some_and(|checkpoints| checkpoints.is_due(step + 1, job.steps));
+    for step in first..end {
+        let is_evaluated =
+            job.evaluation.as_ref().is_some_and(|evaluation| evaluation.interval.is_due(step + 1, run));
+        let mut is_saved =
+            options.checkpoints.is_some_and(|checkpoints| checkpoints.interval.is_due(step + 1, run));
         let is_followed = run_ahead
             && deferred == ControlRequest::Continue
             && !is_evaluated
@@ -162,12 +179,21 @@ pub fn train(
         on_event(TrainEvent::Step(&line))?;
         if steps.record.head.halted != 0 {
             saver.finish(&engine)?;
-            return Err(not_finite(compiled, &steps.batches, &line, &steps.record));
+            return Err(not_finite(job, compiled, &line, &steps.record));
         }
         if let Some(evaluation) = job.evaluation.as_ref().filter(|_| is_evaluated) {
             let found = evaluate(job, evaluation, &mut engine, &mut steps.buffer, line.step)?;
             let times = if options.profile { engine.take_times(options.trace)? } else { Vec::new() };
             on_event(TrainEvent::Eval(&found, &times))?;
+            if let Some(best) = &mut best {
+                let is_best = best.observe(&found);
+                // A run that ends early saves its last step, as any other.
+                ended_early = line.step < job.steps && best.is_exhausted();
+                is_saved |= options.checkpoints.is_some_and(|checkpoints| {
+                    (is_best && checkpoints.on_best)
+                        || (ended_early && checkpoints.interval != Interval::Never)
+                });
+            }
         }
         let begun = Instant::now();
         let mut committed;
@@ -185,12 +211,17 @@ pub fn train(
         if saves_now {
             let begun = Instant::now();
             on_event(TrainEvent::CheckpointStarting(line.step))?;
-            if let Some(step) = saver.save(&mut engine, &line)? {
+            let best = best.as_mut().map(|best| best.saved_at(line.step));
+            if let Some(step) = saver.save(&mut engine, &line, best)? {
                 on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() })?;
             }
         }
         saver.take_notes().iter().try_for_each(|note| on_event(TrainEvent::Note(note)))?;
         last = Some(line);
+        if let Some(best) = best.as_ref().filter(|_| ended_early) {
+            on_event(TrainEvent::Note(&format!("stopped early at step {}: {}", line.step, best.reason())))?;
+            break;
+        }
         if request >= ControlRequest::Stop {
             stopped = line.step < job.steps;
             break;
@@ -203,11 +234,24 @@ pub fn train(
     saver.take_notes().iter().try_for_each(|note| on_event(TrainEvent::Note(note)))?;
     if let Some(folder) = options.export_to.as_ref().filter(|_| !stopped) {
         let step = last.map_or(first, |line: StepMetrics| line.step);
-        let source = ExportSource { step, checkpoint: None };
-        let from = options.resume_from.filter(|from| from.manifest().step == step).map(ExportSource::of);
-        let written = saver.written(step).filter(|_| engine.rank() == 0);
-        let source = written.as_ref().map(ExportSource::of).or(from).unwrap_or(source);
-        export(job, &mut engine, &names, folder, &source)?;
+        // A checkpoint of the last step says that the run is complete; without one, the model has to.
+        let is_saved = first == step || saver.has_saved(step);
+        let end = (!is_saved).then_some(RunEnd { steps: step, early: ended_early });
+        if let Some((best, from)) = best.as_ref().and_then(|best| Some((best, best.to_export()?))) {
+            export_best(job, &engine, from.step, options, folder, end)?;
+            on_event(TrainEvent::Note(&format!("the model is that of {}", best.describe(from))))?;
+        } else {
+            let source = ExportSource { step, checkpoint: None, end: None };
+            let from = options.resume_from.filter(|from| from.manifest().step == step).map(ExportSource::of);
+            let written = saver.written(step).filter(|_| engine.rank() == 0);
+            let source = written.as_ref().map(ExportSource::of).or(from).unwrap_or(source);
+            export(job, &mut engine, &names, folder, &ExportSource { end, ..source })?;
+            if best.as_ref().is_some_and(BestTracker::exports_best) {
+                on_event(TrainEvent::Note(&format!(
+                    "the model is that of step {step}: no saved step has a finite evaluation"
+                )))?;
+            }
+        }
     }
     Ok(TrainOutcome { last, trace: engine.take_trace()?, stopped, request })
 }
@@ -239,8 +283,10 @@ impl<'a> StepRunner<'a> {
     fn new(job: &'a Job, engine: &mut Engine<'_>, options: &TrainOptions<'_>) -> Result<Self, RunError> {
         let most_rows = job.row_sizes.last().copied().unwrap_or(0) as usize;
         let batches = job.batches();
-        let evaluated = job.evaluation.as_ref().map_or(0, |evaluation| evaluation.samples.most_in_unit());
-        let sequences = batches.most_sequences().max(evaluated * job.shape.micro_batch);
+        let evaluated = job.evaluation.as_ref().map_or(0, |evaluation| {
+            evaluation.samples.most_in_unit() * evaluation.shape(job.shape).micro_batch
+        });
+        let sequences = batches.most_sequences().max(evaluated);
         Ok(Self {
             job,
             batches,
@@ -312,12 +358,7 @@ fn loss_parts(parts: &[LossPart], values: &[f64]) -> LossParts {
     std::array::from_fn(|_| named.next())
 }
 
-fn not_finite(
-    compiled: &Compiled,
-    batches: &Batches<'_>,
-    line: &StepMetrics,
-    record: &StepRecord,
-) -> TrainError {
+fn not_finite(job: &Job, compiled: &Compiled, line: &StepMetrics, record: &StepRecord) -> TrainError {
     let flat = usize::try_from(record.head.nonfinite_flat).ok().map(|flat| compiled.flat_name(flat));
     let what = match (record.head.nonfinite_rank, flat) {
         (rank @ 0.., Some(unit)) if line.loss.is_finite() => {
@@ -330,7 +371,11 @@ fn not_finite(
     if record.head.at_min_scale != 0 {
         return TrainError::AtMinScale { step: line.step, what, scale: line.loss_scale };
     }
-    let samples = samples_of(batches, line.step - 1, u64::try_from(record.head.nonfinite_rank).ok());
+    let rank = u64::try_from(record.head.nonfinite_rank).ok();
+    let mut samples = samples_of(&job.batches(), line.step - 1, rank);
+    if job.samples.is_part() {
+        samples.push_str(" (not counting those held out for evaluation)");
+    }
     TrainError::NotFinite { step: line.step, what, loss: line.loss, samples }
 }
 

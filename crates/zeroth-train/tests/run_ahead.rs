@@ -12,7 +12,8 @@ use zeroth_cpu::CpuDevice;
 use zeroth_kernel::Tier;
 use zeroth_program::Target;
 use zeroth_train::{
-    CheckpointOptions, ControlRequest, Job, StepMetrics, TrainEvent, TrainHooks, TrainOptions, train,
+    CheckpointOptions, ControlRequest, Interval, Job, StepMetrics, TrainEvent, TrainHooks, TrainOptions,
+    train,
 };
 
 /// The events of a run: steps without their times, evaluations, checkpoints, and whether it stopped early.
@@ -31,7 +32,9 @@ fn run(job: &Job, folder: &Path, run_ahead: bool, request: Option<(u64, ControlR
     let device = Box::new(CpuDevice::new(1, device, host).unwrap());
     let checkpoints = CheckpointOptions {
         folder: folder.to_owned(),
-        every: 3,
+        interval: Interval::steps(3),
+        on_best: false,
+        weights_only: false,
         limit: None,
         decoupled: false,
         manifest: job.manifest_template(serde_json::Value::Null),

@@ -7,7 +7,7 @@ use std::path::Path;
 use zeroth_model::MAX_PARAMETERS;
 
 use super::file_names::{parse_step_folder, step_folder};
-use super::manifest::{ControlState, Manifest};
+use super::manifest::{BestEntry, ControlState, Evaluated, Manifest};
 
 /// Steps of a run.
 const MAX_STEPS: u64 = 1 << 40;
@@ -46,6 +46,7 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), String> {
         ));
     }
     check_control(&manifest.control, step)?;
+    manifest.best.as_ref().map_or(Ok(()), |best| check_best(best, step))?;
     check_elements(manifest)?;
     check_files(manifest)
 }
@@ -62,6 +63,18 @@ fn check_control(control: &ControlState, step: u64) -> Result<(), String> {
     }
     if !(loss_scale.is_finite() && loss_scale > 0.0) {
         return Err(format!("`control.loss_scale` is {loss_scale}: expected a finite number above 0"));
+    }
+    Ok(())
+}
+
+fn check_best(best: &BestEntry, step: u64) -> Result<(), String> {
+    within("best.stale", best.stale, 0, step)?;
+    for (name, evaluated) in [("best.evaluated", best.evaluated), ("best.saved", best.saved)] {
+        let Some(Evaluated { step: at, value }) = evaluated else { continue };
+        within(&format!("{name}.step"), at, 1, step)?;
+        if !value.is_finite() {
+            return Err(format!("`{name}.value` is {value}: expected a finite number"));
+        }
     }
     Ok(())
 }

@@ -88,6 +88,26 @@ pub fn newest_valid(checkpoints: &Path) -> Result<NewestValid, CheckpointError> 
     Ok(NewestValid { found: None, refused })
 }
 
+/// As [`newest_valid`], but prefers checkpoints that training can be resumed from: one with weights only is found if
+/// no other is valid.
+pub fn newest_resumable(checkpoints: &Path) -> Result<NewestValid, CheckpointError> {
+    let (mut refused, mut weights_only) = (Vec::new(), None);
+    for CheckpointEntry { folder, .. } in list(checkpoints)?.into_iter().rev() {
+        match good(&folder) {
+            Ok(found) if !found.manifest().weights_only => {
+                return Ok(NewestValid { found: Some(found), refused });
+            }
+            Ok(found) => {
+                refused.push((folder, CheckpointError::WeightsOnly));
+                weights_only = weights_only.or(Some(found));
+            }
+            Err(error) => refused.push((folder, error)),
+        }
+    }
+    refused.retain(|(_, error)| weights_only.is_none() || !matches!(error, CheckpointError::WeightsOnly));
+    Ok(NewestValid { found: weights_only, refused })
+}
+
 /// The outcome of pruning.
 #[derive(Debug, Default)]
 pub struct Pruned {
@@ -98,16 +118,25 @@ pub struct Pruned {
 }
 
 /// Keeps the newest `limit` checkpoints (all if `None`), the newest valid one, and any that contain foreign files.
-/// `just_written` is a step that this process has committed: it is valid without being read again.
+/// `just_written` is a step that this process has committed: it is valid without being read again. The step `best` is
+/// kept too and counts towards the limit, which is then at least 2, as in Hugging Face.
 pub fn prune(
     checkpoints: &Path,
     limit: Option<u64>,
     just_written: Option<u64>,
+    best: Option<u64>,
 ) -> Result<Pruned, CheckpointError> {
     let mut pruned = Pruned::default();
     let Some(limit) = limit else { return Ok(pruned) };
     let mut all = list(checkpoints)?;
-    let older = all.len().saturating_sub(limit.max(1) as usize);
+    let mut limit = limit.max(1) as usize;
+    if let Some(at) = all.iter().position(|found| Some(found.step) == best)
+        && at + limit < all.len()
+    {
+        all.remove(at);
+        limit = limit.saturating_sub(1).max(1);
+    }
+    let older = all.len().saturating_sub(limit);
     if older == 0 {
         return Ok(pruned);
     }

@@ -11,6 +11,9 @@ use super::space::free_bytes;
 /// An error writing or reading a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
+    /// Training cannot be resumed from it.
+    #[error("it has weights only (--save-only-model), and no optimizer state to resume from")]
+    WeightsOnly,
     /// The disk is full.
     #[error(
         "disk full while writing {}: it needs {}{}; earlier checkpoints are intact. Free space, or keep \

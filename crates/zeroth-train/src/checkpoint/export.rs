@@ -34,6 +34,18 @@ pub fn export(
     dtype: DType,
     shard_bytes: u64,
 ) -> Result<WrittenWeights, ExportError> {
+    export_from(checkpoint, to, destination, dtype, shard_bytes, &ExportSource::of(checkpoint))
+}
+
+/// As [`export`], with the source to record.
+pub(crate) fn export_from(
+    checkpoint: &Checkpoint,
+    to: &Path,
+    destination: Destination,
+    dtype: DType,
+    shard_bytes: u64,
+    source: &ExportSource,
+) -> Result<WrittenWeights, ExportError> {
     let around = enclosing_checkpoint(to).or_else(|| {
         let own = [checkpoint.folder(), &checkpoint.model()].iter().any(|own| is_same_folder(to, own));
         own.then(|| checkpoint.folder().to_owned())
@@ -55,7 +67,7 @@ pub fn export(
             Ok(checkpoint.read_f32(State::Weights, &tensor.name, range, elements)?)
         })?;
     }
-    beside.publish(writer, &ExportSource::of(checkpoint))
+    beside.publish(writer, source)
 }
 
 fn refuse_taken(to: &Path, destination: Destination) -> Result<(), ExportError> {

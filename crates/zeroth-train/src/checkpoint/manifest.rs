@@ -55,6 +55,12 @@ pub struct Manifest {
     /// States in its files: weights, and those the optimizer keeps.
     #[serde(with = "state_names")]
     pub states: Vec<State>,
+    /// Whether it has weights only (`--save-only-model`), and training cannot be resumed from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub weights_only: bool,
+    /// The best evaluation so far, where evaluations are compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<BestEntry>,
     /// The resolved config of the run.
     pub config: Value,
     /// Every file except the manifest.
@@ -77,6 +83,31 @@ pub struct ControlState {
     pub last_overflow: i64,
     /// Overflows left before the dynamic loss scaler halves the scale.
     pub hysteresis_left: u32,
+}
+
+/// The state of comparing evaluations: the best model, and early stopping.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BestEntry {
+    /// The metric's name in metrics.jsonl.
+    pub metric: String,
+    /// Whether a larger value is better.
+    pub greater_is_better: bool,
+    /// The best evaluation.
+    pub evaluated: Option<Evaluated>,
+    /// The best evaluation of a step that was saved.
+    pub saved: Option<Evaluated>,
+    /// Evaluations since the last improvement.
+    pub stale: u64,
+}
+
+/// The result of an evaluation.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Evaluated {
+    /// Completed steps.
+    pub step: u64,
+    /// The metric, as text that parses to the same bits.
+    #[serde(with = "exact")]
+    pub value: f64,
 }
 
 /// The training data.

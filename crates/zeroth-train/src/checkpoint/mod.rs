@@ -25,16 +25,18 @@ mod verify;
 pub(crate) use bounds::MAX_SAMPLES;
 pub use commit::UnfinishedCheckpoint;
 pub use directory::{
-    CheckpointEntry, CheckpointPath, NewestValid, Pruned, clean, list, newest_valid, prune, resolve,
+    CheckpointEntry, CheckpointPath, NewestValid, Pruned, clean, list, newest_resumable, newest_valid, prune,
+    resolve,
 };
 pub(crate) use enclosing::enclosing_checkpoint;
 pub use error::CheckpointError;
+pub(crate) use export::export_from;
 pub use export::{Destination, export};
 pub(crate) use file_names::{StaleName, foreign_files};
 pub use file_names::{parse_step_folder, shard_name, step_folder};
 pub use manifest::{
-    BatchEntry, ControlState, DataEntry, FORMAT_VERSION, FileEntry, Manifest, ModelEntry, ParameterEntry,
-    ZEROTH_VERSION, now,
+    BatchEntry, BestEntry, ControlState, DataEntry, Evaluated, FORMAT_VERSION, FileEntry, Manifest,
+    ModelEntry, ParameterEntry, ZEROTH_VERSION, now,
 };
 pub use reader::Checkpoint;
 pub use shard::{Piece, ShardWriter, WrittenShard};

@@ -111,20 +111,37 @@ fn pruning_keeps_the_newest_valid_checkpoint() {
         model.save(folder.path(), step);
     }
     let steps = || list(folder.path()).unwrap().iter().map(|found| found.step).collect::<Vec<_>>();
-    assert_eq!(prune(folder.path(), None, None).unwrap().removed.len(), 0);
-    assert_eq!(prune(folder.path(), Some(9), None).unwrap().removed.len(), 0);
-    let removed = prune(folder.path(), Some(4), Some(20)).unwrap().removed;
+    assert_eq!(prune(folder.path(), None, None, None).unwrap().removed.len(), 0);
+    assert_eq!(prune(folder.path(), Some(9), None, None).unwrap().removed.len(), 0);
+    let removed = prune(folder.path(), Some(4), Some(20), None).unwrap().removed;
     assert_eq!(removed, [folder.path().join("step-1")]);
     assert_eq!(steps(), [2, 3, 10, 20], "by number, not by name");
 
     damage(&folder.path().join("step-10"));
     damage(&folder.path().join("step-20"));
-    prune(folder.path(), Some(2), None).unwrap();
+    prune(folder.path(), Some(2), None, None).unwrap();
     assert_eq!(steps(), [3, 10, 20], "3 is the newest good one");
-    prune(folder.path(), Some(0), None).unwrap();
+    prune(folder.path(), Some(0), None, None).unwrap();
     assert_eq!(steps(), [3, 20], "a limit of none keeps one");
     assert_eq!(newest(folder.path()), (Some(3), 1));
     assert_eq!(names_in(folder.path()), ["latest", "step-20", "step-3"]);
+}
+
+#[test]
+fn pruning_keeps_the_best_checkpoint() {
+    let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
+    let steps = || list(folder.path()).unwrap().iter().map(|found| found.step).collect::<Vec<_>>();
+    for step in 1..=6 {
+        model.save(folder.path(), step);
+    }
+    prune(folder.path(), Some(4), Some(6), Some(1)).unwrap();
+    assert_eq!(steps(), [1, 4, 5, 6], "the best counts towards the limit");
+    prune(folder.path(), Some(2), Some(6), Some(5)).unwrap();
+    assert_eq!(steps(), [5, 6]);
+    prune(folder.path(), Some(1), Some(6), Some(5)).unwrap();
+    assert_eq!(steps(), [5, 6], "beside the newest");
+    prune(folder.path(), Some(1), Some(6), Some(9)).unwrap();
+    assert_eq!(steps(), [6], "a best step that was not saved keeps nothing");
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn save_for_ever(checkpoints: &Path) {
         for cuts in [&[100][..], &[][..]] {
             model.save_cut(checkpoints, step, cuts, 500).unwrap();
         }
-        prune(checkpoints, Some(3), Some(step)).unwrap();
+        prune(checkpoints, Some(3), Some(step), None).unwrap();
     }
 }
 

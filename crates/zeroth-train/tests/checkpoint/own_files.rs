@@ -34,7 +34,7 @@ fn pruning_and_cleaning_keep_foreign_files() {
     fs::write(left.join("notes.txt"), "mine").unwrap();
     clean(folder.path()).unwrap();
     assert!(left.join("notes.txt").exists());
-    let removed = prune(folder.path(), Some(1), Some(3)).unwrap().removed;
+    let removed = prune(folder.path(), Some(1), Some(3), None).unwrap().removed;
     assert_eq!(removed, [folder.path().join("step-2")]);
     let steps: Vec<u64> = list(folder.path()).unwrap().iter().map(|found| found.step).collect();
     assert_eq!(steps, [1, 3]);

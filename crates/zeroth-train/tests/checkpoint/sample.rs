@@ -11,8 +11,8 @@ use zeroth_kernel::Moment;
 use zeroth_model::{Family, ModelConfig, ModelSizes, NewFolder, ParameterTable, new_folder, table};
 use zeroth_train::ModelFiles;
 use zeroth_train::checkpoint::{
-    BatchEntry, Checkpoint, CheckpointError, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry,
-    Piece, SAVED_STATES, ShardWriter, UnfinishedCheckpoint, ZEROTH_VERSION, state_name,
+    BatchEntry, BestEntry, Checkpoint, CheckpointError, ControlState, DataEntry, Evaluated, FORMAT_VERSION,
+    Manifest, ModelEntry, Piece, SAVED_STATES, ShardWriter, UnfinishedCheckpoint, ZEROTH_VERSION, state_name,
 };
 
 /// A loss scale that 15 decimal digits cannot represent.
@@ -113,6 +113,13 @@ impl Model {
     }
 
     pub(crate) fn manifest(&self, step: u64, ranks: u64) -> Manifest {
+        let best = |step| BestEntry {
+            metric: "eval_loss".to_owned(),
+            greater_is_better: false,
+            evaluated: Some(Evaluated { step, value: 0.1 }),
+            saved: Some(Evaluated { step, value: 0.1 }),
+            stale: 0,
+        };
         Manifest {
             format_version: FORMAT_VERSION,
             zeroth_version: ZEROTH_VERSION.to_owned(),
@@ -138,6 +145,8 @@ impl Model {
             moments: DType::Bf16,
             model: ModelEntry::of("qwen3", &self.table, |_| true),
             states: SAVED_STATES.to_vec(),
+            weights_only: false,
+            best: (step > 0).then(|| best(step)),
             config: json!({"train_batch_size": 12, "optimizer": {"params": {"lr": 1e-5}}}),
             files: Vec::new(),
         }

@@ -10,7 +10,7 @@ use zeroth_kernel::Recipe;
 use zeroth_model::{ModelConfig, table};
 use zeroth_program::Settings;
 use zeroth_train::{
-    BatchShape, Evaluation, HuggingFace, HuggingFaceShape, Job, ModelFiles, SampleOrder, Schedule,
+    BatchShape, Evaluation, HuggingFace, HuggingFaceShape, Interval, Job, ModelFiles, SampleOrder, Schedule,
 };
 
 pub(crate) const STEPS: u64 = 9;
@@ -58,7 +58,12 @@ pub(crate) fn job(folder: &Path) -> Job {
         }),
         decays_all: false,
         seed: 7,
-        evaluation: Some(Evaluation { samples: samples(6), every: 4 }),
+        evaluation: Some(Evaluation {
+            samples: samples(6),
+            interval: Interval::steps(4),
+            micro_batch: None,
+            best: None,
+        }),
     };
     job.size_rows();
     job

@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 use zeroth::comm::local::LocalComm;
 use zeroth::comm::{Comm, OpName};
 
-use super::resolve_job::{DEFAULT_STEPS, ResolvedJob};
+use super::resolve_job::ResolvedJob;
+use super::strategies::interval_json;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
@@ -37,8 +38,13 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "--data-seed": job.order.seed(),
         "--shuffle": job.order.is_shuffled(),
         "--max-skipped-steps": arguments.max_skipped_steps,
-        "--save-steps": arguments.save_steps.unwrap_or(DEFAULT_STEPS),
-        "--eval-steps": job.evaluation.as_ref().map(|evaluation| evaluation.every),
+        "--save-steps": interval_json(resolved_job.strategies.saving),
+        "--save-strategy best": resolved_job.strategies.saves_best,
+        "--save-only-model": arguments.evaluation.save_only_model,
+        "--eval-steps": job.evaluation.as_ref().map(|evaluation| interval_json(evaluation.interval)),
+        "--per-device-eval-batch-size": arguments.evaluation.per_device_eval_batch_size,
+        "--split-dataset-ratio": arguments.evaluation.split_ratio(),
+        "the best model and early stopping": job.best_policy(),
         "steps of the run (--max-steps, --num-train-epochs)": job.steps,
         "config": resolved_job.resolved.to_json(),
         "config.json of the model": resolved_job.inputs.model,

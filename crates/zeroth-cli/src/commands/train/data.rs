@@ -6,13 +6,15 @@ use std::sync::Mutex;
 
 use zeroth::base::{counted, grouped};
 use zeroth::data::{
-    CacheFolder, Columns, Encoder, EncoderOptions, PrepareOptions, Prepared, Samples, Truncation,
+    CacheFolder, Columns, Encoder, EncoderOptions, Packing, PrepareOptions, Prepared, Samples, Truncation,
     check_trained, prepare_with_progress,
 };
 use zeroth::model::ModelConfig;
+use zeroth::train::split_dataset;
 
 use super::super::{data_inputs, render_templates};
 use super::handoff::LauncherHandoff;
+use super::strategies;
 use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
 use crate::terminal::Meter;
@@ -92,21 +94,41 @@ pub(super) struct Data {
 }
 
 /// Opens the caches that the launcher prepared.
-pub(super) fn open(handoff: &LauncherHandoff) -> anyhow::Result<Data> {
+pub(super) fn open(
+    handoff: &LauncherHandoff,
+    arguments: &TrainArgs,
+    reading: &Reading,
+    seed: u64,
+) -> anyhow::Result<Data> {
+    let samples = Samples::open(&handoff.samples)?;
+    let (samples, held_out) = hold_out(samples, arguments, reading, seed)?;
+    let evaluation = handoff.evaluation.as_deref().map(Samples::open).transpose()?;
     Ok(Data {
-        samples: Samples::open(&handoff.samples)?,
+        samples,
         path: handoff.samples.clone(),
-        evaluation: handoff.evaluation.as_deref().map(Samples::open).transpose()?,
+        evaluation: evaluation.or(held_out),
         evaluation_path: handoff.evaluation.clone(),
     })
 }
 
+/// Divides the samples into training and evaluation, as --split-dataset-ratio asks.
+fn hold_out(
+    samples: Samples,
+    arguments: &TrainArgs,
+    reading: &Reading,
+    seed: u64,
+) -> anyhow::Result<(Samples, Option<Samples>)> {
+    let Some(ratio) = arguments.evaluation.split_ratio() else { return Ok((samples, None)) };
+    let packing = match NonZeroU64::new(reading.max_length()) {
+        Some(limit) if arguments.packing => Packing::UpTo(limit),
+        _ => Packing::Off,
+    };
+    let (train, evaluation) = split_dataset(&samples, ratio, seed, packing)?;
+    Ok((train, Some(evaluation)))
+}
+
 /// Tokenises the data, or finds it in the cache.
-pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Result<Data> {
-    anyhow::ensure!(
-        !arguments.eval_data.is_empty() || arguments.eval_steps.is_none(),
-        "--eval-steps was given without --eval-data"
-    );
+pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading, seed: u64) -> anyhow::Result<Data> {
     let outside = |flag, paths: &[PathBuf]| data_inputs::refuse_output_inside(flag, paths, &arguments.output);
     outside("--data", &arguments.data)?;
     outside("--eval-data", &arguments.eval_data)?;
@@ -126,13 +148,22 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading) -> anyhow::Resul
         check_trained(&prepared.samples, files, &encoder, &options)?;
         Ok(prepared)
     };
-    let train = make(&data_inputs::files(&arguments.data)?, arguments.max_train_samples, arguments.packing)?;
+    // What is held out is chosen from samples, and packs are made of the others.
+    let packing = arguments.packing && arguments.evaluation.split_ratio().is_none();
+    let files = data_inputs::files(&arguments.data)?;
+    let train = make(&files, arguments.max_train_samples, packing)?;
+    let (samples, held_out) = hold_out(train.samples, arguments, reading, seed)?;
+    for part in held_out.iter().chain([&samples]) {
+        check_trained(part, &files, &encoder, &reading.options(arguments.max_train_samples, packing))?;
+    }
     let evaluation = match arguments.eval_data.as_slice() {
-        [] => None,
-        paths => Some(make(&data_inputs::files(paths)?, None, false)?),
+        paths @ [_, ..] if strategies::evaluates(arguments) => {
+            Some(make(&data_inputs::files(paths)?, None, false)?)
+        }
+        _ => None,
     };
     let (evaluation, evaluation_path) = evaluation.map(|found| (found.samples, found.path)).unzip();
-    Ok(Data { samples: train.samples, path: train.path, evaluation, evaluation_path })
+    Ok(Data { samples, path: train.path, evaluation: evaluation.or(held_out), evaluation_path })
 }
 
 /// The token cache: the user's, or a temporary one beside the output.

@@ -16,6 +16,7 @@ mod reporter;
 mod resolve_job;
 mod resume;
 mod startup_summary;
+mod strategies;
 mod summary;
 
 use zeroth::base::{counted, publish};
@@ -23,8 +24,12 @@ use zeroth::comm::local::JOB_FD;
 use zeroth::config::preset::Preset;
 use zeroth::data::find_files;
 use zeroth::program::Compiled;
+use zeroth::train::checkpoint::step_folder;
 use zeroth::train::checkpoint::{Checkpoint, parse_step_folder};
-use zeroth::train::{ExistingRun, InitialWeights, RunFolder, RunInput, check_export};
+use zeroth::train::{
+    ExistingRun, InitialWeights, Interval, RunFolder, RunInput, check_export, completed_run, exported_step,
+    summarize_steps,
+};
 
 pub(super) use self::data::Reading;
 use self::handoff::LauncherHandoff;
@@ -106,8 +111,13 @@ fn prepare_run(
             let _ = RunFolder::open(&arguments.output, ExistingRun::Keep, &[]);
             let done = counted(steps, "step");
             output::note(&format!("this run is already complete ({done}); nothing was changed"));
-            let has_loss =
-                resolved_job.checkpoint.as_ref().is_some_and(|found| found.manifest().loss.is_some());
+            let of_last = |found: &Checkpoint| {
+                (found.manifest().step == steps).then(|| found.manifest().loss.is_some())
+            };
+            let has_loss = resolved_job.checkpoint.as_ref().and_then(of_last).unwrap_or_else(|| {
+                let counts = summarize_steps(&arguments.output.join("metrics.jsonl")).unwrap_or_default();
+                counts.last.is_some_and(|(_, loss)| loss.is_some())
+            });
             return Ok(Err(if has_loss { Exit::Done } else { summary::fail_without_loss(steps) }));
         }
         Some(Err(why)) => {
@@ -170,19 +180,36 @@ fn hint_at_units(arguments: &TrainArgs) {
     }
 }
 
-/// The number of steps if the run is complete and its model is that of the last step, so that resuming would change nothing;
-/// the inner error describes a missing or outdated model.
+/// The number of steps if the run is complete and its model is that of the last step, or of the best one, so that resuming
+/// would change nothing; the inner error describes a missing or outdated model.
 fn finished(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Option<Result<u64, String>> {
     let is_ours = |checkpoint: &&Checkpoint| resume::is_inside(checkpoint.folder(), &arguments.output);
-    let checkpoint = resolved_job.checkpoint.as_ref().filter(is_ours)?;
+    let checkpoint = resolved_job.checkpoint.as_ref().filter(is_ours);
+    let (job, model) = (&resolved_job.job, arguments.output.join("model"));
+    let Some(checkpoint) = checkpoint.filter(|checkpoint| job.is_complete(checkpoint.manifest())) else {
+        // Without a checkpoint of the last step, the model tells.
+        let is_asked = checkpoint.is_some() || arguments.resume.as_deref() == Some("auto");
+        let end = (is_asked && resolved_job.strategies.saving == Interval::Never)
+            .then(|| completed_run(&model))
+            .flatten()?;
+        let stops_early = job.best_policy().is_some_and(|policy| policy.patience.is_some());
+        let is_complete = end.steps >= job.steps || (end.early && stops_early);
+        return is_complete.then_some(Ok(end.steps));
+    };
     let step = checkpoint.manifest().step;
-    if step < resolved_job.job.steps {
-        return None;
-    }
     if !resolved_job.writes_model {
         return Some(Ok(step));
     }
-    Some(check_export(&arguments.output.join("model"), checkpoint).map(|()| step))
+    let Some(best) = job.best_step(checkpoint.manifest()).filter(|best| *best != step) else {
+        return Some(check_export(&model, checkpoint).map(|()| step));
+    };
+    let checked = match Checkpoint::open(&arguments.output.join("checkpoints").join(step_folder(best))) {
+        Ok(best) => check_export(&model, &best),
+        // The best checkpoint was removed, and its model is all that is left of it.
+        Err(_) if exported_step(&model) == Some(best) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    };
+    Some(checked.map(|()| step))
 }
 
 /// Opens the run folder and writes config, origins and plan. A signal before the first step removes them.

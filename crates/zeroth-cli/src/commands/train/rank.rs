@@ -123,7 +123,7 @@ fn steps(
         trace: arguments.trace.is_some(),
         profile: reporter.as_ref().is_some_and(ProgressReporter::needs_profile),
         run_ahead: resolved_job.target == Target::Cuda,
-        rss_interval: resolved_job.logging_steps,
+        rss_interval: resolved_job.strategies.rss_interval(),
         checkpoints: Some(&checkpoints),
         resume_from: resolved_job.checkpoint.as_ref(),
     };

@@ -14,7 +14,7 @@ use zeroth::train::progress::{Progress, bar, line};
 use zeroth::train::report::ResumePosition;
 use zeroth::train::report::flops::{ComputeRate, ModelFlops, Peak};
 use zeroth::train::report::timing::StepTiming;
-use zeroth::train::{Job, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent};
+use zeroth::train::{Interval, Job, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent};
 
 use super::resolve_job::{ResolvedJob, report_to};
 use super::resume::is_inside;
@@ -44,14 +44,15 @@ pub(super) struct ProgressReporter<'a> {
     /// Peak FLOP/s of all devices together.
     peak: Option<f64>,
     total_steps: u64,
-    every: u64,
+    /// When a line is due.
+    logging: Interval,
     steps_per_print: Option<u64>,
     terminal: Terminal,
     loading: Option<Meter>,
     log: Option<File>,
     shares_memory: bool,
     since: Since,
-    /// Whether a step was reported: the first one always has a line, also after resuming.
+    /// Whether a step was reported: if steps are counted, the first one has a line, also after resuming.
     has_begun: bool,
 }
 
@@ -76,7 +77,7 @@ impl<'a> ProgressReporter<'a> {
             model_flops: ModelFlops::of(&resolved_job.job.model, &resolved_job.job.table),
             peak: peak(resolved_job, compiled.target),
             total_steps: resolved_job.job.steps,
-            every: resolved_job.logging_steps,
+            logging: resolved_job.strategies.logging,
             steps_per_print: resolved_job.steps_per_print,
             terminal: Terminal::find(),
             loading: None,
@@ -146,11 +147,10 @@ impl<'a> ProgressReporter<'a> {
         self.since.time += Duration::from_secs_f64(step.step_ms / 1e3);
         self.since.flops +=
             self.model_flops.as_ref().map_or(0.0, |model| model.step(self.lengths(step.step)));
-        let is_due = |every: u64| every > 0 && step.step.is_multiple_of(every);
-        let due = is_due(self.every)
-            || self.steps_per_print.is_some_and(is_due)
-            || !std::mem::replace(&mut self.has_begun, true)
-            || step.step == self.total_steps;
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        let due = self.logging.is_due(step.step, self.job.run_steps())
+            || self.steps_per_print.is_some_and(|every| every > 0 && step.step.is_multiple_of(every))
+            || (is_first && matches!(self.logging, Interval::Steps(_)));
         if !due && self.terminal == Terminal::None {
             return;
         }

@@ -23,12 +23,10 @@ use zeroth::train::{
 use super::super::config_file;
 use super::data::{self, Reading};
 use super::handoff::{Inputs, LauncherHandoff};
+use super::strategies::{self, Strategies};
 use super::{launch, resume};
 use crate::cli::TrainArgs;
 use crate::value_args::{DeviceArg, TrainTypeArg};
-
-/// Default steps between evaluations, and between checkpoints.
-pub(super) const DEFAULT_STEPS: u64 = 500;
 
 /// A training command, resolved.
 pub(super) struct ResolvedJob {
@@ -43,9 +41,12 @@ pub(super) struct ResolvedJob {
     /// GPUs of this machine.
     pub(super) gpus: u64,
     pub(super) target: Target,
-    pub(super) logging_steps: u64,
+    /// When it evaluates, saves and logs.
+    pub(super) strategies: Strategies,
     /// The config's `steps_per_print`.
     pub(super) steps_per_print: Option<u64>,
+    /// Whether the evaluation data was taken from the training data.
+    pub(super) holds_out: bool,
     /// Whether the trained model is exported at the end.
     pub(super) writes_model: bool,
     /// The checkpoint to resume from, already verified.
@@ -110,6 +111,7 @@ pub(super) fn resolve_job(
         "--train-type lora is not yet built: leave it out, or give full, to train all parameters; `zeroth plan --train-type \
          lora` plans it"
     );
+    strategies::check(arguments)?;
     let inputs = match &handoff {
         Some(LauncherHandoff { inputs: Some(inherited_inputs), .. }) => Inputs::inherit(inherited_inputs)?,
         handoff => Inputs::read(arguments, handoff.is_none())?,
@@ -162,16 +164,19 @@ pub(super) fn resolve_job(
         ranks,
     };
     let reading = Reading::new(&arguments.reading, &model, &folder)?;
-    let data = match &handoff {
-        Some(handoff) => data::open(handoff)?,
-        None => data::prepare(arguments, &reading)?,
-    };
-    release_freed_memory();
     let (mut seed, mut shuffle) = (arguments.seed, arguments.shuffle);
     let mut data_seed = arguments.trainer.data_seed.unwrap_or(seed);
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
-        check_same_data(manifest, &data.samples)?;
         resume::keep_order(manifest, &mut seed, &mut data_seed, &mut shuffle, &mut notes);
+    }
+    // What is held out depends on the seed of the run's first start.
+    let data = match &handoff {
+        Some(handoff) => data::open(handoff, arguments, &reading, data_seed)?,
+        None => data::prepare(arguments, &reading, data_seed)?,
+    };
+    release_freed_memory();
+    if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
+        check_same_data(manifest, &data.samples)?;
     }
     let samples = data.samples;
     let order = SampleOrder::new(samples.count(), shuffle.then_some(data_seed));
@@ -194,9 +199,16 @@ pub(super) fn resolve_job(
     }
     notes.extend(samples.totals().notes(reading.max_length()));
     refuse_unbuilt(&resolved, &mut notes)?;
-    let evaluation = data
-        .evaluation
-        .map(|samples| Evaluation { samples, every: arguments.eval_steps.unwrap_or(DEFAULT_STEPS) });
+    let strategies = Strategies::new(arguments, steps);
+    let evaluation = data.evaluation.map(|samples| Evaluation {
+        samples,
+        interval: strategies.evaluation,
+        micro_batch: arguments.evaluation.per_device_eval_batch_size,
+        best: strategies::best_policy(arguments),
+    });
+    if !arguments.eval_data.is_empty() && evaluation.is_none() {
+        notes.push("--eval-data is not read: --eval-strategy is no".to_owned());
+    }
     notes.extend(resolved.notes.iter().map(ToString::to_string));
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
         resume::note_changes(manifest, &resolved, ranks, &mut notes);
@@ -218,6 +230,9 @@ pub(super) fn resolve_job(
         samples,
         evaluation,
     };
+    if let Some(checkpoint) = &checkpoint {
+        resume::refuse_weights_only(checkpoint, &job)?;
+    }
     job.size_rows();
     let target = match device {
         DeviceArg::Cuda => Target::Cuda,
@@ -235,7 +250,8 @@ pub(super) fn resolve_job(
     Ok(ResolvedJob {
         writes_model: job.settings.stage < 3
             || resolved.values.zero.stage3_gather_16bit_weights_on_model_save,
-        logging_steps: arguments.logging_steps.unwrap_or(5),
+        strategies,
+        holds_out: arguments.evaluation.split_ratio().is_some(),
         steps_per_print: resolved.values.top_level.steps_per_print,
         name: arguments.model.clone(),
         run_name: arguments.trainer.run_name.clone(),
@@ -260,11 +276,14 @@ pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
 
 /// Notes on flags that others make idle.
 fn idle_flags(arguments: &TrainArgs) -> Vec<String> {
-    let mut notes = Vec::new();
+    let mut notes = strategies::idle_flags(arguments);
     if arguments.trainer.logging_dir.is_some() && arguments.report_to.iter().all(|name| name == "none") {
         notes.push("--logging-dir has no effect without --report-to tensorboard or csv".to_owned());
     }
-    if arguments.trainer.data_seed.is_some() && !arguments.shuffle {
+    if arguments.trainer.data_seed.is_some()
+        && !arguments.shuffle
+        && arguments.evaluation.split_ratio().is_none()
+    {
         notes.push("--data-seed has no effect with --shuffle false".to_owned());
     }
     notes

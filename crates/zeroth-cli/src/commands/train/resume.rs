@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::Context;
 use zeroth::config::resolve::{Flags, Origin, Resolved};
 use zeroth::config::schema::TopLevel;
-use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_valid};
-use zeroth::train::{config_changes, redistribute_batch};
+use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_resumable};
+use zeroth::train::{Job, config_changes, redistribute_batch};
 
 use crate::cli::TrainArgs;
 
@@ -58,9 +58,9 @@ pub(super) fn newest_or_none(run: &Path, notes: &mut Vec<String>) -> anyhow::Res
     Ok(found)
 }
 
-/// The newest checkpoint of a run that verifies; rejected ones are noted.
+/// The newest checkpoint of a run that verifies, with optimizer state if there is one; rejected ones are noted.
 fn newest(run: &Path, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
-    let newest = newest_valid(&run.join("checkpoints"))?;
+    let newest = newest_resumable(&run.join("checkpoints"))?;
     for (folder, error) in &newest.refused {
         notes.push(format!("{} was skipped: {error}", folder.display()));
     }
@@ -145,6 +145,21 @@ pub(super) fn note_changes(manifest: &Manifest, resolved: &Resolved, ranks: u64,
             "and {more} more; checkpoints keep the config they were written with in manifest.json"
         ));
     }
+}
+
+/// Refuses a checkpoint without optimizer state if steps remain. If none do, its weights are all that the model needs.
+pub(super) fn refuse_weights_only(checkpoint: &Checkpoint, job: &Job) -> anyhow::Result<()> {
+    let manifest = checkpoint.manifest();
+    let folder = checkpoint.folder().display();
+    anyhow::ensure!(
+        !manifest.weights_only || job.is_complete(manifest),
+        "{folder} has weights only (--save-only-model): without the optimizer's state, training cannot be resumed after \
+         step {} of {}. Start a new run from its weights: `zeroth checkpoint export {folder} --output MODEL`, then `zeroth \
+         train --model MODEL` with another --output; or name a checkpoint with optimizer state with --resume",
+        manifest.step,
+        job.steps
+    );
+    Ok(())
 }
 
 /// Whether a checkpoint is in a run folder.

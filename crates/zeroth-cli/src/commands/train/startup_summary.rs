@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::{Value, json};
 use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::resolve::{Origin, Resolved};
-use zeroth::data::omitted_range;
+use zeroth::data::{Samples, omitted_range};
 use zeroth::kernel::Tier;
 use zeroth::program::Compiled;
 use zeroth::train::MicroBatch;
@@ -31,6 +31,17 @@ pub(super) fn model(resolved_job: &ResolvedJob) {
         grouped(totals.trained_tokens),
         grouped(totals.longest)
     ));
+    if let Some(evaluation) = &job.evaluation {
+        let totals = evaluation.samples.totals();
+        output::note(&format!(
+            "evaluation: {}, {}, {} trained; the longest has {}{}",
+            counted(totals.samples, "sample"),
+            counted(totals.tokens, "token"),
+            grouped(totals.trained_tokens),
+            grouped(totals.longest),
+            if resolved_job.holds_out { ", held out from the data (--split-dataset-ratio)" } else { "" }
+        ));
+    }
     let shape = &job.shape;
     output::note(&format!(
         "{} of {}: {} × {} × {}",
@@ -105,18 +116,26 @@ pub(super) fn memory(resolved_job: &ResolvedJob, compiled: &Compiled) {
     output::note(&table.lines().concat());
     let rows = resolved_job.job.row_sizes.last().copied().unwrap_or(0);
     let requested_rows = resolved_job.job.shape.micro_batch * resolved_job.job.samples.totals().longest;
+    // Row counts are rounded up to tiles of 16.
+    let largest =
+        (resolved_job.job.shape.micro_batch * resolved_job.job.samples.longest()).next_multiple_of(16);
+    let is_evaluation = resolved_job.job.evaluation.is_some() && rows > largest;
     output::note(&format!(
-        "planned for micro-batches of up to {} (the largest in the data; {} × the longest sample would be {})",
+        "planned for micro-batches of up to {} (the largest in the {}; {} × the longest sample would be {})",
         counted(rows, "row"),
+        if is_evaluation { "evaluation data" } else { "data" },
         resolved_job.job.shape.micro_batch,
         grouped(requested_rows)
     ));
 }
 
 pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Value {
+    let samples = |samples: &Samples| samples.totals().samples;
     let mut plan = json!({
         "ranks": resolved_job.ranks,
         "rows": resolved_job.job.row_sizes,
+        "samples": samples(&resolved_job.job.samples),
+        "evaluation_samples": resolved_job.job.evaluation.as_ref().map(|found| samples(&found.samples)),
         "device_bytes": compiled.memory.by_category(Tier::Device),
         "host_bytes": compiled.memory.by_category(Tier::Host),
         "overhead_bytes": resolved_job.overhead(compiled),

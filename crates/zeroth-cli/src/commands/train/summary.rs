@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use zeroth::base::{counted, format_bytes, publish};
-use zeroth::train::{loss_curves, progress, read_evaluation_losses, read_losses, summarize_steps};
+use zeroth::train::checkpoint::{Checkpoint, step_folder};
+use zeroth::train::{
+    exported_step, loss_curves, progress, read_evaluation_losses, read_losses, summarize_steps,
+};
 
 use super::PreparedRun;
 use crate::exit::Exit;
@@ -14,14 +17,16 @@ use crate::signals::Signals;
 pub(super) fn print(run: &PreparedRun, output: &Output) -> anyhow::Result<Exit> {
     let PreparedRun { resolved_job, folder, earlier, .. } = run;
     let losses = read_losses(&folder.metrics())?;
-    let title = format!("{}, {}", resolved_job.name, counted(resolved_job.job.steps, "step"));
+    let counts = summarize_steps(&folder.metrics())?;
+    // Early stopping may have ended it before its last step.
+    let steps = counts.last.map_or(resolved_job.job.steps, |(step, _)| step);
+    let title = format!("{}, {}", resolved_job.name, counted(steps, "step"));
     let evaluated = read_evaluation_losses(&folder.metrics())?;
     publish(&folder.loss_curve(), loss_curves(&losses, &evaluated, &title).as_bytes())?;
     let values: Vec<f64> = losses.iter().map(|(_, loss)| *loss).collect();
     if let (Some(first), Some(last)) = (values.first(), values.last()) {
         output::note(&format!("loss {first:.4} → {last:.4}  {}", progress::sparkline(&values, 60)));
     }
-    let counts = summarize_steps(&folder.metrics())?;
     if counts.skipped + counts.non_finite > 0 {
         output::note(&format!(
             "{} of {} steps were skipped; {} had a non-finite loss",
@@ -36,7 +41,7 @@ pub(super) fn print(run: &PreparedRun, output: &Output) -> anyhow::Result<Exit> 
     if resolved_job.writes_model {
         let size = folder_bytes(&folder.model());
         output::note(&format!("model in {} ({})", folder.model().display(), format_bytes(size)));
-    } else if let Some(newest) = &newest {
+    } else if let Some(newest) = newest.as_deref().map(|newest| best_or(newest, run)) {
         output::note(&format!(
             "no model was written: stage3_gather_16bit_weights_on_model_save is false. `zeroth checkpoint export {} --output \
              {}` writes it",
@@ -45,7 +50,7 @@ pub(super) fn print(run: &PreparedRun, output: &Output) -> anyhow::Result<Exit> 
         ));
     } else {
         output::note(
-            "no model was written: stage3_gather_16bit_weights_on_model_save is false, and --save-steps is 0",
+            "no model was written: stage3_gather_16bit_weights_on_model_save is false, and no checkpoint was saved",
         );
     }
     if output.is_json() {
@@ -60,12 +65,20 @@ pub(super) fn print(run: &PreparedRun, output: &Output) -> anyhow::Result<Exit> 
             "output": folder.root(),
             "checkpoint": newest,
             "model": resolved_job.writes_model.then(|| folder.model()),
+            "model_step": resolved_job.writes_model.then(|| exported_step(&folder.model())).flatten(),
         }))?;
     }
     Ok(match counts.last {
         Some((step, None)) => fail_without_loss(step),
         _ => Exit::Done,
     })
+}
+
+/// The best checkpoint if it is the one to export, else the newest.
+fn best_or(newest: &Path, run: &PreparedRun) -> PathBuf {
+    let best =
+        Checkpoint::open(newest).ok().and_then(|found| run.resolved_job.job.best_step(found.manifest()));
+    best.map_or_else(|| newest.to_owned(), |best| run.folder.checkpoints().join(step_folder(best)))
 }
 
 /// Fails a run whose last step has a non-finite loss.
