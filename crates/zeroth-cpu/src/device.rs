@@ -304,13 +304,13 @@ impl CpuDevice {
                     let (dgate, dup) = (self.write(dgate)?, self.write(dup)?);
                     gated_activation_backward::<T>(pool, activation, dy, gate, up, dgate, dup);
                 }
-                Kernel::Dropout { probability, seed, op, width, keys, x, y } => {
+                Kernel::Dropout { probability, seed, op, width, row_stride, keys, x, y } => {
                     let keys = self.read::<RowKey>(keys)?;
                     dropout::<T>(
                         pool,
                         Dropout { probability, seed, op },
                         keys,
-                        width,
+                        [width, row_stride],
                         self.read(x)?,
                         self.write(y)?,
                     );

@@ -6,7 +6,7 @@ use zeroth_kernel::RowKey;
 use super::check_len;
 use super::isa::each_isa;
 use super::pool::Pool;
-use super::rows::stride;
+use super::rows::check_rows;
 use super::work_partition::Chunks;
 use zeroth_base::halves;
 use zeroth_kernel::Element;
@@ -25,16 +25,16 @@ pub struct Dropout {
     pub op: u32,
 }
 
-/// y = x · mask / (1 - probability) for x and y [rows, width] of one stride. Backward is the same function of dy.
+/// y = x · mask / (1 - probability) for x and y [rows, width], whose rows are `stride` apart. Backward is the same function of dy.
 pub fn dropout<T: Element>(
     pool: &Pool,
     dropout: Dropout,
     keys: &[RowKey],
-    width: usize,
+    [width, stride]: [usize; 2],
     x: &[T],
     y: &mut [T],
 ) {
-    let stride = stride("x", x.len(), [keys.len(), width]);
+    check_rows("x", x.len(), [keys.len(), width], stride);
     check_len("y", y.len(), x.len());
     pool.each(Chunks::new(y, ROWS * stride), |task, y| {
         let x = &x[task * ROWS * stride..];
@@ -77,9 +77,10 @@ mod tests {
         let keys: Vec<_> = (0..rows as u32).map(key).collect();
         let x = random::<T>(1, rows * width);
         let mut y = x.clone();
-        dropout(pool, one, &keys, width, &x, &mut y);
+        dropout(pool, one, &keys, [width, width], &x, &mut y);
         let mut found = vec![T::from_f32(-f32::NAN); rows * (width + APART)];
-        dropout(pool, one, &keys, width, &apart(&x, width, f32::NAN), &mut found);
+        let sizes = [width, width + APART];
+        dropout(pool, one, &keys, sizes, &apart(&x, width, f32::NAN), &mut found);
         assert_eq!(bits(&found), bits(&apart(&y, width, -f32::NAN)), "{case}");
     }
 
@@ -98,6 +99,6 @@ mod tests {
     #[should_panic(expected = "`y` has 8 elements; the sizes given need 10")]
     fn both_operands_must_have_one_stride() {
         let one = Dropout { probability: 0.4, seed: 5, op: 2 };
-        dropout(&Pool::new(1), one, &[RowKey::default(); 2], 4, &[0.0f32; 10], &mut [0.0; 8]);
+        dropout(&Pool::new(1), one, &[RowKey::default(); 2], [4, 5], &[0.0f32; 10], &mut [0.0; 8]);
     }
 }

@@ -8,7 +8,7 @@ use super::check_len;
 use super::convert::convert_and_check_piece;
 use super::isa::each_isa;
 use super::pool::Pool;
-use super::rows::stride;
+use super::rows::check_rows;
 use super::stream;
 use super::work_partition::{Chunks, Grid};
 use zeroth_kernel::Element;
@@ -27,7 +27,8 @@ const LANES: usize = 64;
 pub fn embedding<T: Element>(pool: &Pool, dims: EmbeddingDims, ids: &[i32], table: &[T], y: &mut [T]) {
     let width = dims.width;
     check_len("table", table.len(), dims.vocab * width);
-    let stride = stride("y", y.len(), [ids.len(), width]);
+    let stride = dims.row_stride;
+    check_rows("y", y.len(), [ids.len(), width], stride);
     pool.each(Chunks::new(y, ROWS * stride), |task, y| {
         for (y, &id) in y.chunks_exact_mut(stride).zip(&ids[task * ROWS..]) {
             let y = &mut y[..width];
@@ -51,7 +52,8 @@ pub fn embedding_backward<T: Element>(
     dtable: &mut [f32],
 ) {
     let width = dims.width;
-    let stride = stride("dy", dy.len(), [ids.len(), width]);
+    let stride = dims.row_stride;
+    check_rows("dy", dy.len(), [ids.len(), width], stride);
     check_len("dtable", dtable.len(), dims.vocab * width);
     pool.each(Grid::new(dtable, width, dims.vocab, COLUMNS), |_, mut table| {
         let first = table.first_column();
@@ -83,7 +85,8 @@ pub fn embedding_backward_tied<T: Element>(
     dtable: &mut [T],
 ) -> bool {
     let (width, isa) = (dims.width, pool.isa());
-    let stride = stride("dy", dy.len(), [ids.len(), width]);
+    let stride = dims.row_stride;
+    check_rows("dy", dy.len(), [ids.len(), width], stride);
     check_len("rows", rows.len(), ids.len() * width);
     check_len("dtable", dtable.len(), dims.vocab * width);
     if ids.is_empty() {
@@ -137,7 +140,7 @@ mod tests {
     use crate::rows::apart::{APART, apart, bits, pools, random};
 
     fn strided_rows_match_contiguous_rows<T: Element>(pool: &Pool, tokens: usize, dims: EmbeddingDims) {
-        let EmbeddingDims { vocab, width } = dims;
+        let EmbeddingDims { vocab, width, .. } = dims;
         let case = format!("{}, {} threads, {}, {tokens} of {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
         // Some tokens repeat, some are absent.
         let id = |at: usize| if at % 7 == 6 { -1 } else { (at * at % vocab) as i32 };
@@ -147,12 +150,13 @@ mod tests {
         let mut y = vec![T::default(); tokens * width];
         embedding(pool, dims, &ids, &table, &mut y);
         let mut found = vec![T::from_f32(-f32::NAN); tokens * (width + APART)];
-        embedding(pool, dims, &ids, &table, &mut found);
+        let padded = EmbeddingDims { row_stride: width + APART, ..dims };
+        embedding(pool, padded, &ids, &table, &mut found);
         assert_eq!(bits(&found), bits(&apart(&y, width, -f32::NAN)), "{case}");
 
         let (dy, wide) = (random::<T>(2, tokens * width), random::<f32>(3, vocab * width));
         let dy_apart = apart(&dy, width, f32::NAN);
-        let [expected, found] = [&dy, &dy_apart].map(|dy| {
+        let [expected, found] = [(dims, &dy), (padded, &dy_apart)].map(|(dims, dy)| {
             let mut dtable = wide.clone();
             embedding_backward(pool, dims, &ids, dy, &mut dtable);
             bits(&dtable)
@@ -162,7 +166,7 @@ mod tests {
         // Equal tokens have equal rows.
         let row = |&id: &i32| &wide[usize::try_from(id).unwrap_or(0) * width..][..width];
         let tied_rows: Vec<f32> = ids.iter().flat_map(row).copied().collect();
-        let [expected, found] = [&dy, &dy_apart].map(|dy| {
+        let [expected, found] = [(dims, &dy), (padded, &dy_apart)].map(|(dims, dy)| {
             let (mut rows, mut dtable) = (tied_rows.clone(), table.clone());
             let found_inf = embedding_backward_tied(pool, dims, &ids, dy, &mut rows, &mut dtable);
             (found_inf, bits(&dtable))
@@ -175,7 +179,7 @@ mod tests {
     fn row_stride_changes_no_bits_and_padding_is_untouched() {
         for pool in pools() {
             for (tokens, vocab, width) in [(1, 1, 1), (150, 40, 300), (64, 90, 128), (0, 3, 8)] {
-                let dims = EmbeddingDims { vocab, width };
+                let dims = EmbeddingDims::new(vocab, width);
                 strided_rows_match_contiguous_rows::<f32>(&pool, tokens, dims);
                 strided_rows_match_contiguous_rows::<bf16>(&pool, tokens, dims);
                 strided_rows_match_contiguous_rows::<f16>(&pool, tokens, dims);

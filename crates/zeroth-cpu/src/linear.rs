@@ -6,7 +6,7 @@ use super::gemm::{self, Epilogue, MatrixView, gemm, gemm_tn};
 #[cfg(target_arch = "x86_64")]
 use super::gemm::{F32x32, WIDE_ROW};
 use super::pool::Pool;
-use super::rows::stride;
+use super::rows::check_rows;
 use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns};
 use zeroth_kernel::LinearDims;
@@ -112,7 +112,7 @@ impl<T: Element> Epilogue<T> for RoundAndCheck<'_> {
 
 /// f32 elements of scratch that the functions of this module need with a pool of `threads`.
 pub fn linear_scratch(dims: LinearDims, threads: usize) -> usize {
-    let LinearDims { rows, inputs, outputs } = dims;
+    let LinearDims { rows, inputs, outputs, .. } = dims;
     gemm::scratch(rows, outputs, inputs, threads)
         .max(gemm::scratch(rows, inputs, outputs, threads))
         .max(gemm::gemm_tn_scratch(outputs, inputs, rows, threads))
@@ -129,16 +129,17 @@ pub fn linear<T: Element>(
     y: &mut [T],
     scratch: &mut [f32],
 ) {
-    let LinearDims { rows, inputs, outputs } = dims;
-    let x = MatrixView::row_major(x, stride("x", x.len(), [rows, inputs]));
+    let LinearDims { rows, inputs, outputs, .. } = dims;
+    check_rows("x", x.len(), [rows, inputs], dims.x_stride);
+    let x = MatrixView::row_major(x, dims.x_stride);
     check_len("w", w.len(), outputs * inputs);
     if let Some(bias) = bias {
         check_len("bias", bias.len(), outputs);
     }
     let (shape, w) = ([rows, outputs, inputs], MatrixView::row_major(w, inputs).transposed());
     match bias {
-        Some(bias) => gemm(pool, shape, x, w, y, scratch, &AddBias(bias)),
-        None => gemm(pool, shape, x, w, y, scratch, &Round),
+        Some(bias) => gemm(pool, shape, x, w, y, dims.y_stride, scratch, &AddBias(bias)),
+        None => gemm(pool, shape, x, w, y, dims.y_stride, scratch, &Round),
     }
 }
 
@@ -152,22 +153,24 @@ pub fn linear_dx<T: Element>(
     add: bool,
     scratch: &mut [f32],
 ) {
-    let LinearDims { rows, inputs, outputs } = dims;
-    let dy = MatrixView::row_major(dy, stride("dy", dy.len(), [rows, outputs]));
+    let LinearDims { rows, inputs, outputs, .. } = dims;
+    check_rows("dy", dy.len(), [rows, outputs], dims.y_stride);
+    let dy = MatrixView::row_major(dy, dims.y_stride);
     check_len("w", w.len(), outputs * inputs);
     let (shape, w) = ([rows, inputs, outputs], MatrixView::row_major(w, inputs));
     if add {
-        gemm(pool, shape, dy, w, dx, scratch, &Accumulate);
+        gemm(pool, shape, dy, w, dx, dims.x_stride, scratch, &Accumulate);
     } else {
-        gemm(pool, shape, dy, w, dx, scratch, &Round);
+        gemm(pool, shape, dy, w, dx, dims.x_stride, scratch, &Round);
     }
 }
 
 /// The operands of a weight gradient, [rows, outputs] and [rows, inputs].
 fn dw_operands<'a, T>(dims: LinearDims, dy: &'a [T], x: &'a [T]) -> (MatrixView<'a, T>, MatrixView<'a, T>) {
-    let LinearDims { rows, inputs, outputs } = dims;
-    let dy = MatrixView::row_major(dy, stride("dy", dy.len(), [rows, outputs]));
-    (dy, MatrixView::row_major(x, stride("x", x.len(), [rows, inputs])))
+    let LinearDims { rows, inputs, outputs, .. } = dims;
+    check_rows("dy", dy.len(), [rows, outputs], dims.y_stride);
+    check_rows("x", x.len(), [rows, inputs], dims.x_stride);
+    (MatrixView::row_major(dy, dims.y_stride), MatrixView::row_major(x, dims.x_stride))
 }
 
 /// dw[outputs, inputs] += dy[rows, outputs]ᵀ · x[rows, inputs], in f32.
@@ -179,7 +182,7 @@ pub fn linear_dw<T: Element>(
     dw: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let LinearDims { rows, inputs, outputs } = dims;
+    let LinearDims { rows, inputs, outputs, .. } = dims;
     let (dy, x) = dw_operands(dims, dy, x);
     gemm_tn(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Accumulate);
 }
@@ -194,7 +197,7 @@ pub fn linear_dw_rounded<T: Element, O: Element>(
     dw: &mut [O],
     scratch: &mut [f32],
 ) -> bool {
-    let LinearDims { rows, inputs, outputs } = dims;
+    let LinearDims { rows, inputs, outputs, .. } = dims;
     let (dy, x) = dw_operands(dims, dy, x);
     let found_inf = AtomicBool::new(false);
     gemm_tn(pool, [outputs, inputs, rows], dy, x, dw, scratch, &RoundAndCheck { found_inf: &found_inf });
@@ -204,7 +207,8 @@ pub fn linear_dw_rounded<T: Element, O: Element>(
 /// `db[outputs]` += the column sums of dy[rows, outputs], in f32.
 pub fn linear_db<T: Element>(pool: &Pool, dims: LinearDims, dy: &[T], db: &mut [f32], scratch: &mut [f32]) {
     let LinearDims { rows, outputs, .. } = dims;
-    let row_stride = stride("dy", dy.len(), [rows, outputs]);
+    let row_stride = dims.y_stride;
+    check_rows("dy", dy.len(), [rows, outputs], row_stride);
     check_len("db", db.len(), outputs);
     if outputs == 0 {
         return;
@@ -227,10 +231,10 @@ mod row_stride_tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::rows::apart::{apart, bits, pools, random, spread};
+    use crate::rows::apart::{APART, apart, bits, pools, random, spread};
 
     fn check_padded_rows<T: Element>(pool: &Pool, dims: LinearDims) {
-        let LinearDims { rows, inputs, outputs } = dims;
+        let LinearDims { rows, inputs, outputs, .. } = dims;
         let case = format!("{}, {} threads, {}, {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
         let [x, dy, dx] = [(1, inputs), (2, outputs), (3, inputs)].map(|(name, width)| {
             let together = random::<T>(name, rows * width);
@@ -240,10 +244,12 @@ mod row_stride_tests {
         let (w, bias, dw) =
             (random::<T>(4, outputs * inputs), random::<T>(5, outputs), random::<f32>(6, outputs * inputs));
         let mut scratch = vec![f32::NAN; linear_scratch(dims, pool.threads())];
+        let padded = LinearDims { x_stride: inputs + APART, y_stride: outputs + APART, ..dims };
+        let dims = [dims, padded];
         for bias in [None, Some(&bias[..])] {
             let [expected, found] = [0, 1].map(|at| {
                 let mut y = vec![T::from_f32(f32::NAN); dy[at].len()];
-                linear(pool, dims, &x[at], &w, bias, &mut y, &mut scratch);
+                linear(pool, dims[at], &x[at], &w, bias, &mut y, &mut scratch);
                 y
             });
             assert_eq!(bits(&found), bits(&apart(&expected, outputs, f32::NAN)), "{case}");
@@ -251,16 +257,16 @@ mod row_stride_tests {
         for add in [false, true] {
             let [expected, found] = [0, 1].map(|at| {
                 let mut dx = dx[at].clone();
-                linear_dx(pool, dims, &dy[at], &w, &mut dx, add, &mut scratch);
+                linear_dx(pool, dims[at], &dy[at], &w, &mut dx, add, &mut scratch);
                 dx
             });
             assert_eq!(bits(&found), bits(&apart(&expected, inputs, f32::NAN)), "{case}, dx, add: {add}");
         }
         let [expected, found] = [0, 1].map(|at| {
             let (mut added, mut once, mut db) = (dw.clone(), w.clone(), dw[..outputs].to_vec());
-            linear_dw(pool, dims, &dy[at], &x[at], &mut added, &mut scratch);
-            let found_inf = linear_dw_rounded(pool, dims, &dy[at], &x[at], &mut once, &mut scratch);
-            linear_db(pool, dims, &dy[at], &mut db, &mut scratch);
+            linear_dw(pool, dims[at], &dy[at], &x[at], &mut added, &mut scratch);
+            let found_inf = linear_dw_rounded(pool, dims[at], &dy[at], &x[at], &mut once, &mut scratch);
+            linear_db(pool, dims[at], &dy[at], &mut db, &mut scratch);
             (found_inf, bits(&added), bits(&once), bits(&db))
         });
         assert!(found == expected && !found.0, "{case}, gradients of weights");
@@ -271,7 +277,7 @@ mod row_stride_tests {
         for pool in pools() {
             // Whole and partial tile steps; sums of several blocks of k.
             for (rows, inputs, outputs) in [(70, 64, 96), (33, 40, 5), (5, 1100, 33), (40, 33, 2500)] {
-                let dims = LinearDims { rows, inputs, outputs };
+                let dims = LinearDims::new(rows, inputs, outputs);
                 check_padded_rows::<f32>(&pool, dims);
                 check_padded_rows::<bf16>(&pool, dims);
                 check_padded_rows::<f16>(&pool, dims);
@@ -283,12 +289,13 @@ mod row_stride_tests {
     fn rows_read_in_place_have_the_bits_of_packed_rows() {
         // Padded as activations are: AMX reads such rows in place.
         for pool in pools() {
-            let dims = LinearDims { rows: 70, inputs: 512, outputs: 96 };
+            let dims = LinearDims::new(70, 512, 96);
             let row_stride = crate::row_stride(512, zeroth_base::DType::Bf16);
             let (x, w) = (random::<bf16>(1, 70 * 512), random::<bf16>(2, 96 * 512));
             let wide = spread(&x, [512, row_stride], f32::NAN);
             let mut scratch = vec![f32::NAN; linear_scratch(dims, pool.threads())];
-            let [expected, found] = [x, wide].map(|x| {
+            let padded = LinearDims { x_stride: row_stride, ..dims };
+            let [expected, found] = [(dims, x), (padded, wide)].map(|(dims, x)| {
                 let mut y = vec![bf16::NAN; 70 * 96];
                 linear(&pool, dims, &x, &w, None, &mut y, &mut scratch);
                 bits(&y)

@@ -5,7 +5,7 @@
 
 use super::gemm::{self, MatrixView, gemm_with};
 use super::pool::Pool;
-use super::rows::stride;
+use super::rows::check_rows;
 use super::{check_len, check_scratch};
 use zeroth_kernel::Element;
 use zeroth_kernel::LogitsDims;
@@ -27,8 +27,9 @@ pub fn logits<T: Element>(
     logits: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let LogitsDims { rows, sequences, hidden, vocab } = dims;
-    let row_stride = stride("x", x.len(), [rows, hidden]);
+    let LogitsDims { rows, sequences, hidden, vocab, .. } = dims;
+    let row_stride = dims.row_stride;
+    check_rows("x", x.len(), [rows, hidden], row_stride);
     check_len("w", w.len(), vocab * hidden);
     check_scratch(scratch.len(), logits_scratch(dims, pool.threads()));
     let (last, scratch) = scratch.split_at_mut(sequences * hidden);
@@ -54,16 +55,18 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::rows::apart::{apart, bits, pools, random};
+    use crate::rows::apart::{APART, apart, bits, pools, random};
 
     fn check_padded_rows<T: Element>(pool: &Pool, dims: LogitsDims) {
         let case = format!("{}, {} threads, {}, {dims:?}", pool.isa(), pool.threads(), T::DTYPE);
-        let LogitsDims { rows, sequences, hidden, vocab } = dims;
+        let LogitsDims { rows, sequences, hidden, vocab, .. } = dims;
         let (x, w) = (random::<T>(1, rows * hidden), random::<T>(2, vocab * hidden));
         // The second sequence is empty, and the last one ends with the rows.
         let (third, all) = (rows as u32 / 3, rows as u32);
         let starts = [0, third, third, all];
-        let [expected, found] = [x.clone(), apart(&x, hidden, f32::NAN)].map(|x| {
+        let padded = LogitsDims { row_stride: hidden + APART, ..dims };
+        let both = [(dims, x.clone()), (padded, apart(&x, hidden, f32::NAN))];
+        let [expected, found] = both.map(|(dims, x)| {
             let mut found = vec![f32::NAN; sequences * vocab];
             let mut scratch = vec![f32::NAN; logits_scratch(dims, pool.threads())];
             logits(pool, dims, &starts, &x, &w, &mut found, &mut scratch);
@@ -76,7 +79,7 @@ mod tests {
     fn padded_rows_have_the_bits_of_contiguous_rows() {
         for pool in pools() {
             for (rows, hidden) in [(1, 1), (50, 70), (40, 128)] {
-                let dims = LogitsDims { rows, sequences: 3, hidden, vocab: 90 };
+                let dims = LogitsDims::new(rows, 3, hidden, 90);
                 check_padded_rows::<f32>(&pool, dims);
                 check_padded_rows::<bf16>(&pool, dims);
                 check_padded_rows::<f16>(&pool, dims);

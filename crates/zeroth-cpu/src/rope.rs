@@ -5,7 +5,7 @@
 use super::check_len;
 use super::isa::each_isa;
 use super::pool::Pool;
-use super::rows::stride;
+use super::rows::check_rows;
 use super::work_partition::Chunks;
 use zeroth_kernel::Element;
 use zeroth_kernel::RopeDims;
@@ -70,7 +70,8 @@ pub fn rope_from<T: Element>(
     let (pairs, width) = (dims.rotated / 2, dims.heads * dims.head_dim);
     check_len("cos", cos.len(), dims.rows * pairs);
     check_len("sin", sin.len(), dims.rows * pairs);
-    let stride = stride("x", x.len(), [dims.rows, width]);
+    let stride = dims.row_stride;
+    check_rows("x", x.len(), [dims.rows, width], stride);
     check_len("y", y.len(), x.len());
     if pairs == 0 {
         return super::convert::copy(pool, x, y);
@@ -86,7 +87,8 @@ fn rotate<T: Element>(pool: &Pool, dims: RopeDims, cos: &[f32], sin: &[f32], sig
     let pairs = dims.rotated / 2;
     check_len("cos", cos.len(), dims.rows * pairs);
     check_len("sin", sin.len(), dims.rows * pairs);
-    let stride = stride("x", x.len(), [dims.rows, dims.heads * dims.head_dim]);
+    let stride = dims.row_stride;
+    check_rows("x", x.len(), [dims.rows, dims.heads * dims.head_dim], stride);
     if pairs == 0 {
         return;
     }
@@ -161,15 +163,17 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::rows::apart::{apart, bits, pools, random};
+    use crate::rows::apart::{APART, apart, bits, pools, random};
 
     #[test]
     fn row_stride_changes_no_bits_and_padding_is_untouched() {
-        let dims = RopeDims { rows: 70, heads: 3, head_dim: 8, rotated: 6 };
+        let dims = RopeDims::new(70, 3, 8, 6);
+        let padded = RopeDims { row_stride: 24 + APART, ..dims };
         let (x, cos, sin) = (random::<bf16>(1, 70 * 24), random(2, 70 * 3), random(3, 70 * 3));
         for pool in pools() {
             for back in [false, true] {
-                let [(y, place), (found, found_place)] = [x.clone(), apart(&x, 24, f32::NAN)].map(|x| {
+                let both = [(dims, x.clone()), (padded, apart(&x, 24, f32::NAN))];
+                let [(y, place), (found, found_place)] = both.map(|(dims, x)| {
                     let (mut y, mut place) = (vec![bf16::NAN; x.len()], x.clone());
                     rope_from(&pool, dims, &cos, &sin, back, &x, &mut y);
                     let in_place = if back { rope_backward } else { rope };
@@ -185,7 +189,7 @@ mod tests {
     #[test]
     fn rotation_out_of_place_matches_rotation_in_place() {
         for rotated in [0, 6, 8] {
-            let dims = RopeDims { rows: 70, heads: 3, head_dim: 8, rotated };
+            let dims = RopeDims::new(70, 3, 8, rotated);
             let value = |i: usize| (i as f32 * 0.731).sin();
             let x: Vec<f32> = (0..70 * 24).map(value).collect();
             let angles: Vec<f32> = (0..70 * rotated).map(|i| value(i + 9)).collect();

@@ -18,18 +18,21 @@ pub const fn row_stride(width: usize, dtype: DType) -> usize {
     if bytes >= LONG && bytes.is_multiple_of(2 * LINE) { width + LINE / size } else { width }
 }
 
-/// The row stride of a matrix [rows, width] that fills a slice of `found` elements.
+/// Checks that a slice of `found` elements is a matrix [rows, width] whose rows are `stride` apart, the last with its padding.
 ///
 /// # Panics
-/// When no stride fits.
+/// When it is shorter or longer, or when rows overlap.
 #[track_caller]
-pub(super) fn stride(name: &str, found: usize, [rows, width]: [usize; 2]) -> usize {
-    let stride = found.checked_div(rows).unwrap_or(width);
+pub(super) fn check_rows(name: &str, found: usize, [rows, width]: [usize; 2], stride: usize) {
     assert!(
-        found == rows * stride && stride >= width,
-        "`{name}` has {found} elements; the sizes given need {rows} rows of {width} or more"
+        stride >= width,
+        "rows of `{name}` are {width} elements wide; a stride of {stride} makes them overlap"
     );
-    stride
+    let needed = rows * stride;
+    assert!(
+        found == needed,
+        "`{name}` has {found} elements; {rows} rows that are {stride} apart need {needed}"
+    );
 }
 
 /// For tests of kernels: matrices with padded rows.
@@ -101,22 +104,28 @@ mod tests {
     }
 
     #[test]
-    fn the_stride_follows_from_the_length() {
-        assert_eq!(stride("x", 12, [3, 4]), 4);
-        assert_eq!(stride("x", 15, [3, 4]), 5);
-        assert_eq!(stride("x", 0, [0, 4]), 4);
-        assert_eq!(stride("x", 0, [3, 0]), 0);
+    fn whole_rows_pass() {
+        check_rows("x", 12, [3, 4], 4);
+        check_rows("x", 15, [3, 4], 5);
+        check_rows("x", 0, [0, 4], 5);
+        check_rows("x", 0, [3, 0], 0);
     }
 
     #[test]
-    #[should_panic(expected = "`x` has 13 elements; the sizes given need 3 rows of 4 or more")]
-    fn a_length_without_a_whole_stride_panics() {
-        stride("x", 13, [3, 4]);
+    #[should_panic(expected = "`x` has 15 elements; 3 rows that are 4 apart need 12")]
+    fn a_longer_slice_is_refused_even_if_it_has_another_whole_stride() {
+        check_rows("x", 15, [3, 4], 4);
     }
 
     #[test]
-    #[should_panic(expected = "`x` has 9 elements; the sizes given need 3 rows of 4 or more")]
-    fn a_stride_below_the_width_panics() {
-        stride("x", 9, [3, 4]);
+    #[should_panic(expected = "`x` has 14 elements; 3 rows that are 5 apart need 15")]
+    fn the_last_row_has_its_padding() {
+        check_rows("x", 14, [3, 4], 5);
+    }
+
+    #[test]
+    #[should_panic(expected = "rows of `x` are 4 elements wide; a stride of 3 makes them overlap")]
+    fn rows_do_not_overlap() {
+        check_rows("x", 9, [3, 4], 3);
     }
 }

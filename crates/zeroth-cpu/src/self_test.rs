@@ -94,7 +94,7 @@ impl<T: Element> SelfTester<'_, T> {
     }
 
     fn linear(&mut self) {
-        let dims = LinearDims { rows: 201, inputs: 300, outputs: 275 };
+        let dims = LinearDims::new(201, 300, 275);
         let (x, w) = (self.random(201 * 300), self.random(275 * 300));
         let (bias, dy) = (self.random(275), self.random(201 * 275));
         let mut scratch = vec![0.0; linear_scratch(dims, self.pool.threads())];
@@ -116,7 +116,7 @@ impl<T: Element> SelfTester<'_, T> {
     }
 
     fn embedding(&mut self) {
-        let dims = EmbeddingDims { vocab: 50, width: 70 };
+        let dims = EmbeddingDims::new(50, 70);
         let ids: Vec<i32> = (0..131).map(|i| if i % 10 == 9 { -1 } else { i * i % 50 }).collect();
         let (table, dy) = (self.random(50 * 70), self.random(131 * 70));
         let mut y = vec![T::default(); dy.len()];
@@ -128,7 +128,7 @@ impl<T: Element> SelfTester<'_, T> {
     }
 
     fn rms_norm(&mut self) {
-        let dims = RmsNormDims { rows: 131, width: 77, eps: 1e-5 };
+        let dims = RmsNormDims::new(131, 77, 1e-5);
         let count = 131 * 77;
         let (x, residual, w) = (self.random(count), self.random(count), self.random(77));
         let (dy, past) = (self.random(count), self.random(count));
@@ -163,7 +163,7 @@ impl<T: Element> SelfTester<'_, T> {
     }
 
     fn rope(&mut self) {
-        let dims = RopeDims { rows: 37, heads: 3, head_dim: 20, rotated: 16 };
+        let dims = RopeDims::new(37, 3, 20, 16);
         let table = RopeTable::plain(1e4, 16);
         let positions: Vec<i32> = (0..37).map(|i| i * 11).collect();
         let (mut cos, mut sin) = (vec![0.0; 37 * 8], vec![0.0; 37 * 8]);
@@ -178,7 +178,7 @@ impl<T: Element> SelfTester<'_, T> {
     }
 
     fn head_norm_rope(&mut self) {
-        let rope = RopeDims { rows: 37, heads: 5, head_dim: 20, rotated: 16 };
+        let rope = RopeDims::new(37, 5, 20, 16);
         let dims = HeadNormRopeDims { rope, eps: 1e-5 };
         let (x, w, dy) = (self.random(37 * 100), self.random(20), self.random(37 * 100));
         let positions: Vec<i32> = (0..37).map(|i| i * 11).collect();
@@ -216,7 +216,7 @@ impl<T: Element> SelfTester<'_, T> {
 
     fn attention(&mut self) {
         for (name, window) in [("attention", None), ("attention with a window", Some(50))] {
-            let dims = AttentionDims { rows: 330, heads: 4, kv_heads: 2, head_dim: 24, window, scale: 0.3 };
+            let dims = AttentionDims::new(330, 4, 2, 24, window, 0.3);
             let starts = [0, 7, 7, 210, 320];
             let (q, k, v) = (self.random(330 * 96), self.random(330 * 48), self.random(330 * 48));
             let dout = self.random(330 * 96);
@@ -244,7 +244,7 @@ impl<T: Element> SelfTester<'_, T> {
         // One key, more than a tile, and padding.
         let ranges = [(0, 1), (1, 300), (0, 0), (300, 330)].map(|(first, end)| CacheRange { first, end });
         for (name, window) in [("cached attention", None), ("cached attention with a window", Some(50))] {
-            let dims = AttentionDims { rows: 4, heads: 4, kv_heads: 2, head_dim: 24, window, scale: 0.3 };
+            let dims = AttentionDims::new(4, 4, 2, 24, window, 0.3);
             let (q, k, v) = (self.random(4 * 96), self.random(330 * 48), self.random(330 * 48));
             let mut out = vec![T::default(); q.len()];
             let mut scratch = vec![0.0; cached_attention_scratch(&dims, self.pool.threads())];
@@ -272,7 +272,7 @@ impl<T: Element> SelfTester<'_, T> {
     }
 
     fn head_loss(&mut self) {
-        let dims = HeadLossDims { rows: 40, hidden: 50, vocab: 301 };
+        let dims = HeadLossDims::new(40, 50, 301);
         let labels: Vec<i32> = (0..40).map(|i| if i % 4 == 0 { -100 } else { i * 7 }).collect();
         let (x, w) = (self.random(40 * 50), self.random(301 * 50));
         let mut scratch = vec![0.0; head_loss_scratch(dims, self.pool.threads())];
@@ -314,7 +314,7 @@ impl<T: Element> SelfTester<'_, T> {
 
     /// The gradient of a tied embedding, rounded by the head and the embedding.
     fn tied_head(&mut self, dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32], of_head: &[f64]) {
-        let HeadLossDims { rows, hidden, vocab } = dims;
+        let HeadLossDims { rows, hidden, vocab, .. } = dims;
         let ids: Vec<i32> = (0..40).map(|i| if i % 10 == 9 { -1 } else { i * i % 90 }).collect();
         let mut scratch = vec![0.0; head_loss_rounded_scratch(dims, self.pool.threads())];
         let (mut dx, mut dw) = (x.to_vec(), w.to_vec());
@@ -332,7 +332,7 @@ impl<T: Element> SelfTester<'_, T> {
             own,
             &mut scratch,
         );
-        let dims = EmbeddingDims { vocab, width: hidden };
+        let dims = EmbeddingDims::new(vocab, hidden);
         embedding_backward_tied(self.pool, dims, &ids, x, &mut waiting, &mut dw);
         let mut expected = reference::embedding_backward(dims, &ids, &wide(x));
         expected.iter_mut().zip(of_head).for_each(|(sum, of_head)| *sum += of_head);
@@ -341,7 +341,7 @@ impl<T: Element> SelfTester<'_, T> {
 
     fn logits(&mut self) {
         // Five sequences, the second empty; logits of a sixth are zero.
-        let dims = LogitsDims { rows: 40, sequences: 6, hidden: 50, vocab: 301 };
+        let dims = LogitsDims::new(40, 6, 50, 301);
         let starts = [0, 7, 7, 8, 30, 38];
         let (x, w) = (self.random(40 * 50), self.random(301 * 50));
         let mut scratch = vec![0.0; logits_scratch(dims, self.pool.threads())];
@@ -356,7 +356,7 @@ impl<T: Element> SelfTester<'_, T> {
             (0..70).map(|i| RowKey { sample: u64::from(i / 9) << 30, position: i % 9, epoch: 3 }).collect();
         let x = self.random(70 * 13);
         let mut y = vec![T::default(); x.len()];
-        dropout(self.pool, setting, &keys, 13, &x, &mut y);
+        dropout(self.pool, setting, &keys, [13, 13], &x, &mut y);
         self.compare("dropout", &y, &reference::dropout(setting, &keys, 13, &wide(&x)));
     }
 

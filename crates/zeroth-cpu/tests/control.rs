@@ -315,7 +315,7 @@ fn a_conversion_sets_found_inf_only_for_nonfinite_results() {
 fn a_head_refuses_unsupported_gradient_stores() {
     let mut device = CpuDevice::new(1, 1 << 20, 0).unwrap();
     let place = |at: u64, bytes: u64| Span::device(at << 12, bytes);
-    let dims = HeadLossDims { rows: 2, hidden: 3, vocab: 5 };
+    let dims = HeadLossDims::new(2, 3, 5);
     let tokens = |rows: Span| TiedRowsOut { ids: place(3, 8), rows };
     let (dw, found_inf) = (place(9, 60), place(10, 8));
     let kernel = |store: GradStore, tied_rows: Option<TiedRowsOut>| Kernel::HeadLossBackward {

@@ -41,7 +41,7 @@ pub(super) fn starts_of(cx: &LaunchContext, starts: Span) -> Result<[Address; 2]
 
 /// Rows, heads, kv heads, head_dim, window (0: none) and scale, as kernel arguments.
 pub(super) fn shape(dims: &AttentionDims) -> [u64; 6] {
-    let AttentionDims { rows, heads, kv_heads, head_dim, window, scale } = *dims;
+    let AttentionDims { rows, heads, kv_heads, head_dim, window, scale, .. } = *dims;
     let sizes = [rows, heads, kv_heads, head_dim, window.map_or(0, |window| window.min(i32::MAX as usize))];
     let [rows, heads, kv_heads, head_dim, window] = sizes.map(|size| size as u64);
     [rows, heads, kv_heads, head_dim, window, float(scale)]

@@ -17,7 +17,7 @@ pub(super) fn store_rows(
     x: Span,
     cache: Span,
 ) -> Result<(), DeviceError> {
-    let StoreRowsDims { rows, width, cached } = dims;
+    let StoreRowsDims { rows, width, cached, .. } = dims;
     let ranges = cx.sized("ranges", ranges, rows, size_of::<CacheRange>() as u64)?;
     let (x, cache) = (cx.typed("x", x, rows * width)?, cx.typed("cache", cache, cached * width)?);
     let arguments = [ranges, x, cache, width as u64, cached as u64];

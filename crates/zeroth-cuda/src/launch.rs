@@ -24,6 +24,11 @@ pub(super) fn dispatch(
     kernel: &Kernel,
 ) -> Result<(), DeviceError> {
     let dtype = cx.dtype;
+    if kernel.has_padded_rows() {
+        return Err(cx.invalid(
+            "its dimensions have padded rows; kernels of the GPU read rows without padding".to_owned(),
+        ));
+    }
     match *kernel {
         Kernel::Embedding { dims, rows, ids, table, y } => {
             rowwise::embedding(cx, dims, rows, [ids, table, y])
@@ -98,7 +103,7 @@ pub(super) fn dispatch(
                 &[dy, gate, up, dgate, dup, count as u64],
             )
         }
-        Kernel::Dropout { probability, seed, op, width, keys, x, y } => {
+        Kernel::Dropout { probability, seed, op, width, keys, x, y, .. } => {
             let rows = keys.bytes as usize / size_of::<RowKey>();
             let keys = cx.sized("keys", keys, rows, size_of::<RowKey>() as u64)?;
             let (x, y) = (cx.typed("x", x, rows * width)?, cx.typed("y", y, rows * width)?);
@@ -157,7 +162,7 @@ pub(super) fn dispatch(
 fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Result<(), DeviceError> {
     let (from, workspace) = (cx.dtype, cx.scratch.take(WORKSPACE)?);
     let matmul = match *kernel {
-        Kernel::Linear { dims: LinearDims { rows, inputs, outputs }, x, w, bias, y } => Matmul {
+        Kernel::Linear { dims: LinearDims { rows, inputs, outputs, .. }, x, w, bias, y } => Matmul {
             size: [rows, outputs, inputs],
             p: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
             q: Matrix::transposed(cx.typed("w", w, outputs * inputs)?, inputs),
@@ -167,7 +172,7 @@ fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Res
             bias: bias.map(|bias| cx.typed("bias", bias, outputs)).transpose()?,
             add: false,
         },
-        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs }, dy, w, dx, add } => Matmul {
+        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs, .. }, dy, w, dx, add } => Matmul {
             size: [rows, inputs, outputs],
             p: Matrix::rows(cx.typed("dy", dy, rows * outputs)?, outputs),
             q: Matrix::rows(cx.typed("w", w, outputs * inputs)?, inputs),
@@ -177,7 +182,7 @@ fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Res
             bias: None,
             add,
         },
-        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs }, dy, x, dw, store } => Matmul {
+        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs, .. }, dy, x, dw, store } => Matmul {
             size: [outputs, inputs, rows],
             p: Matrix::transposed(cx.typed("dy", dy, rows * outputs)?, outputs),
             q: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),

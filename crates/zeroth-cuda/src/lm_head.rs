@@ -35,7 +35,7 @@ pub(super) fn loss(
     [x, w, labels, loss]: [Span; 4],
     gradients: Option<HeadGradients>,
 ) -> Result<(), DeviceError> {
-    let HeadLossDims { rows, hidden, vocab } = dims;
+    let HeadLossDims { rows, hidden, vocab, .. } = dims;
     let dtype = cx.dtype;
     let (x, w) = (cx.typed("x", x, rows * hidden)?, cx.typed("w", w, vocab * hidden)?);
     let (labels, loss) = (cx.words("labels", labels, rows)?, cx.structure::<f64>("loss", loss)?);
@@ -113,7 +113,7 @@ pub(super) fn logits(
     [x, w]: [Span; 2],
     logits: Span,
 ) -> Result<(), DeviceError> {
-    let LogitsDims { rows, sequences, hidden, vocab } = dims;
+    let LogitsDims { rows, sequences, hidden, vocab, .. } = dims;
     let dtype = cx.dtype;
     let [starts, capacity] = starts_of(cx, starts)?;
     let (x, w) = (cx.typed("x", x, rows * hidden)?, cx.typed("w", w, vocab * hidden)?);

@@ -65,7 +65,7 @@ pub(super) fn forward(
     angles: [Span; 2],
     [y, rstd]: [Span; 2],
 ) -> Result<(), DeviceError> {
-    let RmsNormDims { rows, width, eps } = dims.norm();
+    let RmsNormDims { rows, width, eps, .. } = dims.norm();
     let [cos, sin] = angles_of(cx, dims.rope, angles)?;
     let (from, weight) = (cx.typed("x", x, rows * width)?, cx.typed("w", w, width)?);
     let (to, statistic) = (cx.typed("y", y, rows * width)?, cx.words("rstd", rstd, rows)?);
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn fused_heads_have_both_elements_of_a_pair_in_one_thread() {
-        let dims = |head_dim, rotated| RopeDims { rows: 5, heads: 3, head_dim, rotated };
+        let dims = |head_dim, rotated| RopeDims::new(5, 3, head_dim, rotated);
         for (head_dim, row_threads) in [(64, 2), (128, 4), (256, 8)] {
             let partition = fused_partition(dims(head_dim, head_dim), &[0, 16]).unwrap();
             assert_eq!(partition.row_threads, row_threads);

@@ -124,7 +124,7 @@ mod tests {
 
     fn head(rows: usize, vocab: usize) -> Kernel {
         let span = Span::device(0, 0);
-        let dims = HeadLossDims { rows, hidden: 64, vocab };
+        let dims = HeadLossDims::new(rows, 64, vocab);
         Kernel::HeadLoss { dims, x: span, w: span, labels: span, loss: span }
     }
 
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn allocations_fit_at_any_start_address() {
-        let dims = HeadLossDims { rows: 5, hidden: 64, vocab: 37 };
+        let dims = HeadLossDims::new(5, 64, 37);
         let bytes = scratch_bytes(&head(5, 37), DType::F32);
         for at in [0, 4, 255, 256] {
             let mut scratch = Scratch::new("head_loss", at, bytes);

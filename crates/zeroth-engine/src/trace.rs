@@ -114,8 +114,8 @@ impl Trace {
             let tid = Queue::ALL.iter().position(|queue| *queue == event.queue).unwrap_or(0);
             let (ts, dur) = (event.from, event.to - event.from);
             let name = &event.name;
-            let names = |ids: &[BufferId]| ids.iter().map(ToString::to_string).collect();
-            let args = Buffers { reads: names(&event.operands.reads), writes: names(&event.operands.writes) };
+            let list = |ids: &[BufferId]| ids.iter().map(ToString::to_string).collect();
+            let args = Buffers { reads: list(&event.operands.reads), writes: list(&event.operands.writes) };
             lines.push(serde_json::to_string(&Complete {
                 name,
                 cat: event.queue.name(),

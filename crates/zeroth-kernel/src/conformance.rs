@@ -248,7 +248,7 @@ impl Pair<'_> {
 
     fn matmuls(&mut self) -> Result<(), DeviceError> {
         let (inputs, outputs, dtype) = (72, 104, self.dtype);
-        let dims = LinearDims { rows: ROWS, inputs, outputs };
+        let dims = LinearDims::new(ROWS, inputs, outputs);
         let (x, w) = (self.random(ROWS * inputs), self.random(outputs * inputs));
         let (bias, y) = (self.random(outputs), self.empty(ROWS * outputs * dtype.bytes() as usize));
         self.compare(Kernel::Linear { dims, x, w, bias: Some(bias), y }, &[Output::Rounded(dtype)])?;
@@ -272,13 +272,13 @@ impl Pair<'_> {
 
     fn row_kernels(&mut self) -> Result<(), DeviceError> {
         let (width, vocab, dtype) = (120, 61, self.dtype);
-        let dims = EmbeddingDims { vocab, width };
+        let dims = EmbeddingDims::new(vocab, width);
         let (ids, table, y) = (self.ids(ROWS, vocab), self.random(vocab * width), self.random(ROWS * width));
         self.compare(Kernel::Embedding { dims, rows: ROWS, ids, table, y }, &[Output::Exact])?;
         let (ids, dy, dtable) = (self.ids(ROWS, vocab), self.random(ROWS * width), self.words(vocab * width));
         let kernel = Kernel::EmbeddingBackward { dims, rows: ROWS, ids, dy, dtable, tied_rows: None };
         self.compare(kernel, &[Output::Rounded(DType::F32)])?;
-        let dims = RmsNormDims { rows: ROWS, width, eps: 1e-6 };
+        let dims = RmsNormDims::new(ROWS, width, 1e-6);
         let (x, w, rstd) = (self.random(ROWS * width), self.random(width), self.empty(4 * ROWS));
         let y = self.like(x);
         self.compare(
@@ -302,7 +302,7 @@ impl Pair<'_> {
             self.compare(kernel, &outputs)?;
         }
         for back in [false, true] {
-            let dims = RopeDims { rows: ROWS, heads: 3, head_dim: 40, rotated: 32 };
+            let dims = RopeDims::new(ROWS, 3, 40, 32);
             let (cos, sin) = (self.words(ROWS * 16), self.words(ROWS * 16));
             let x = self.random(ROWS * 120);
             let y = self.like(x);
@@ -310,7 +310,7 @@ impl Pair<'_> {
         }
         // Heads rotated in part, and whole, for which a device may have another kernel.
         for (head_dim, rotated) in [(40, 32), (64, 64)] {
-            let rope = RopeDims { rows: ROWS, heads: 3, head_dim, rotated };
+            let rope = RopeDims::new(ROWS, 3, head_dim, rotated);
             let dims = HeadNormRopeDims { rope, eps: 1e-6 };
             let (elements, rstds, angles) = (ROWS * 3 * head_dim, 3 * ROWS, ROWS * rotated / 2);
             let (x, w) = (self.random(elements), self.random(head_dim));
@@ -330,7 +330,7 @@ impl Pair<'_> {
             }
         }
         let starts = self.given(cast_slice(&[4u32, 0, 30, 31, ROWS as u32]));
-        let dims = LogitsDims { rows: ROWS, sequences: 3, hidden: width, vocab };
+        let dims = LogitsDims::new(ROWS, 3, width, vocab);
         let (x, w, logits) =
             (self.random(ROWS * width), self.random(vocab * width), self.empty(4 * 3 * vocab));
         self.compare(Kernel::Logits { dims, starts, x, w, logits }, &[Output::Rounded(DType::F32)])
@@ -344,7 +344,7 @@ impl Pair<'_> {
             (40, Some(20), [4, 0, 30, 31, rows], None),
             (64, None, [2, 0, rows, 0, 0], Some(ROWS)),
         ] {
-            let dims = AttentionDims { rows: ROWS, heads: 4, kv_heads: 2, head_dim, window, scale: 0.125 };
+            let dims = AttentionDims::new(ROWS, 4, 2, head_dim, window, 0.125);
             self.device.equal_sequences(length);
             let operands = |pair: &mut Self| {
                 let starts = pair.given(cast_slice(&starts));
@@ -382,14 +382,14 @@ impl Pair<'_> {
         let ranges = [(0, 1), (1, 310), (0, 0), (310, 330), (330, 410)];
         let ranges = ranges.map(|(first, end)| CacheRange { first, end });
         for (head_dim, window) in [(64, None), (40, Some(20)), (200, None)] {
-            let dims = AttentionDims { rows, heads: 4, kv_heads: 2, head_dim, window, scale: 0.125 };
+            let dims = AttentionDims::new(rows, 4, 2, head_dim, window, 0.125);
             let ranges_at = self.given(cast_slice(&ranges));
             let q = self.random(rows * 4 * head_dim);
             let (k, v) = (self.random(cached * 2 * head_dim), self.random(cached * 2 * head_dim));
             let y = self.like(q);
             let kernel = Kernel::CachedAttention { dims, cached, ranges: ranges_at, q, k, v, y };
             self.compare(kernel, &[Output::Rounded(self.dtype)])?;
-            let dims = StoreRowsDims { rows, width: 2 * head_dim, cached };
+            let dims = StoreRowsDims::new(rows, 2 * head_dim, cached);
             let kernel = Kernel::StoreRows {
                 dims,
                 ranges: self.given(cast_slice(&ranges)),
@@ -419,7 +419,8 @@ impl Pair<'_> {
         let keys: Vec<RowKey> = (0..7).map(|row| RowKey { sample: 3 * row, position: 5, epoch: 1 }).collect();
         let (keys, x) = (self.given(cast_slice(&keys)), self.random(7 * 100));
         let y = self.like(x);
-        let kernel = Kernel::Dropout { probability: 0.25, seed: 9, op: 2, width: 100, keys, x, y };
+        let (probability, row_stride) = (0.25, 100);
+        let kernel = Kernel::Dropout { probability, seed: 9, op: 2, width: 100, row_stride, keys, x, y };
         self.compare(kernel, &[Output::Exact])?;
         let to = self.random(count);
         self.compare(Kernel::Zero { to }, &[Output::Exact])?;
@@ -447,7 +448,7 @@ impl Pair<'_> {
 
     fn head(&mut self) -> Result<(), DeviceError> {
         let (hidden, vocab, dtype) = (48, 203, self.dtype);
-        let dims = HeadLossDims { rows: ROWS, hidden, vocab };
+        let dims = HeadLossDims::new(ROWS, hidden, vocab);
         let operands = |pair: &mut Self| {
             let labels: Vec<i32> =
                 (0..ROWS).map(|row| if row % 5 == 2 { -100 } else { (row * 31 % vocab) as i32 }).collect();

@@ -1,4 +1,8 @@
 //! Dimensions of the kernels: one struct per kernel, part of every launch.
+//!
+//! A row stride is the number of elements from one row of an activation to the next; what lies between is padding, which no
+//! kernel reads or writes. An operand has whole rows, the last with its padding: exactly rows · stride elements. `new` makes
+//! dimensions without padding.
 
 use half::bf16;
 use zeroth_base::DType;
@@ -14,6 +18,17 @@ pub struct LinearDims {
     pub inputs: usize,
     /// Width of y.
     pub outputs: usize,
+    /// Row stride of x and dx.
+    pub x_stride: usize,
+    /// Row stride of y and dy.
+    pub y_stride: usize,
+}
+
+impl LinearDims {
+    /// Dimensions without padding.
+    pub const fn new(rows: usize, inputs: usize, outputs: usize) -> Self {
+        Self { rows, inputs, outputs, x_stride: inputs, y_stride: outputs }
+    }
 }
 
 /// Dimensions of an embedding.
@@ -23,6 +38,15 @@ pub struct EmbeddingDims {
     pub vocab: usize,
     /// Columns of the table.
     pub width: usize,
+    /// Row stride of y and dy; the table has no padding.
+    pub row_stride: usize,
+}
+
+impl EmbeddingDims {
+    /// Dimensions without padding.
+    pub const fn new(vocab: usize, width: usize) -> Self {
+        Self { vocab, width, row_stride: width }
+    }
 }
 
 /// Dimensions of an RMSNorm over the last `width` elements.
@@ -32,14 +56,21 @@ pub struct RmsNormDims {
     pub rows: usize,
     /// Elements of a vector.
     pub width: usize,
+    /// Row stride of x, y, their sum and their gradients.
+    pub row_stride: usize,
     /// Added to the mean of squares.
     pub eps: f32,
 }
 
 impl RmsNormDims {
-    /// A norm over each head of [rows, heads · head_dim], as Qwen 3 does with q and k.
+    /// Dimensions without padding.
+    pub const fn new(rows: usize, width: usize, eps: f32) -> Self {
+        Self { rows, width, row_stride: width, eps }
+    }
+
+    /// A norm over each head of [rows, heads · head_dim] without padding, as Qwen 3 does with q and k.
     pub const fn per_head(rows: usize, heads: usize, head_dim: usize, eps: f32) -> Self {
-        Self { rows: rows * heads, width: head_dim, eps }
+        Self::new(rows * heads, head_dim, eps)
     }
 }
 
@@ -54,6 +85,15 @@ pub struct RopeDims {
     pub head_dim: usize,
     /// Leading elements of a head that are rotated; the others are unchanged.
     pub rotated: usize,
+    /// Row stride of x and y.
+    pub row_stride: usize,
+}
+
+impl RopeDims {
+    /// Dimensions without padding.
+    pub const fn new(rows: usize, heads: usize, head_dim: usize, rotated: usize) -> Self {
+        Self { rows, heads, head_dim, rotated, row_stride: heads * head_dim }
+    }
 }
 
 /// Dimensions of a head norm with RoPE of [rows, heads · head_dim].
@@ -73,8 +113,7 @@ impl HeadNormRopeDims {
     }
 }
 
-/// Dimensions of attention: q is [rows, heads · head_dim], k and v are [rows, kv_heads · head_dim]. Rows may be padded;
-/// operands of one width have one stride.
+/// Dimensions of attention: q is [rows, heads · head_dim], k and v are [rows, kv_heads · head_dim].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDims {
     /// Tokens, padding included.
@@ -85,6 +124,10 @@ pub struct AttentionDims {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// Row stride of q and y and of their gradients.
+    pub q_stride: usize,
+    /// Row stride of k and v and of their gradients.
+    pub kv_stride: usize,
     /// Sliding window: keys per query, its own included; `None` attends to the whole prefix.
     pub window: Option<usize>,
     /// Factor of the scores.
@@ -92,6 +135,19 @@ pub struct AttentionDims {
 }
 
 impl AttentionDims {
+    /// Dimensions without padding.
+    pub const fn new(
+        rows: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        window: Option<usize>,
+        scale: f32,
+    ) -> Self {
+        let (q_stride, kv_stride) = (heads * head_dim, kv_heads * head_dim);
+        Self { rows, heads, kv_heads, head_dim, q_stride, kv_stride, window, scale }
+    }
+
     /// Elements of a row of q.
     pub const fn q_width(&self) -> usize {
         self.heads * self.head_dim
@@ -132,6 +188,15 @@ pub struct StoreRowsDims {
     pub width: usize,
     /// Rows of the cache.
     pub cached: usize,
+    /// Row stride of both.
+    pub row_stride: usize,
+}
+
+impl StoreRowsDims {
+    /// Dimensions without padding.
+    pub const fn new(rows: usize, width: usize, cached: usize) -> Self {
+        Self { rows, width, cached, row_stride: width }
+    }
 }
 
 /// f32 elements of a slice's exponentials: 160 MiB.
@@ -149,9 +214,16 @@ pub struct HeadLossDims {
     pub hidden: usize,
     /// Vocabulary size.
     pub vocab: usize,
+    /// Row stride of x and dx.
+    pub row_stride: usize,
 }
 
 impl HeadLossDims {
+    /// Dimensions without padding.
+    pub const fn new(rows: usize, hidden: usize, vocab: usize) -> Self {
+        Self { rows, hidden, vocab, row_stride: hidden }
+    }
+
     /// Rows of a slice whose exponentials are stored as `E`.
     pub fn slice_rows<E: Element>(self) -> usize {
         let more = size_of::<f32>() / size_of::<E>();
@@ -180,9 +252,16 @@ pub struct LogitsDims {
     pub hidden: usize,
     /// Vocabulary size.
     pub vocab: usize,
+    /// Row stride of x.
+    pub row_stride: usize,
 }
 
 impl LogitsDims {
+    /// Dimensions without padding.
+    pub const fn new(rows: usize, sequences: usize, hidden: usize, vocab: usize) -> Self {
+        Self { rows, sequences, hidden, vocab, row_stride: hidden }
+    }
+
     /// The last row of a sequence; `None` where it is missing, empty or beyond the rows.
     pub fn last_row(self, starts: &[u32], sequence: usize) -> Option<usize> {
         let [begin, end] = [*starts.get(sequence)? as usize, *starts.get(sequence + 1)? as usize];

@@ -88,7 +88,7 @@ pub struct Launch {
 /// An op and its operands.
 ///
 /// Operands `x`, `y`, `w`, `dx`, … have the launch's dtype; statistics and weight gradients are f32 (but see [`GradStore`]);
-/// `ids` and `labels` are i32. Rows of activations and their gradients are padded to the program's row stride. "Adds" means
+/// `ids` and `labels` are i32. Rows of activations and their gradients have the row strides of the dimensions, padding included. "Adds" means
 /// accumulation in f32 into the operand. `found_inf` is a u64 that is set to 1 where a result is infinite or NaN, and is
 /// otherwise unchanged.
 #[derive(Debug, Clone, PartialEq)]
@@ -179,7 +179,16 @@ pub enum Kernel {
         dup: Span,
     },
     /// y = x · mask / (1 - probability). `keys` holds one [`RowKey`] per row. Backward is the same kernel on dy.
-    Dropout { probability: f32, seed: u64, op: u32, width: usize, keys: Span, x: Span, y: Span },
+    Dropout {
+        probability: f32,
+        seed: u64,
+        op: u32,
+        width: usize,
+        row_stride: usize,
+        keys: Span,
+        x: Span,
+        y: Span,
+    },
     /// Adds the sum of the losses of the tokens with a label (≥ 0) to `loss`, an f64.
     HeadLoss { dims: HeadLossDims, x: Span, w: Span, labels: Span, loss: Span },
     /// `HeadLoss` with gradients: writes dx and stores the gradient of w in dw, both times `loss_weight`, an f64 (see
@@ -321,6 +330,48 @@ pub enum Access {
 }
 
 impl Kernel {
+    /// Whether rows of its activations have padding.
+    pub const fn has_padded_rows(&self) -> bool {
+        match self {
+            Self::Embedding { dims, .. } | Self::EmbeddingBackward { dims, .. } => {
+                dims.row_stride != dims.width
+            }
+            Self::Linear { dims, .. }
+            | Self::LinearDx { dims, .. }
+            | Self::LinearDw { dims, .. }
+            | Self::LinearDb { dims, .. } => dims.x_stride != dims.inputs || dims.y_stride != dims.outputs,
+            Self::RmsNorm { dims, .. }
+            | Self::AddRmsNorm { dims, .. }
+            | Self::RmsNormBackward { dims, .. } => dims.row_stride != dims.width,
+            Self::Rope { dims, .. } => dims.row_stride != dims.heads * dims.head_dim,
+            Self::HeadNormRope { dims, .. } | Self::HeadNormRopeBackward { dims, .. } => {
+                dims.rope.row_stride != dims.rope.heads * dims.rope.head_dim
+            }
+            Self::Attention { dims, .. }
+            | Self::AttentionBackward { dims, .. }
+            | Self::CachedAttention { dims, .. } => {
+                dims.q_stride != dims.q_width() || dims.kv_stride != dims.kv_width()
+            }
+            Self::StoreRows { dims, .. } => dims.row_stride != dims.width,
+            Self::Dropout { width, row_stride, .. } => *row_stride != *width,
+            Self::HeadLoss { dims, .. } | Self::HeadLossBackward { dims, .. } => {
+                dims.row_stride != dims.hidden
+            }
+            Self::Logits { dims, .. } => dims.row_stride != dims.hidden,
+            // Element by element, or over flats.
+            Self::GatedActivation { .. }
+            | Self::GatedActivationBackward { .. }
+            | Self::Sum { .. }
+            | Self::Zero { .. }
+            | Self::Convert { .. }
+            | Self::CheckFinite { .. }
+            | Self::SumRanks { .. }
+            | Self::Squares { .. }
+            | Self::Control { .. }
+            | Self::Optimize { .. } => false,
+        }
+    }
+
     /// Its name in messages and traces.
     pub const fn name(&self) -> &'static str {
         match self {

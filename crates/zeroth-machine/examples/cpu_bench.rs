@@ -41,10 +41,7 @@ fn main() -> Result<(), BenchError> {
             computing.extend(attention_benchmarks(threads, &[(2, 512, 4), (1, 2048, 8)])?);
         }
         if wanted("head") {
-            computing.extend(head_loss_benchmarks(
-                threads,
-                HeadLossDims { rows: 1024, hidden: 512, vocab: 32_000 },
-            )?);
+            computing.extend(head_loss_benchmarks(threads, HeadLossDims::new(1024, 512, 32_000))?);
         }
     }
     if !computing.is_empty() {

@@ -130,7 +130,7 @@ impl Rates {
 fn matmul() -> Launch {
     let matrix = 2 * (SIDE * SIDE) as u64;
     let [x, w, y] = [0, 1, 2].map(|place| Span::device(place * matrix, matrix));
-    let dims = LinearDims { rows: SIDE, inputs: SIDE, outputs: SIDE };
+    let dims = LinearDims::new(SIDE, SIDE, SIDE);
     let kernel = Kernel::Linear { dims, x, w, bias: None, y };
     let scratch = Span::device(4 * matrix, 8 * ELEMENTS - 4 * matrix);
     Launch { kernel, dtype: DType::Bf16, scratch }

@@ -71,6 +71,6 @@ fn head_rounds(graph: &Graph, settings: &Settings) -> bool {
         let [vocab, hidden] = [0, 1].map(|place| graph.param(head.params[0]).spec.shape[place] as usize);
         let rows = graph.most_rows(graph.info(head.inputs[0]).rows) as usize;
         let is_narrow = compute == communication && compute != DType::F32;
-        settings.head_rounds && is_narrow && HeadLossDims { rows, hidden, vocab }.is_one_slice(compute)
+        settings.head_rounds && is_narrow && HeadLossDims::new(rows, hidden, vocab).is_one_slice(compute)
     })
 }

@@ -47,7 +47,7 @@ fn decode_kernels(compiled: &Compiled, rows: u64) -> Vec<Kernel> {
 /// Multiply-adds of the matmuls of a kernel.
 fn multiply_adds(kernel: &Kernel) -> usize {
     match kernel {
-        Kernel::Linear { dims: LinearDims { rows, inputs, outputs }, .. } => rows * inputs * outputs,
+        Kernel::Linear { dims: LinearDims { rows, inputs, outputs, .. }, .. } => rows * inputs * outputs,
         Kernel::Logits { dims: LogitsDims { sequences, hidden, vocab, .. }, .. } => {
             sequences * hidden * vocab
         }

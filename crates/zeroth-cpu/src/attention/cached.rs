@@ -26,9 +26,10 @@ pub fn cached_attention_scratch(dims: &AttentionDims, threads: usize) -> usize {
 /// # Panics
 /// When a range ends beyond the cache.
 pub fn store_rows<T: Element>(dims: StoreRowsDims, ranges: &[CacheRange], x: &[T], cache: &mut [T]) {
-    let StoreRowsDims { rows, width, cached } = dims;
+    let StoreRowsDims { rows, width, cached, .. } = dims;
     check_len("ranges", ranges.len(), rows);
-    let row_stride = rows::stride("x", x.len(), [rows, width]);
+    let row_stride = dims.row_stride;
+    rows::check_rows("x", x.len(), [rows, width], row_stride);
     check_len("cache", cache.len(), cached * row_stride);
     for (range, x) in ranges.iter().zip(x.chunks(row_stride.max(1))) {
         if range.first < range.end {
@@ -54,8 +55,9 @@ pub fn cached_attention<T: Element>(
 ) {
     super::check(dims, &[]);
     check_len("ranges", ranges.len(), dims.rows);
-    let q_stride = rows::stride("q", q.len(), [dims.rows, dims.q_width()]);
-    let kv_stride = rows::stride("k", k.len(), [cached, dims.kv_width()]);
+    let AttentionDims { q_stride, kv_stride, .. } = *dims;
+    rows::check_rows("q", q.len(), [dims.rows, dims.q_width()], q_stride);
+    rows::check_rows("k", k.len(), [cached, dims.kv_width()], kv_stride);
     check_len("v", v.len(), k.len());
     check_len("out", out.len(), q.len());
     check_scratch(scratch.len(), cached_attention_scratch(dims, pool.threads()));
@@ -154,6 +156,7 @@ mod tests {
         // Padded rows have the bits of contiguous rows, and the padding of `out` is not written.
         let q = spread(&q, [q_width, q_width + 8], f32::NAN);
         let [k, v] = [k, v].map(|values| spread(&values, [kv_width, kv_width + 5], f32::NAN));
+        let dims = &AttentionDims { q_stride: q_width + 8, kv_stride: kv_width + 5, ..*dims };
         let padded = attend(pool, dims, cached, &ranges, &q, [&k, &v]);
         assert_eq!(bits(&padded), bits(&spread(&found, [q_width, q_width + 8], f32::NAN)), "{case}");
     }
@@ -163,7 +166,7 @@ mod tests {
         for (heads, kv_heads, head_dim, window) in
             [(4, 2, 24, None), (3, 3, 8, Some(40)), (6, 1, 64, None), (2, 2, 33, Some(1))]
         {
-            let dims = AttentionDims { rows: 6, heads, kv_heads, head_dim, window, scale: 0.3 };
+            let dims = AttentionDims::new(6, heads, kv_heads, head_dim, window, 0.3);
             for pool in pools() {
                 check::<f32>(&pool, &dims, 2e-6);
                 check::<bf16>(&pool, &dims, 3.5e-3);
@@ -174,7 +177,7 @@ mod tests {
 
     /// Every row of packed sequences, as if it were the newest token of its sequence.
     fn check_bits<T: Element>(pool: &Pool, window: Option<usize>) {
-        let dims = AttentionDims { rows: 300, heads: 4, kv_heads: 2, head_dim: 24, window, scale: 0.3 };
+        let dims = AttentionDims::new(300, 4, 2, 24, window, 0.3);
         let starts = [0u32, 7, 290];
         let q = random::<T>(1, 300 * 96);
         let [k, v] = [2, 3].map(|name| random::<T>(name, 300 * 48));
@@ -202,7 +205,7 @@ mod tests {
 
     #[test]
     fn rows_are_stored_at_the_ends_of_their_ranges() {
-        let dims = StoreRowsDims { rows: 3, width: 2, cached: 4 };
+        let dims = StoreRowsDims { row_stride: 3, ..StoreRowsDims::new(3, 2, 4) };
         let ranges = [(0, 3), (0, 0), (3, 4)].map(|(first, end)| CacheRange { first, end });
         let x = [1.0f32, 2.0, -1.0, 3.0, 4.0, -1.0, 5.0, 6.0, -1.0];
         let mut cache = [0.0f32; 12];
@@ -213,7 +216,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "row 0 attends to cached rows 0 to 3, and there are 2")]
     fn a_range_beyond_the_cache_panics() {
-        let dims = AttentionDims { rows: 1, heads: 1, kv_heads: 1, head_dim: 2, window: None, scale: 1.0 };
+        let dims = AttentionDims::new(1, 1, 1, 2, None, 1.0);
         attend(&Pool::new(1), &dims, 2, &[CacheRange { first: 0, end: 3 }], &[0.0f32; 2], [&[0.0; 4]; 2]);
     }
 }

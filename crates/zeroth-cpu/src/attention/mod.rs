@@ -71,13 +71,12 @@ struct RowStrides {
 }
 
 impl RowStrides {
-    /// Derives the strides from the lengths of `q` and `k`.
+    /// The strides of the dimensions; checks the lengths of `q` and `k`.
     #[track_caller]
     fn new(dims: &AttentionDims, q: usize, k: usize) -> Self {
-        Self {
-            q: rows::stride("q", q, [dims.rows, dims.q_width()]),
-            kv: rows::stride("k", k, [dims.rows, dims.kv_width()]),
-        }
+        rows::check_rows("q", q, [dims.rows, dims.q_width()], dims.q_stride);
+        rows::check_rows("k", k, [dims.rows, dims.kv_width()], dims.kv_stride);
+        Self { q: dims.q_stride, kv: dims.kv_stride }
     }
 }
 

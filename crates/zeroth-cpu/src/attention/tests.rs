@@ -41,6 +41,7 @@ fn check_padded_rows<T: Element>(pool: &Pool, dims: &AttentionDims, starts: &[u3
 
     let [q, dout] = [q, dout].map(|values| spread(&values, [q_width, q_stride], f32::NAN));
     let [k, v] = [k, v].map(|values| spread(&values, [kv_width, kv_stride], f32::NAN));
+    let dims = &AttentionDims { q_stride, kv_stride, ..*dims };
     let (padded, padded_lse) = forward_and_backward(pool, dims, starts, [&q, &k, &v, &dout]);
     assert_eq!(bits(&padded_lse), bits(&lse), "lse: {case}");
     let of_q = (q_width, q_stride);
@@ -55,13 +56,8 @@ fn check_padded_rows<T: Element>(pool: &Pool, dims: &AttentionDims, starts: &[u3
 
 #[test]
 fn padded_rows_have_the_same_bits_and_padding_is_not_written() {
-    let dims = |rows, heads, kv_heads, head_dim, window| AttentionDims {
-        rows,
-        heads,
-        kv_heads,
-        head_dim,
-        window,
-        scale: 0.3,
+    let dims = |rows, heads, kv_heads, head_dim, window| {
+        AttentionDims::new(rows, heads, kv_heads, head_dim, window, 0.3)
     };
     let cases: [(AttentionDims, &[u32]); 5] = [
         (dims(70, 4, 2, 24, None), &[0, 5, 44, 45, 63]),
@@ -79,17 +75,17 @@ fn padded_rows_have_the_same_bits_and_padding_is_not_written() {
     }
 }
 
-/// Attention over three rows, two heads of dimension 4 and one kv head.
+/// Attention over three rows, two heads of dimension 4 and one kv head, without padding.
 fn with_lengths(q: usize, k: usize, v: usize, out: usize) {
-    let dims = AttentionDims { rows: 3, heads: 2, kv_heads: 1, head_dim: 4, window: None, scale: 1.0 };
+    let dims = AttentionDims::new(3, 2, 1, 4, None, 1.0);
     let [q, k, v, mut out] = [q, k, v, out].map(|count| vec![0.0f32; count]);
     let mut scratch = vec![0.0; attention_scratch(&dims, 1)];
     attention(&Pool::new(1), &dims, &[0, 3], &q, &k, &v, &mut out, &mut [0.0; 6], &mut scratch);
 }
 
 #[test]
-#[should_panic(expected = "`q` has 21 elements; the sizes given need 3 rows of 8 or more")]
-fn rows_of_q_do_not_overlap() {
+#[should_panic(expected = "`q` has 21 elements; 3 rows that are 8 apart need 24")]
+fn a_short_q_is_refused() {
     with_lengths(21, 12, 12, 24);
 }
 
@@ -100,7 +96,7 @@ fn v_has_the_row_stride_of_k() {
 }
 
 #[test]
-#[should_panic(expected = "`out` has 24 elements; the sizes given need 27")]
-fn out_has_the_row_stride_of_q() {
-    with_lengths(27, 12, 12, 24);
+#[should_panic(expected = "`q` has 27 elements; 3 rows that are 8 apart need 24")]
+fn a_long_q_is_refused_even_if_it_has_another_whole_stride() {
+    with_lengths(27, 12, 12, 27);
 }

@@ -23,7 +23,7 @@ use super::epilogue::{ClosureEpilogue, Epilogue};
 use super::portable::PortableKernel;
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::rows::stride;
+use crate::rows::check_rows;
 use crate::scratch_splitter::ScratchSplitter;
 use crate::work_partition::{Grid, Tile};
 use crate::{check_len, check_scratch};
@@ -167,20 +167,21 @@ pub(crate) fn gemm_with<A: Element, B: Element, O: Send>(
     scratch: &mut [f32],
     epilogue: impl Fn(usize, &[f32], &mut [O]) + Sync,
 ) {
-    gemm(pool, shape, a, b, out, scratch, &ClosureEpilogue(epilogue));
+    gemm(pool, shape, a, b, out, shape[1], scratch, &ClosureEpilogue(epilogue));
 }
 
-/// Computes a[m, k] · b[k, n] and passes each row of each C tile to `epilogue`. Rows of `out` may be padded.
+/// Computes a[m, k] · b[k, n] and passes each row of each C tile to `epilogue`. Rows of `out` are `row_stride` apart.
 pub(crate) fn gemm<A: Element, B: Element, O: Send>(
     pool: &Pool,
     [m, n, k]: [usize; 3],
     a: MatrixView<A>,
     b: MatrixView<B>,
     out: &mut [O],
+    row_stride: usize,
     scratch: &mut [f32],
     epilogue: &(impl Epilogue<O> + Sync),
 ) {
-    let row_stride = stride("out", out.len(), [m, n]);
+    check_rows("out", out.len(), [m, n], row_stride);
     check_scratch(scratch.len(), self::scratch(m, n, k, pool.threads()));
     let operands = Operands { k, a, b };
     with_kernel!(pool.isa(), A, B, K => {
@@ -211,7 +212,7 @@ pub(crate) fn gemm_tn<T: Element, O: Send>(
         super::amx_gemm_tn::run(pool, blocking, [m, n, k], a, b, out, scratch, epilogue);
         return;
     }
-    gemm(pool, [m, n, k], a.transposed(), b, out, scratch, epilogue);
+    gemm(pool, [m, n, k], a.transposed(), b, out, n, scratch, epilogue);
 }
 
 /// Computes one task's block of C.

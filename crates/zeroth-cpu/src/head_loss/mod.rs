@@ -20,19 +20,14 @@ use half::bf16;
 use zeroth_base::DType;
 
 use super::pool::Pool;
-use super::rows::stride;
+use super::rows::check_rows;
 use super::{check_len, check_scratch};
 use rounded_grad::RoundedGrad;
 pub use rounded_grad::TokenRows;
 use zeroth_kernel::{Element, HeadLossDims};
 
-/// Row stride of x and dx, in elements; panics if x does not have the rows.
-fn x_row_stride<T>(dims: HeadLossDims, x: &[T]) -> usize {
-    stride("x", x.len(), [dims.rows, dims.hidden])
-}
-
 fn check<T>(dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32]) {
-    x_row_stride(dims, x);
+    check_rows("x", x.len(), [dims.rows, dims.hidden], dims.row_stride);
     check_len("w", w.len(), dims.vocab * dims.hidden);
     check_len("labels", labels.len(), dims.rows);
     if let Some(label) = labels.iter().find(|&&label| label >= 0 && label as usize >= dims.vocab) {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use half::bf16;
 
-use super::{Gradients, WeightGrad, x_row_stride};
+use super::{Gradients, WeightGrad};
 use crate::gemm::{self, MatrixView, gemm_row_bands, gemm_with};
 use crate::isa::each_isa;
 use crate::math;
@@ -78,7 +78,7 @@ pub(super) fn run<T: Element, E: Element>(
     let (factors, scratch) = scratch.split_at_mut(factors);
     let (sums, scratch) = scratch.split_at_mut(sums);
     let (exps, row_stats) = (bytemuck::cast_slice_mut::<f32, E>(exps), bytemuck::cast_slice_mut(row_stats));
-    let row_stride = x_row_stride(dims, x);
+    let row_stride = dims.row_stride;
     let mut total = 0.0;
     for first in (0..dims.rows).step_by(dims.slice_rows::<E>().max(1)) {
         let rows = dims.slice_rows::<E>().min(dims.rows - first);

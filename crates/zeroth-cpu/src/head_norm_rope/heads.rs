@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use crate::columns::BLOCK;
-use crate::rows::stride;
+use crate::rows::check_rows;
 use crate::work_partition::Partition;
 use zeroth_kernel::RopeDims;
 
@@ -23,8 +23,8 @@ impl HeadLayout {
     /// The layout of a matrix that fills a slice of `found` elements.
     #[track_caller]
     pub(super) fn new(name: &str, found: usize, dims: RopeDims) -> Self {
-        let RopeDims { rows, heads, head_dim, .. } = dims;
-        let row_stride = stride(name, found, [rows, heads * head_dim]);
+        let RopeDims { rows, heads, head_dim, row_stride, .. } = dims;
+        check_rows(name, found, [rows, heads * head_dim], row_stride);
         Self { heads_per_row: heads, head_dim, row_stride, count: rows * heads }
     }
 
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn blocks_cover_every_head_once_and_skip_row_padding() {
         // 27 rows of 5 heads of 3 elements, 17 apart: blocks of 64 heads begin within rows.
-        let dims = RopeDims { rows: 27, heads: 5, head_dim: 3, rotated: 0 };
+        let dims = RopeDims { row_stride: 17, ..RopeDims::new(27, 5, 3, 0) };
         let mut cells = vec![0u32; 27 * 17];
         Pool::new(3).each(HeadBlocks::new("cells", &mut cells, dims), |block, mut heads| {
             for number in heads.numbers() {

@@ -233,7 +233,7 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::rows::apart::{apart, bits, pools, random};
+    use crate::rows::apart::{APART, apart, bits, pools, random};
     use crate::{Isa, rms_norm, rms_norm_backward, rope, rope_backward};
 
     fn fused_kernel_matches_two_kernels<T: Element>(
@@ -284,7 +284,8 @@ mod tests {
         });
         let (w, cos, sin) = (random::<T>(4, rope.head_dim), random(5, angles), random(6, angles));
         let mut scratch = vec![f32::NAN; head_norm_rope_scratch(dims)];
-        let [(expected, narrow), (found, wide)] = [0, 1].map(|at| {
+        let padded = HeadNormRopeDims { rope: RopeDims { row_stride: width + APART, ..rope }, ..dims };
+        let [(expected, narrow), (found, wide)] = [(0, dims), (1, padded)].map(|(at, dims)| {
             let (mut y, mut dh) = (empty[at].clone(), empty[at].clone());
             let (mut rstd, mut dw) = (vec![f32::NAN; heads], vec![0.5; rope.head_dim]);
             head_norm_rope(pool, dims, &x[at], &w, &cos, &sin, &mut y, &mut rstd);
@@ -305,7 +306,7 @@ mod tests {
             for (rows, heads, head_dim, rotated) in
                 [(37, 5, 20, 12), (70, 3, 128, 128), (9, 16, 64, 64), (0, 2, 8, 8)]
             {
-                let dims = RopeDims { rows, heads, head_dim, rotated };
+                let dims = RopeDims::new(rows, heads, head_dim, rotated);
                 strided_rows_match_contiguous_rows::<f32>(&pool, dims);
                 strided_rows_match_contiguous_rows::<bf16>(&pool, dims);
                 strided_rows_match_contiguous_rows::<f16>(&pool, dims);
@@ -324,7 +325,7 @@ mod tests {
             (3, 2, 8, 0),
             (0, 2, 8, 8),
         ] {
-            let dims = RopeDims { rows, heads, head_dim, rotated };
+            let dims = RopeDims::new(rows, heads, head_dim, rotated);
             for &isa in Isa::available() {
                 for threads in 1..=3 {
                     fused_kernel_matches_two_kernels::<f32>(isa, threads, 1.0, dims);
@@ -342,7 +343,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "10 of 8 elements of a head cannot be rotated in pairs")]
     fn rotated_elements_may_not_exceed_the_head() {
-        let rope = RopeDims { rows: 1, heads: 1, head_dim: 8, rotated: 10 };
+        let rope = RopeDims::new(1, 1, 8, 10);
         let (x, angles, mut y) = ([0.0f32; 8], [0.0; 5], [0.0f32; 8]);
         let dims = HeadNormRopeDims { rope, eps: 1e-5 };
         head_norm_rope(&Pool::new(1), dims, &x, &x, &angles, &angles, &mut y, &mut [0.0]);

@@ -13,7 +13,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 
 use super::isa::each_isa;
 use super::pool::Pool;
-use super::rows::stride;
+use super::rows::check_rows;
 use super::stream::{self, STAGE};
 use super::work_partition::{Chunks, Optional};
 use super::{check_len, check_scratch, columns, math};
@@ -34,7 +34,8 @@ pub fn rms_norm_residual<T: Element>(
     y: &mut [T],
     rstd: &mut [f32],
 ) {
-    let stride = stride("x", x.len(), [dims.rows, dims.width]);
+    let stride = dims.row_stride;
+    check_rows("x", x.len(), [dims.rows, dims.width], stride);
     check_len("residual", residual.len(), x.len());
     check_len("w", w.len(), dims.width);
     check_len("h", h.len(), x.len());
@@ -59,7 +60,8 @@ pub fn rms_norm_residual<T: Element>(
 
 /// y = norm(x) · w. Writes y and `rstd [rows]`.
 pub fn rms_norm<T: Element>(pool: &Pool, dims: RmsNormDims, x: &[T], w: &[T], y: &mut [T], rstd: &mut [f32]) {
-    let stride = stride("x", x.len(), [dims.rows, dims.width]);
+    let stride = dims.row_stride;
+    check_rows("x", x.len(), [dims.rows, dims.width], stride);
     check_len("w", w.len(), dims.width);
     check_len("y", y.len(), x.len());
     check_len("rstd", rstd.len(), dims.rows);
@@ -99,7 +101,8 @@ pub fn rms_norm_backward<T: Element>(
     scratch: &mut [f32],
 ) {
     let width = dims.width;
-    let stride = stride("dy", dy.len(), [dims.rows, width]);
+    let stride = dims.row_stride;
+    check_rows("dy", dy.len(), [dims.rows, width], stride);
     check_len("h", h.len(), dy.len());
     check_len("rstd", rstd.len(), dims.rows);
     check_len("w", w.len(), width);
@@ -289,7 +292,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::rows::apart::{apart, bits, pools, random};
+    use crate::rows::apart::{APART, apart, bits, pools, random};
     use crate::{Isa, normal};
 
     fn strided_rows_match_contiguous_rows<T: Element>(pool: &Pool, dims: RmsNormDims) {
@@ -301,7 +304,8 @@ mod tests {
             [together, apart]
         });
         let (w, mut scratch) = (random::<T>(6, width), vec![f32::NAN; rms_norm_scratch(dims)]);
-        let [(expected, narrow), (found, wide)] = [0, 1].map(|at| {
+        let padded = RmsNormDims { row_stride: width + APART, ..dims };
+        let [(expected, narrow), (found, wide)] = [(0, dims), (1, padded)].map(|(at, dims)| {
             let [mut alone, mut h, mut y, mut dh, mut dh_alone] = [(); 5].map(|()| empty[at].clone());
             let (mut first, mut rstd, mut dw) = (vec![0.0; rows], vec![0.0; rows], vec![0.5; width]);
             rms_norm(pool, dims, &x[at], &w, &mut alone, &mut first);
@@ -322,7 +326,7 @@ mod tests {
     fn row_stride_changes_no_bits_and_padding_is_untouched() {
         for pool in pools() {
             for (rows, width) in [(70, 96), (3, 40), (130, 32), (0, 8)] {
-                let dims = RmsNormDims { rows, width, eps: 1e-6 };
+                let dims = RmsNormDims::new(rows, width, 1e-6);
                 strided_rows_match_contiguous_rows::<f32>(&pool, dims);
                 strided_rows_match_contiguous_rows::<bf16>(&pool, dims);
                 strided_rows_match_contiguous_rows::<half::f16>(&pool, dims);
@@ -334,7 +338,7 @@ mod tests {
     fn bf16_rows_have_the_same_bits_on_every_isa() {
         // Multiples of 32 and not; more rows than one task has. Numbers of 1e-39 are subnormal, which AMX flushes to zero.
         for (width, std) in [(96, 1.0), (768, 1.0), (40, 1.0), (96, 1e-39)] {
-            let (dims, elements) = (RmsNormDims { rows: 70, width, eps: 1e-6 }, 70 * width);
+            let (dims, elements) = (RmsNormDims::new(70, width, 1e-6), 70 * width);
             let random = |name: u64, count: usize| {
                 let mut values = vec![bf16::ZERO; count];
                 normal(&Pool::new(1), 9, name, 0, std, &mut values);

@@ -34,7 +34,7 @@ fn results_rounded_once_are_within_half_an_ulp() {
 }
 
 fn rounded_once(pool: &Pool) {
-    let dims = LinearDims { rows: 33, inputs: 300, outputs: 40 };
+    let dims = LinearDims::new(33, 300, 40);
     let (x, w, dy) = (random("x", 33 * 300), random("w", 40 * 300), random("dy", 33 * 40));
     let mut scratch = vec![0.0; linear_scratch(dims, 2)];
     let (mut y, mut dx) = (vec![bf16::ZERO; 33 * 40], vec![bf16::ZERO; 33 * 300]);
@@ -51,7 +51,7 @@ fn rounded_once(pool: &Pool) {
         (activation.name(), ulps(&gated, &expected), ONE_ROUNDING)
     });
 
-    let dims = AttentionDims { rows: 200, heads: 4, kv_heads: 2, head_dim: 16, window: None, scale: 0.25 };
+    let dims = AttentionDims::new(200, 4, 2, 16, None, 0.25);
     let (q, k, v) = (random("q", 200 * 64), random("k", 200 * 32), random("v", 200 * 32));
     let (mut out, mut lse) = (vec![bf16::ZERO; 200 * 64], vec![0.0; 800]);
     let mut scratch = vec![0.0; attention_scratch(&dims, 2)];
@@ -77,7 +77,7 @@ fn rounded_once(pool: &Pool) {
 #[test]
 fn rms_norm_rounds_twice_as_transformers_does() {
     let pool = Pool::new(2);
-    let dims = RmsNormDims { rows: 70, width: 96, eps: 1e-6 };
+    let dims = RmsNormDims::new(70, 96, 1e-6);
     let (h, w) = (random("h", 70 * 96), random("w", 96));
     let (mut y, mut rstd) = (vec![bf16::ZERO; 70 * 96], vec![0.0; 70]);
     rms_norm(&pool, dims, &h, &w, &mut y, &mut rstd);

@@ -15,19 +15,18 @@ const VOCAB: usize = 300;
 const HEAD_ROWS: usize = 1_100;
 const FLAT: usize = 40_001;
 
-const LINEAR: LinearDims = LinearDims { rows: ROWS, inputs: WIDTH, outputs: 290 };
-const EMBEDDING: EmbeddingDims = EmbeddingDims { vocab: 90, width: WIDTH };
-const NORM: RmsNormDims = RmsNormDims { rows: ROWS, width: WIDTH, eps: 1e-5 };
-const ROPE: RopeDims = RopeDims { rows: ROWS, heads: 10, head_dim: 28, rotated: 28 };
+const LINEAR: LinearDims = LinearDims::new(ROWS, WIDTH, 290);
+const EMBEDDING: EmbeddingDims = EmbeddingDims::new(90, WIDTH);
+const NORM: RmsNormDims = RmsNormDims::new(ROWS, WIDTH, 1e-5);
+const ROPE: RopeDims = RopeDims::new(ROWS, 10, 28, 28);
 const HEAD_NORM_ROPE: HeadNormRopeDims = HeadNormRopeDims { rope: ROPE, eps: 1e-5 };
-const ATTENTION: AttentionDims =
-    AttentionDims { rows: ROWS, heads: 10, kv_heads: 5, head_dim: 28, window: None, scale: 0.2 };
+const ATTENTION: AttentionDims = AttentionDims::new(ROWS, 10, 5, 28, None, 0.2);
 const WINDOW: AttentionDims = AttentionDims { window: Some(33), ..ATTENTION };
 /// More than one slice.
-const HEAD: HeadLossDims = HeadLossDims { rows: HEAD_ROWS, hidden: 8, vocab: VOCAB };
+const HEAD: HeadLossDims = HeadLossDims::new(HEAD_ROWS, 8, VOCAB);
 /// One slice, of a table that is an embedding's, too.
 const TIED: HeadLossDims = HeadLossDims { rows: ROWS, ..HEAD };
-const LOGITS: LogitsDims = LogitsDims { rows: ROWS, sequences: 5, hidden: WIDTH, vocab: 290 };
+const LOGITS: LogitsDims = LogitsDims::new(ROWS, 5, WIDTH, 290);
 /// Rows of decoding: each is a query of its own.
 const CACHED: AttentionDims = AttentionDims { rows: 6, ..WINDOW };
 const STARTS: [u32; 5] = [0, 1, 150, 151, 320];
@@ -186,7 +185,7 @@ impl<T: Element> Everything<T> {
         let ranges = [(0, 1), (1, 150), (150, 151), (151, 320), (0, 0), (0, 330)]
             .map(|(first, end)| CacheRange { first, end });
         cached_attention(pool, &CACHED, ROWS, &ranges, &x[..6 * 280], [k, v], cached, s);
-        store_rows(StoreRowsDims { rows: 6, width: 140, cached: ROWS }, &ranges, &k[..6 * 140], stored);
+        store_rows(StoreRowsDims::new(6, 140, ROWS), &ranges, &k[..6 * 140], stored);
         let (head_x, head_w) = (&self.head_x, &self.head_w);
         self.sums[0] = head_loss(pool, HEAD, head_x, head_w, &self.labels, s);
         s.fill(f32::NAN);
@@ -204,7 +203,7 @@ impl<T: Element> Everything<T> {
         );
         s.fill(f32::NAN);
         let (labels, own) = (&self.labels[..ROWS], Some(TokenRows { ids: &self.ids, rows: waiting }));
-        let (tied_x, dims) = (&head_x[..ROWS * 8], EmbeddingDims { vocab: VOCAB, width: 8 });
+        let (tied_x, dims) = (&head_x[..ROWS * 8], EmbeddingDims::new(VOCAB, 8));
         let (sum, broken) = head_loss_backward_rounded(
             pool,
             TIED,
@@ -221,7 +220,7 @@ impl<T: Element> Everything<T> {
         self.sums[3] = sum + f64::from(u8::from(broken)) + f64::from(u8::from(own_broken));
         logits(pool, LOGITS, &STARTS, x, &self.weight, answers, s);
         let setting = Dropout { probability: 0.3, seed: 1, op: 3 };
-        dropout(pool, setting, &self.keys, WIDTH, x, dropped);
+        dropout(pool, setting, &self.keys, [WIDTH, WIDTH], x, dropped);
         fill(pool, 0.25, first);
         let recipe = Recipe { momentum: 0.9, weight_decay: [0.1; 2], ..Recipe::default() };
         let numbers = StepNumbers::new(&recipe, 0, 3, 1e-3, 0.5, 0.7);

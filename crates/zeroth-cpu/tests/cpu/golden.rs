@@ -85,7 +85,7 @@ fn linear_and_its_gradients_agree_with_pytorch() {
     each("linear", 3, |pool, golden| {
         let (x, w, bias, dy) = (golden.f32("x"), golden.f32("w"), golden.f32("bias"), golden.f32("dy"));
         let (rows, shape) = (golden.shape("x")[0], golden.shape("w"));
-        let dims = LinearDims { rows, inputs: shape[1], outputs: shape[0] };
+        let dims = LinearDims::new(rows, shape[1], shape[0]);
         let mut scratch = vec![0.0; linear_scratch(dims, 2)];
         let mut y = vec![0.0; dy.len()];
         linear(pool, dims, &x, &w, Some(&bias), &mut y, &mut scratch);
@@ -112,7 +112,7 @@ fn linear_and_its_gradients_agree_with_pytorch() {
 fn embedding_and_its_gradient_agree_with_pytorch() {
     each("embedding", 2, |pool, golden| {
         let (ids, table, dy) = (golden.i32("ids"), golden.f32("table"), golden.f32("dy"));
-        let dims = EmbeddingDims { vocab: golden.shape("table")[0], width: golden.shape("table")[1] };
+        let dims = EmbeddingDims::new(golden.shape("table")[0], golden.shape("table")[1]);
         let (mut y, mut dtable) = (vec![0.0; dy.len()], vec![0.0; table.len()]);
         embedding(pool, dims, &ids, &table, &mut y);
         embedding_backward(pool, dims, &ids, &dy, &mut dtable);
@@ -126,7 +126,7 @@ fn rms_norm_agrees_with_transformers_to_a_millionth() {
     each("rms_norm", 3, |pool, golden| {
         let (x, residual, w) = (golden.f32("x"), golden.f32("residual"), golden.f32("w"));
         let (dy, past) = (golden.f32("dy"), golden.f32("past"));
-        let dims = RmsNormDims { rows: golden.shape("x")[0], width: w.len(), eps: 1e-6 };
+        let dims = RmsNormDims::new(golden.shape("x")[0], w.len(), 1e-6);
         let (mut h, mut y, mut rstd) = (vec![0.0; x.len()], vec![0.0; x.len()], vec![0.0; dims.rows]);
         rms_norm_residual(pool, dims, &x, &residual, &w, &mut h, &mut y, &mut rstd);
         golden.near_by("h", &h, 0.0);
@@ -157,7 +157,7 @@ fn rope_and_its_gradient_agree_with_transformers() {
     each("rope", 3, |pool, golden| {
         let (positions, mut x, mut dy) = (golden.i32("positions"), golden.f32("x"), golden.f32("dy"));
         let shape = golden.shape("x");
-        let dims = RopeDims { rows: shape[0], heads: shape[1], head_dim: shape[2], rotated: shape[2] };
+        let dims = RopeDims::new(shape[0], shape[1], shape[2], shape[2]);
         let table =
             RopeTable { inv_freq: golden.f32("inv_freq"), attention_scaling: golden.f32("scaling")[0] };
         let (mut cos, mut sin) = (vec![0.0; shape[0] * shape[2] / 2], vec![0.0; shape[0] * shape[2] / 2]);
@@ -175,14 +175,14 @@ fn attention_and_its_gradients_agree_with_pytorch() {
     each("attention", 5, |pool, golden| {
         let sizes: Vec<usize> = golden.i32("sizes").iter().map(|&size| size as usize).collect();
         let starts: Vec<u32> = golden.i32("starts").iter().map(|&start| start as u32).collect();
-        let dims = AttentionDims {
-            rows: golden.shape("q")[0],
-            heads: sizes[0],
-            kv_heads: sizes[1],
-            head_dim: sizes[2],
-            window: (sizes[3] > 0).then_some(sizes[3]),
-            scale: (sizes[2] as f32).powf(-0.5),
-        };
+        let dims = AttentionDims::new(
+            golden.shape("q")[0],
+            sizes[0],
+            sizes[1],
+            sizes[2],
+            (sizes[3] > 0).then_some(sizes[3]),
+            (sizes[2] as f32).powf(-0.5),
+        );
         let (q, k, v, dout) = (golden.f32("q"), golden.f32("k"), golden.f32("v"), golden.f32("dout"));
         // What was there before must not show through, padding included.
         let (mut out, mut lse) = (vec![7.0; q.len()], vec![7.0; dims.heads * dims.rows]);
@@ -219,8 +219,7 @@ fn head_loss_and_its_gradients_agree_with_pytorch() {
     each("head_loss", 3, |pool, golden| {
         let (x, w, labels, scale) =
             (golden.f32("x"), golden.f32("w"), golden.i32("labels"), golden.f32("scale")[0]);
-        let dims =
-            HeadLossDims { rows: labels.len(), hidden: golden.shape("w")[1], vocab: golden.shape("w")[0] };
+        let dims = HeadLossDims::new(labels.len(), golden.shape("w")[1], golden.shape("w")[0]);
         let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; w.len()]);
         let mut scratch = vec![0.0; head_loss_scratch(dims, 2)];
         let loss = head_loss_backward(

@@ -45,7 +45,7 @@ fn dot(a: &[f64], b: &[f32]) -> f64 {
 
 #[test]
 fn linear_gradients_match_finite_differences() {
-    let (pool, dims) = (Pool::new(2), LinearDims { rows: 5, inputs: 7, outputs: 9 });
+    let (pool, dims) = (Pool::new(2), LinearDims::new(5, 7, 9));
     let (x, w, bias, dy) = (random("x", 35), random("w", 63), random("b", 9), random("dy", 45));
     let mut scratch = vec![0.0; linear_scratch(dims, 2)];
     let (mut dx, mut dw, mut db) = (vec![0.0; 35], vec![0.0; 63], vec![0.0; 9]);
@@ -60,7 +60,7 @@ fn linear_gradients_match_finite_differences() {
 
 #[test]
 fn embedding_gradient_matches_finite_differences() {
-    let (pool, dims) = (Pool::new(2), EmbeddingDims { vocab: 6, width: 5 });
+    let (pool, dims) = (Pool::new(2), EmbeddingDims::new(6, 5));
     let ids = [2, 0, -1, 2, 5, 2];
     let (table, dy) = (random("table", 30), random("dy", 30));
     let mut dtable = vec![0.0; 30];
@@ -71,7 +71,7 @@ fn embedding_gradient_matches_finite_differences() {
 #[test]
 fn rms_norm_gradients_match_finite_differences_for_rows_and_heads() {
     let pool = Pool::new(2);
-    for dims in [RmsNormDims { rows: 5, width: 9, eps: 1e-2 }, RmsNormDims::per_head(3, 4, 6, 1e-2)] {
+    for dims in [RmsNormDims::new(5, 9, 1e-2), RmsNormDims::per_head(3, 4, 6, 1e-2)] {
         let count = dims.rows * dims.width;
         let (h, w, dy, past) =
             (random("h", count), random("w", dims.width), random("dy", count), random("p", count));
@@ -103,7 +103,7 @@ fn rms_norm_gradients_match_finite_differences_for_rows_and_heads() {
 
 #[test]
 fn rope_gradient_matches_finite_differences_for_partial_rotation() {
-    let (pool, dims) = (Pool::new(2), RopeDims { rows: 4, heads: 2, head_dim: 8, rotated: 6 });
+    let (pool, dims) = (Pool::new(2), RopeDims::new(4, 2, 8, 6));
     let table = RopeTable::plain(100.0, 6);
     let (mut cos, mut sin) = (vec![0.0; 12], vec![0.0; 12]);
     rope_angles(&pool, &table, &[0, 1, 7, 3], &mut cos, &mut sin);
@@ -117,7 +117,7 @@ fn rope_gradient_matches_finite_differences_for_partial_rotation() {
 fn head_norm_rope_gradients_match_finite_differences() {
     let pool = Pool::new(2);
     for (head_dim, rotated) in [(8, 6), (6, 6)] {
-        let rope = RopeDims { rows: 4, heads: 3, head_dim, rotated };
+        let rope = RopeDims::new(4, 3, head_dim, rotated);
         let (dims, count) = (HeadNormRopeDims { rope, eps: 1e-2 }, 12 * head_dim);
         let (mut cos, mut sin) = (vec![0.0; 12], vec![0.0; 12]);
         rope_angles(&pool, &RopeTable::plain(100.0, rotated), &[0, 1, 7, 3], &mut cos, &mut sin);
@@ -150,7 +150,7 @@ fn head_norm_rope_gradients_match_finite_differences() {
 fn attention_gradients_match_finite_differences() {
     let pool = Pool::new(2);
     for (heads, kv_heads, window) in [(4, 2, None), (3, 1, Some(3)), (2, 2, Some(1))] {
-        let dims = AttentionDims { rows: 12, heads, kv_heads, head_dim: 6, window, scale: 0.5 };
+        let dims = AttentionDims::new(12, heads, kv_heads, 6, window, 0.5);
         let starts = [0, 2, 11];
         let (q, dout) = (random("q", 72 * heads), random("dout", 72 * heads));
         let (k, v) = (random("k", 72 * kv_heads), random("v", 72 * kv_heads));
@@ -189,7 +189,7 @@ fn gated_activation_gradients_match_finite_differences() {
 
 #[test]
 fn head_loss_gradients_match_finite_differences() {
-    let (pool, dims) = (Pool::new(2), HeadLossDims { rows: 5, hidden: 7, vocab: 11 });
+    let (pool, dims) = (Pool::new(2), HeadLossDims::new(5, 7, 11));
     let labels = [3, -100, 10, 0, -1];
     let (x, w) = (random("x", 35), random("w", 77));
     let (mut dx, mut dw) = (vec![0.0; 35], vec![0.0; 77]);
@@ -208,8 +208,8 @@ fn the_gradient_of_dropout_has_the_mask_of_forward() {
         (0..60).map(|i| RowKey { sample: i / 10, position: (i % 10) as u32, epoch: 1 }).collect();
     let (x, dy) = (random("x", 60 * 11), random("dy", 60 * 11));
     let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-    dropout(&pool, setting, &keys, 11, &x, &mut y);
-    dropout(&pool, setting, &keys, 11, &dy, &mut dx);
+    dropout(&pool, setting, &keys, [11, 11], &x, &mut y);
+    dropout(&pool, setting, &keys, [11, 11], &dy, &mut dx);
     near("dx", &dx, &differences(&x, |x| dot(&reference::dropout(setting, &keys, 11, x), &dy)));
     let dropped = y.iter().filter(|y| **y == 0.0).count() as f64 / y.len() as f64;
     assert!((dropped - 0.4).abs() < 0.06, "{dropped}");
@@ -218,7 +218,7 @@ fn the_gradient_of_dropout_has_the_mask_of_forward() {
     for (other, keys) in
         [(setting, &later), (Dropout { op: 3, ..setting }, &keys), (Dropout { seed: 9, ..setting }, &keys)]
     {
-        dropout(&pool, other, keys, 11, &x, &mut dx);
+        dropout(&pool, other, keys, [11, 11], &x, &mut dx);
         assert_ne!(y, dx);
     }
 }

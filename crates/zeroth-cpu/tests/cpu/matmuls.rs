@@ -45,7 +45,7 @@ fn check_edge_shapes<T: Element>(bound: f64) {
         [4150, 70, 37],
     ];
     for [rows, inputs, outputs] in shapes {
-        let dims = LinearDims { rows, inputs, outputs };
+        let dims = LinearDims::new(rows, inputs, outputs);
         let (x, w) = (random::<T>("x", rows * inputs), random::<T>("w", outputs * inputs));
         let dy = random::<T>("dy", rows * outputs);
         let expected = reference::linear(dims, &wide(&x), &wide(&w), None);
@@ -87,7 +87,7 @@ fn a_row_gives_the_same_bits_in_a_smaller_matrix() {
         let pool = Pool::on_isa(2, isa).unwrap();
         let (x, w) = (random::<T>("x", rows * inputs), random::<T>("w", outputs * inputs));
         let y_of = |first: usize, rows: usize, outputs: usize| {
-            let dims = LinearDims { rows, inputs, outputs };
+            let dims = LinearDims::new(rows, inputs, outputs);
             let mut y = vec![T::default(); rows * outputs];
             let mut scratch = vec![f32::NAN; linear_scratch(dims, 2)];
             let x = &x[first * inputs..][..rows * inputs];
@@ -117,7 +117,7 @@ fn a_row_gives_the_same_bits_in_a_smaller_matrix() {
 fn a_rounded_dw_has_the_bits_of_an_accumulated_one() {
     fn run<T: Element>(isa: Isa, [rows, inputs, outputs]: [usize; 3]) {
         let pool = Pool::on_isa(2, isa).unwrap();
-        let dims = LinearDims { rows, inputs, outputs };
+        let dims = LinearDims::new(rows, inputs, outputs);
         let (mut x, mut dy) = (random::<T>("x", rows * inputs), random::<T>("dy", rows * outputs));
         // The first row of dw has sums that underflow from below, the second has zeros.
         for (row, dy) in dy.chunks_exact_mut(outputs).enumerate() {
@@ -155,7 +155,7 @@ fn a_rounded_dw_has_the_bits_of_an_accumulated_one() {
 #[test]
 fn amx_sums_in_the_order_of_the_manual() {
     let Some(pool) = Pool::on_isa(1, Isa::Amx) else { return };
-    let dims = LinearDims { rows: 100, inputs: 21, outputs: 19 };
+    let dims = LinearDims::new(100, 21, 19);
     let (x, dy) = (random::<bf16>("x", 100 * 21), random::<bf16>("dy", 100 * 19));
     let (mut dw, mut scratch) = (vec![0.0; 19 * 21], vec![f32::NAN; linear_scratch(dims, 1)]);
     linear_dw(&pool, dims, &dy, &x, &mut dw, &mut scratch);

@@ -47,7 +47,7 @@ fn assert_same<T: Element + PartialEq + Debug>(
 fn norms<T: Element + PartialEq + Debug>(pool: &Pool) {
     // A width of whole vectors and another one; more rows than one task has.
     for (rows, width) in [(70, 96), (3, 40)] {
-        let dims = RmsNormDims { rows, width, eps: 1e-6 };
+        let dims = RmsNormDims::new(rows, width, 1e-6);
         let case = format!("rms_norm, {}, {}, {dims:?}", pool.isa(), T::DTYPE);
         let [dy, h, past] = [1, 2, 3].map(|name| random::<T>(name, rows * width));
         let (w, rstd) = (random::<T>(4, width), random::<f32>(5, rows));
@@ -63,7 +63,7 @@ fn norms<T: Element + PartialEq + Debug>(pool: &Pool) {
 fn head_norms<T: Element + PartialEq + Debug>(pool: &Pool) {
     // Heads rotated whole, in part, and not at all.
     for (head_dim, rotated) in [(64, 64), (20, 12), (8, 0)] {
-        let rope = RopeDims { rows: 37, heads: 3, head_dim, rotated };
+        let rope = RopeDims::new(37, 3, head_dim, rotated);
         let dims = HeadNormRopeDims { rope, eps: 1e-6 };
         let (elements, angles) = (37 * 3 * head_dim, 37 * rotated / 2);
         let case = format!("head_norm_rope, {}, {}, {rope:?}", pool.isa(), T::DTYPE);
@@ -80,7 +80,7 @@ fn head_norms<T: Element + PartialEq + Debug>(pool: &Pool) {
 fn heads<T: Element + PartialEq + Debug>(pool: &Pool) {
     // One slice, too wide for AMX, and several slices.
     for (rows, hidden, vocab) in [(70, 33, 600), (5, 1030, 40), (1100, 24, 40)] {
-        let dims = HeadLossDims { rows, hidden, vocab };
+        let dims = HeadLossDims::new(rows, hidden, vocab);
         let case = format!("head_loss, {}, {}, {dims:?}", pool.isa(), T::DTYPE);
         let (x, w) = (random::<T>(1, rows * hidden), random::<T>(2, vocab * hidden));
         let label = |row: usize| if row % 6 == 5 { -100 } else { (row * 29 % vocab) as i32 };

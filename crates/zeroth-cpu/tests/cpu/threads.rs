@@ -38,7 +38,7 @@ fn attention_of_a_sequence_does_not_depend_on_its_position_in_the_pack() {
     let pool = Pool::new(2);
     let run = |before: usize| {
         let rows = before + 300;
-        let dims = AttentionDims { rows, heads: 2, kv_heads: 1, head_dim: 6, window: Some(200), scale: 0.4 };
+        let dims = AttentionDims::new(rows, 2, 1, 6, Some(200), 0.4);
         let starts = [0, before as u32, rows as u32];
         let random = |name: u64, width: usize| {
             let mut own = vec![0.0f32; 300 * width];

@@ -9,8 +9,8 @@ use zeroth_cpu::*;
 use zeroth_kernel::*;
 
 /// A table of more than one block and chunk of the vocabulary, the last of them partial.
-const HEAD: HeadLossDims = HeadLossDims { rows: 77, hidden: 133, vocab: 1_301 };
-const TABLE: EmbeddingDims = EmbeddingDims { vocab: HEAD.vocab, width: HEAD.hidden };
+const HEAD: HeadLossDims = HeadLossDims::new(77, 133, 1_301);
+const TABLE: EmbeddingDims = EmbeddingDims::new(HEAD.vocab, HEAD.hidden);
 const SCALE: f32 = 0.125;
 
 /// A micro-batch: the input of the head, the output gradient of the embedding, and the table.

@@ -25,7 +25,7 @@ impl Harness {
         for [sequences, length, heads, kv_heads, head_dim] in CASES {
             let rows = sequences * length;
             let scale = 0.8 / (head_dim as f32).sqrt();
-            let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale };
+            let dims = AttentionDims::new(rows, heads, kv_heads, head_dim, None, scale);
             let shape = format!("{sequences}x{length}, {heads}/{kv_heads} heads of {head_dim} by cuDNN");
             let starts: Vec<u32> = (0..=sequences).map(|sequence| (sequence * length) as u32).collect();
             let table = [[starts.len() as u32].as_slice(), &starts].concat();

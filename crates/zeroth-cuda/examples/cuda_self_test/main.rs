@@ -105,12 +105,12 @@ impl Harness {
         self.dtype = DType::Bf16;
         if self.runs("linear") {
             // Large enough for autotuning.
-            self.linear(LinearDims { rows: 640, inputs: 1032, outputs: 2056 }, "cuBLASLt")?;
+            self.linear(LinearDims::new(640, 1032, 2056), "cuBLASLt")?;
         }
         if self.runs("head_loss") {
             // Two slices of logits.
             self.dtype = DType::F32;
-            self.head(HeadLossDims { rows: 900, hidden: 8, vocab: 200_003 })?;
+            self.head(HeadLossDims::new(900, 8, 200_003))?;
         }
         Ok(())
     }
@@ -122,7 +122,7 @@ impl Harness {
             for own in [false, true] {
                 self.device.use_own_matmuls(own);
                 let by = if own { "own kernel" } else { "cuBLASLt" };
-                self.linear(LinearDims { rows, inputs, outputs }, by)?;
+                self.linear(LinearDims::new(rows, inputs, outputs), by)?;
             }
             self.device.use_own_matmuls(false);
         }
@@ -137,7 +137,7 @@ impl Harness {
         for (rows, heads, kv_heads, head_dim, window, starts) in ATTENTION {
             let (heads, kv_heads, head_dim) = (*heads, *kv_heads, *head_dim);
             let scale = 0.8 / (head_dim as f32).sqrt();
-            let dims = AttentionDims { rows: *rows, heads, kv_heads, head_dim, window: *window, scale };
+            let dims = AttentionDims::new(*rows, heads, kv_heads, head_dim, *window, scale);
             self.attention(dims, starts)?;
         }
         self.cudnn_attentions()?;
@@ -150,7 +150,7 @@ impl Harness {
 
     fn heads(&mut self) -> Outcome {
         for (rows, hidden, vocab) in [(1, 20, 37), (5, 36, 101), (33, 64, 50), (200, 20, 1003)] {
-            self.head(HeadLossDims { rows, hidden, vocab })?;
+            self.head(HeadLossDims::new(rows, hidden, vocab))?;
             self.logits(rows, hidden, vocab)?;
         }
         Ok(())
@@ -185,7 +185,7 @@ impl Harness {
     }
 
     fn linear(&mut self, dims: LinearDims, by: &str) -> Outcome {
-        let LinearDims { rows, inputs, outputs } = dims;
+        let LinearDims { rows, inputs, outputs, .. } = dims;
         let shape = format!("{rows}x{inputs}x{outputs} by {by}");
         let (x, w) = (self.random(rows * inputs), self.random(outputs * inputs));
         let (bias, dy) = (self.random(outputs), self.random(rows * outputs));
@@ -241,7 +241,7 @@ impl Harness {
     }
 
     fn norm(&mut self, rows: usize, width: usize) -> Outcome {
-        let (dims, shape) = (RmsNormDims { rows, width, eps: 1e-5 }, format!("{rows}x{width}"));
+        let (dims, shape) = (RmsNormDims::new(rows, width, 1e-5), format!("{rows}x{width}"));
         let (x, residual, w) = (self.random(rows * width), self.random(rows * width), self.random(width));
         let [y, rstd] = reference::rms_norm(dims, &x, &w);
         // y is rounded twice, as in transformers.
@@ -305,7 +305,9 @@ impl Harness {
         let (probability, seed, op) = (0.3, 1 << 40 | 5, 9);
         let y = self.overwritten(reference::dropout(Dropout { probability, seed, op }, &keys, width, &a));
         let (keys, x) = (self.upload(cast_slice(&keys))?, self.upload_values(&a)?);
-        self.case(&shape, Kernel::Dropout { probability, seed, op, width, keys, x, y: y.span }, &[y])?;
+        let row_stride = width;
+        let kernel = Kernel::Dropout { probability, seed, op, width, row_stride, keys, x, y: y.span };
+        self.case(&shape, kernel, &[y])?;
         let zeros = self.exact(to_bytes(self.dtype, &a), vec![0; count * self.dtype.bytes() as usize]);
         self.case(&shape, Kernel::Zero { to: zeros.span }, &[zeros])?;
         for to_type in [DType::F32, DType::Bf16, DType::F16] {
@@ -353,7 +355,7 @@ impl Harness {
     }
 
     fn embedding(&mut self, rows: usize, width: usize) -> Outcome {
-        let (dims, shape) = (EmbeddingDims { vocab: 50, width }, format!("{rows} of 50x{width}"));
+        let (dims, shape) = (EmbeddingDims::new(50, width), format!("{rows} of 50x{width}"));
         let ids: Vec<i32> =
             (0..rows as i32).map(|i| if i % 10 == 9 { -1 } else { i.wrapping_mul(i) % 50 }).collect();
         let (table, dy) = (self.random(50 * width), self.random(rows * width));
@@ -431,7 +433,7 @@ impl Harness {
         // Later cases draw the same random numbers with and without this one.
         self.seed = seed;
         let scale = 0.8 / (head_dim as f32).sqrt();
-        let dims = AttentionDims { rows: length, heads, kv_heads, head_dim, window, scale };
+        let dims = AttentionDims::new(length, heads, kv_heads, head_dim, window, scale);
         let alone = self.run_attention(dims, &[2, 0, length as u32], &tensors)?;
         let mut behind = others;
         behind.iter_mut().zip(&tensors).for_each(|(all, tensor)| all.extend(tensor));
@@ -484,7 +486,7 @@ impl Harness {
     }
 
     fn head(&mut self, dims: HeadLossDims) -> Outcome {
-        let HeadLossDims { rows, hidden, vocab } = dims;
+        let HeadLossDims { rows, hidden, vocab, .. } = dims;
         let shape = format!("{rows}x{hidden}x{vocab}");
         let label = |row: usize| if row % 4 == 1 { -100 } else { (row * 7 % vocab) as i32 };
         let labels: Vec<i32> = (0..rows).map(label).collect();
@@ -540,7 +542,7 @@ impl Harness {
 
     /// Two sequences, the first of which is empty if there is one row, and a missing third one.
     fn logits(&mut self, rows: usize, hidden: usize, vocab: usize) -> Outcome {
-        let dims = LogitsDims { rows, sequences: 3, hidden, vocab };
+        let dims = LogitsDims::new(rows, 3, hidden, vocab);
         let starts = [0, rows as u32 / 2, rows as u32];
         let (x, w) = (self.random(rows * hidden), self.random(vocab * hidden));
         let output = self.stored(DType::F32, reference::logits(dims, &starts, &x, &w), 1.0);

@@ -22,7 +22,7 @@ impl Harness {
         for (rows, heads, head_dim, rotated) in
             [(1, 1, 6, 6), (33, 3, 20, 16), (200, 4, 64, 64), (65, 2, 128, 128), (40, 3, 64, 32)]
         {
-            let dims = RopeDims { rows, heads, head_dim, rotated };
+            let dims = RopeDims::new(rows, heads, head_dim, rotated);
             let [cos, sin] = self.angles(rows, rotated);
             let x = self.random(rows * heads * head_dim);
             for back in [false, true] {
@@ -50,14 +50,14 @@ impl Harness {
             (1, 1, 128, 128),
             (700, 16, 128, 128),
         ] {
-            let rope = RopeDims { rows, heads, head_dim, rotated };
+            let rope = RopeDims::new(rows, heads, head_dim, rotated);
             self.norm_and_rope(HeadNormRopeDims { rope, eps: 1e-5 })?;
         }
         Ok(())
     }
 
     fn norm_and_rope(&mut self, dims: HeadNormRopeDims) -> Outcome {
-        let RopeDims { rows, heads, head_dim, rotated } = dims.rope;
+        let RopeDims { rows, heads, head_dim, rotated, .. } = dims.rope;
         let count = rows * heads * head_dim;
         let given = [self.random(count), self.random(head_dim), self.random(count)];
         let angles = self.angles(rows, rotated);

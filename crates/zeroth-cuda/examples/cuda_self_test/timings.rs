@@ -52,7 +52,7 @@ impl Harness {
     fn time_matmuls(&mut self) -> Outcome {
         let bf16 = DType::Bf16;
         for (rows, inputs, outputs) in [(4096, 4096, 4096), (ROWS, HIDDEN, 3072), (ROWS, 3072, HIDDEN)] {
-            let dims = LinearDims { rows, inputs, outputs };
+            let dims = LinearDims::new(rows, inputs, outputs);
             let (x, w) = (self.filled(bf16, rows * inputs)?, self.filled(bf16, inputs * outputs)?);
             let (y, dw) = (self.filled(bf16, rows * outputs)?, self.filled(DType::F32, inputs * outputs)?);
             let dx = self.allocate(2 * rows * inputs);
@@ -79,7 +79,7 @@ impl Harness {
             ] {
                 let rows = sequences * length;
                 let scale = 1.0 / (head_dim as f32).sqrt();
-                let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale };
+                let dims = AttentionDims::new(rows, heads, kv_heads, head_dim, None, scale);
                 let (wide, narrow) = (rows * heads * head_dim, rows * kv_heads * head_dim);
                 let (q, dy) = (self.filled(dtype, wide)?, self.filled(dtype, wide)?);
                 let (k, v) = (self.filled(dtype, narrow)?, self.filled(dtype, narrow)?);
@@ -113,7 +113,7 @@ impl Harness {
 
     fn time_norms(&mut self) -> Outcome {
         for (rows, width) in [(ROWS, HIDDEN), (ROWS * 16, 128), (ROWS / 4, 4096)] {
-            let dims = RmsNormDims { rows, width, eps: 1e-6 };
+            let dims = RmsNormDims::new(rows, width, 1e-6);
             let elements = rows * width;
             let (x, residual) = (self.filled(DType::Bf16, elements)?, self.filled(DType::Bf16, elements)?);
             let (w, dy) = (self.filled(DType::Bf16, width)?, self.filled(DType::Bf16, elements)?);
@@ -134,7 +134,7 @@ impl Harness {
     /// The fused kernels, and the separate ones.
     fn time_head_norm_rope(&mut self) -> Outcome {
         for heads in [16, 8] {
-            let rope = RopeDims { rows: ROWS, heads, head_dim: 128, rotated: 128 };
+            let rope = RopeDims::new(ROWS, heads, 128, 128);
             let dims = HeadNormRopeDims { rope, eps: 1e-6 };
             let (norm, count, angles) = (dims.norm(), ROWS * heads * 128, ROWS * 64);
             let (cos, sin) = (self.filled(DType::F32, angles)?, self.filled(DType::F32, angles)?);
@@ -188,7 +188,7 @@ impl Harness {
     }
 
     fn time_elementwise(&mut self) -> Outcome {
-        let dims = RopeDims { rows: ROWS, heads: 16, head_dim: 128, rotated: 128 };
+        let dims = RopeDims::new(ROWS, 16, 128, 128);
         let (count, angles) = (ROWS * 16 * 128, ROWS * 64);
         let (cos, sin) = (self.filled(DType::F32, angles)?, self.filled(DType::F32, angles)?);
         let (x, y) = (self.filled(DType::Bf16, count)?, self.allocate(2 * count));
@@ -224,7 +224,7 @@ impl Harness {
     }
 
     fn time_embedding(&mut self) -> Outcome {
-        let dims = EmbeddingDims { vocab: 151_936, width: HIDDEN };
+        let dims = EmbeddingDims::new(151_936, HIDDEN);
         // Distributed as in text: few ids are frequent, most are rare.
         let id = |row: usize| ((row * 7919 % ROWS) as f64 / ROWS as f64).powi(6) * 151_935.0;
         let ids: Vec<i32> = (0..ROWS).map(|row| id(row) as i32).collect();
@@ -248,7 +248,7 @@ impl Harness {
 
     fn time_head(&mut self) -> Outcome {
         let (rows, hidden, vocab) = (4096, HIDDEN, 151_936);
-        let dims = HeadLossDims { rows, hidden, vocab };
+        let dims = HeadLossDims::new(rows, hidden, vocab);
         let labels: Vec<i32> = (0..rows as i32).map(|row| row * 37).collect();
         let x = self.filled(DType::Bf16, rows * hidden)?;
         let kernel = Kernel::HeadLossBackward {

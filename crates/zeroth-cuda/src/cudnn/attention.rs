@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     fn dims(head_dim: usize, window: Option<usize>) -> AttentionDims {
-        AttentionDims { rows: 64, heads: 4, kv_heads: 2, head_dim, window, scale: 0.1 }
+        AttentionDims::new(64, 4, 2, head_dim, window, 0.1)
     }
 
     #[test]

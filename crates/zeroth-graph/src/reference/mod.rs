@@ -94,9 +94,10 @@ impl<'a> Machine<'a> {
     /// The parts of the loss that was computed last.
     pub fn loss_parts(&self) -> Vec<f64> {
         let mut parts = vec![0.0; self.graph.loss_parts.len()];
-        for node in self.graph.losses().map(|node| &self.graph.nodes[node]) {
-            let part = node.op.loss_part().expect("the op of a loss");
-            parts[part] += self.value(node.outputs[0])[0];
+        for node in &self.graph.nodes {
+            if let Some(part) = node.op.loss_part() {
+                parts[part] += self.value(node.outputs[0])[0];
+            }
         }
         parts
     }

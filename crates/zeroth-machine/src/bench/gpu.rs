@@ -20,7 +20,7 @@ pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, 
     let Gpus::Found { devices, .. } = &machine.gpus else { return Ok(Vec::new()) };
     let Some(name) = devices.first().map(|gpu| gpu.name.clone()) else { return Ok(Vec::new()) };
     let elements = (size * size) as u64;
-    let dims = LinearDims { rows: size, inputs: size, outputs: size };
+    let dims = LinearDims::new(size, size, size);
     // x, w and y in f32 at most; then dw; then scratch.
     let operand = |at: u64, bytes: u64| Span::device(at * 4 * elements, bytes * elements);
     let kernels = |dtype: DType| {

@@ -56,18 +56,18 @@ impl<T: Element> MatmulBench<T> {
     pub fn new(threads: usize, form: MatmulKind, [m, n, k]: [usize; 3]) -> Result<Self, DeviceError> {
         let pool = Pool::start(threads)?;
         let dims = match form {
-            MatmulKind::Forward => LinearDims { rows: m, inputs: k, outputs: n },
-            MatmulKind::Dx => LinearDims { rows: m, inputs: n, outputs: k },
-            MatmulKind::Dw => LinearDims { rows: k, inputs: n, outputs: m },
+            MatmulKind::Forward => LinearDims::new(m, k, n),
+            MatmulKind::Dx => LinearDims::new(m, n, k),
+            MatmulKind::Dw => LinearDims::new(k, n, m),
         };
         // Rows have the stride of a step.
-        let size = size_of::<T>();
-        let rows_of = |width: usize| size * dims.rows * row_stride(width, T::DTYPE);
-        let weights = dims.outputs * dims.inputs;
+        let [x_stride, y_stride] = [dims.inputs, dims.outputs].map(|width| row_stride(width, T::DTYPE));
+        let dims = LinearDims { x_stride, y_stride, ..dims };
+        let (size, weights) = (size_of::<T>(), dims.outputs * dims.inputs);
         let mut operands = Operands::new([
-            rows_of(dims.inputs),
+            size * dims.rows * x_stride,
             size * weights,
-            rows_of(dims.outputs),
+            size * dims.rows * y_stride,
             4 * weights,
             4 * linear_scratch(dims, threads),
         ])?;
@@ -146,9 +146,10 @@ impl Attention {
         kv_heads: usize,
     ) -> Result<Self, DeviceError> {
         let (pool, rows, head_dim) = (Pool::start(threads)?, sequences * length, 64);
-        let dims = AttentionDims { rows, heads, kv_heads, head_dim, window: None, scale: 0.125 };
-        let [wide, narrow] =
-            [heads, kv_heads].map(|heads| 2 * rows * row_stride(heads * head_dim, DType::Bf16));
+        let [q_stride, kv_stride] = [heads, kv_heads].map(|heads| row_stride(heads * head_dim, DType::Bf16));
+        let contiguous = AttentionDims::new(rows, heads, kv_heads, head_dim, None, 0.125);
+        let dims = AttentionDims { q_stride, kv_stride, ..contiguous };
+        let [wide, narrow] = [q_stride, kv_stride].map(|stride| 2 * rows * stride);
         let scratch = attention_scratch(&dims, threads).max(attention_backward_scratch(&dims, threads));
         let mut operands = Operands::new([
             wide,
@@ -215,7 +216,8 @@ pub fn attention_benchmarks(
 
 /// The head with its loss and both gradients; that of w is rounded directly where a step does so.
 pub fn head_loss_benchmarks(threads: usize, dims: HeadLossDims) -> Result<Vec<Benchmark>, DeviceError> {
-    let HeadLossDims { rows, hidden, vocab } = dims;
+    let HeadLossDims { rows, hidden, vocab, .. } = dims;
+    let dims = HeadLossDims { row_stride: row_stride(hidden, DType::Bf16), ..dims };
     let pool = Pool::start(threads)?;
     let once = dims.is_one_slice(DType::Bf16);
     let (dw, scratch) = if once {
@@ -224,7 +226,7 @@ pub fn head_loss_benchmarks(threads: usize, dims: HeadLossDims) -> Result<Vec<Be
         (4 * vocab * hidden, head_loss_scratch(dims, threads))
     };
     // x, w; dx, dw; scratch.
-    let of_rows = 2 * rows * row_stride(hidden, DType::Bf16);
+    let of_rows = 2 * rows * dims.row_stride;
     let mut operands = Operands::new([of_rows, 2 * vocab * hidden, of_rows, dw, 4 * scratch])?;
     let [x, w, ..] = operands.split();
     random::<bf16>(1, x);
@@ -268,7 +270,7 @@ mod tests {
         lines.extend(attention_benchmarks(2, &[(2, 24, 4)]).unwrap());
         // One slice of rows, and several.
         for rows in [20, 1100] {
-            let dims = HeadLossDims { rows, hidden: 32, vocab: 100 };
+            let dims = HeadLossDims::new(rows, 32, 100);
             assert_eq!(dims.is_one_slice(DType::Bf16), rows == 20);
             lines.extend(head_loss_benchmarks(2, dims).unwrap());
         }

@@ -47,7 +47,7 @@ impl MemoryBoundSizes {
     }
 
     const fn norm(self) -> RmsNormDims {
-        RmsNormDims { rows: self.rows, width: WIDTH, eps: 1e-6 }
+        RmsNormDims::new(self.rows, WIDTH, 1e-6)
     }
 }
 
@@ -277,7 +277,7 @@ const KERNELS: [Kernel; 12] = [
             let rows = b.sizes.rows;
             let ([cos, sin, ..], [x, y, ..]) = b.first(b.sizes.activations());
             let angles = rows * HEAD / 2;
-            let dims = RopeDims { rows, heads: WIDTH / HEAD, head_dim: HEAD, rotated: HEAD };
+            let dims = RopeDims::new(rows, WIDTH / HEAD, HEAD, HEAD);
             rope_from(pool, dims, &cos[..angles], &sin[..angles], false, x, y);
         },
     ),
@@ -285,7 +285,7 @@ const KERNELS: [Kernel; 12] = [
         "embedding gradient",
         |s| (2 + 4 + 4) * s.rows * EMBEDDING,
         |pool, b| {
-            let dims = EmbeddingDims { vocab: VOCABULARY, width: EMBEDDING };
+            let dims = EmbeddingDims::new(VOCABULARY, EMBEDDING);
             let [.., table] = b.floats.split();
             let table = &mut of::<f32>(table)[..VOCABULARY * EMBEDDING];
             let [dy, ..] = b.halves.split();

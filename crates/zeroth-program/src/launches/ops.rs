@@ -11,10 +11,17 @@ use super::super::BufferId;
 use super::{At, Span};
 
 impl At<'_> {
+    /// The row stride of activations of a width, in elements.
+    fn row_stride(&self, width: usize) -> usize {
+        self.source.target.row_stride(width as u64, self.program().types.compute) as usize
+    }
+
     fn norm_dims(&self, op: Op, x: Value) -> RmsNormDims {
         let (rows, width) = (self.rows(x) as usize, self.width(x));
         match op {
-            Op::RmsNorm { eps } | Op::AddRmsNorm { eps } => RmsNormDims { rows, width, eps: eps as f32 },
+            Op::RmsNorm { eps } | Op::AddRmsNorm { eps } => {
+                RmsNormDims { rows, width, row_stride: self.row_stride(width), eps: eps as f32 }
+            }
             other => unreachable!("{} is no norm", other.name()),
         }
     }
@@ -22,18 +29,23 @@ impl At<'_> {
     /// `x` is an operand or a result: all have the same rows.
     fn linear_dims(&self, weight: ParamId, x: Value) -> LinearDims {
         let [outputs, inputs] = self.shape(weight);
-        LinearDims { rows: self.rows(x) as usize, inputs, outputs }
+        let [x_stride, y_stride] = [inputs, outputs].map(|width| self.row_stride(width));
+        LinearDims { rows: self.rows(x) as usize, inputs, outputs, x_stride, y_stride }
     }
 
     fn attention_dims(&self, op: Op, q: Value) -> AttentionDims {
         let Op::Attention { heads, kv_heads, window, scale } = op else {
             unreachable!("attention's own dims")
         };
+        let (rows, heads, kv_heads) = (self.rows(q) as usize, heads as usize, kv_heads as usize);
+        let head_dim = self.width(q) / heads;
         AttentionDims {
-            rows: self.rows(q) as usize,
-            heads: heads as usize,
-            kv_heads: kv_heads as usize,
-            head_dim: self.width(q) / heads as usize,
+            rows,
+            heads,
+            kv_heads,
+            head_dim,
+            q_stride: self.row_stride(heads * head_dim),
+            kv_stride: self.row_stride(kv_heads * head_dim),
             window: window.map(|window| window as usize),
             scale: scale as f32,
         }
@@ -52,7 +64,8 @@ impl At<'_> {
     fn rope_dims(&self, heads: u64, rotary: usize, x: Value) -> RopeDims {
         let head_dim = self.width(x) / heads as usize;
         let rotated = 2 * self.source.graph.rotaries[rotary].frequencies.len();
-        RopeDims { rows: self.rows(x) as usize, heads: heads as usize, head_dim, rotated }
+        let row_stride = self.row_stride(self.width(x));
+        RopeDims { rows: self.rows(x) as usize, heads: heads as usize, head_dim, rotated, row_stride }
     }
 
     /// Cosines and sines of a rotary embedding at these positions.
@@ -87,6 +100,7 @@ impl At<'_> {
             seed: self.binding.seed,
             op: salt,
             width: self.width(x),
+            row_stride: self.row_stride(self.width(x)),
             keys: self.part(keys, 0, self.rows(x), 16),
             x: self.value(x),
             y: self.value(y),
@@ -95,7 +109,7 @@ impl At<'_> {
 
     fn head_dims(&self, weight: ParamId, x: Value) -> HeadLossDims {
         let [vocab, hidden] = self.shape(weight);
-        HeadLossDims { rows: self.rows(x) as usize, hidden, vocab }
+        HeadLossDims { rows: self.rows(x) as usize, hidden, vocab, row_stride: self.row_stride(hidden) }
     }
 
     pub(super) fn forward(&self, node: &Node) -> Kernel {
@@ -105,7 +119,7 @@ impl At<'_> {
             Op::Embedding => {
                 let [vocab, width] = self.shape(node.params[0]);
                 Kernel::Embedding {
-                    dims: EmbeddingDims { vocab, width },
+                    dims: EmbeddingDims { vocab, width, row_stride: self.row_stride(width) },
                     rows: self.rows(node.outputs[0]) as usize,
                     ids: input(0),
                     table: self.param(node.params[0]),
@@ -175,7 +189,8 @@ impl At<'_> {
     pub(super) fn logits(&self, head: &Node, sequences: u64) -> Kernel {
         let [vocab, hidden] = self.shape(head.params[0]);
         let rows = self.rows(head.inputs[0]) as usize;
-        let dims = LogitsDims { rows, sequences: sequences as usize, hidden, vocab };
+        let row_stride = self.row_stride(hidden);
+        let dims = LogitsDims { rows, sequences: sequences as usize, hidden, vocab, row_stride };
         Kernel::Logits {
             dims,
             starts: self.starts(),
@@ -200,8 +215,9 @@ impl At<'_> {
         let inputs = &self.source.graph.nodes[at].inputs;
         [(inputs[1], BufferId::CachedKeys(at)), (inputs[2], BufferId::CachedValues(at))].map(|(value, id)| {
             let (rows, cached) = (self.rows(value) as usize, self.program().cached_tokens as usize);
+            let (width, row_stride) = (self.width(value), self.row_stride(self.width(value)));
             Kernel::StoreRows {
-                dims: StoreRowsDims { rows, width: self.width(value), cached },
+                dims: StoreRowsDims { rows, width, cached, row_stride },
                 ranges: self.cache_ranges(value),
                 x: self.value(value),
                 cache: self.cache(id, value),
@@ -354,7 +370,7 @@ impl At<'_> {
                 let tied_rows =
                     |own: TiedRowsOut| TiedRowsIn { rows: own.rows, found_inf: self.found_inf(flat) };
                 Kernel::EmbeddingBackward {
-                    dims: EmbeddingDims { vocab, width },
+                    dims: EmbeddingDims { vocab, width, row_stride: self.row_stride(width) },
                     rows: self.rows(node.inputs[1]) as usize,
                     ids: input(0),
                     dy: input(1),

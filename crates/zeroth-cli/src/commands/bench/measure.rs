@@ -118,7 +118,7 @@ fn computing(counts: &[usize], quick: bool) -> Result<Vec<Benchmark>, Stopped> {
         lines.extend(matmul_benchmarks(threads, DType::Bf16, shapes)?);
         lines.extend(matmul_benchmarks(threads, DType::F32, shapes)?);
         lines.extend(attention_benchmarks(threads, attention)?);
-        lines.extend(head_loss_benchmarks(threads, HeadLossDims { rows, hidden: 512, vocab: 32_000 })?);
+        lines.extend(head_loss_benchmarks(threads, HeadLossDims::new(rows, 512, 32_000))?);
     }
     Ok(lines)
 }

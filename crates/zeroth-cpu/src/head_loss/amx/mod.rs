@@ -20,7 +20,7 @@ use half::bf16;
 use zeroth_base::DType;
 
 use super::blocking::{LANES, Panels, ROW_STATS_LEN};
-use super::{Gradients, WeightGrad, x_row_stride};
+use super::{Gradients, WeightGrad};
 use crate::gemm::{AmxKernel, MatrixView, NoInterleave, Operand, PANEL, TILE, pack_bf16};
 use crate::isa::{Isa, each_isa};
 use crate::math;
@@ -133,7 +133,7 @@ pub(super) fn run<T: Element>(
     mut gradients: Option<Gradients<T>>,
     scratch: &mut [f32],
 ) -> f64 {
-    let row_stride = x_row_stride(dims, x);
+    let row_stride = dims.row_stride;
     let mut total = 0.0;
     let all_panels = Panels::of(dims).expect("checked by `supports`");
     let (shared, thread_scratch) = scratch.split_at_mut(all_panels.shared());
@@ -283,7 +283,7 @@ impl<T: Element> Slice<'_, T> {
 
     /// The second pass: dw.
     fn dw(&self, shared: &mut Shared, scale: f32, dw: &mut WeightGrad<T>, thread_scratch: &mut [f32]) {
-        let (HeadLossDims { rows, hidden, vocab }, panels) = (self.dims, self.panels);
+        let (HeadLossDims { rows, hidden, vocab, .. }, panels) = (self.dims, self.panels);
         let Shared { exps, x, x_transposed, row_stats, .. } = shared;
         let scaled = &mut bytemuck::cast_slice_mut::<u16, T>(x)[..rows * hidden];
         self.pool.each(Chunks::new(scaled, hidden), |row, scaled| {
@@ -402,7 +402,7 @@ mod tests {
         (off / expected.iter().map(|b| b * b).sum::<f64>()).sqrt()
     }
 
-    const DIMS: HeadLossDims = HeadLossDims { rows: 70, hidden: 33, vocab: 1000 };
+    const DIMS: HeadLossDims = HeadLossDims::new(70, 33, 1000);
 
     /// Random x and w, with x of some rows set to `times` the w of their label; the labels of all rows.
     fn inputs(pool: &Pool, rows: &[usize], times: f32) -> (Vec<bf16>, Vec<bf16>, Vec<i32>) {
