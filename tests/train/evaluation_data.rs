@@ -55,6 +55,10 @@ fn a_share_of_the_data_is_held_out() {
         ["--per-device-train-batch-size", "2", "--max-steps", "6", "--resume", "auto", "--seed", "9"];
     train("one", &longer).assert_done();
     assert_eq!(evaluated(&folder.join("one")), [2, 4, 6]);
+    let in_order = ["--shuffle", "false", "--data_seed", "3"];
+    train("in order", &in_order).assert_done();
+    train("in order", &["--resume", "auto", "--max-steps", "6", "--data_seed", "4"]).assert_done();
+    assert_eq!(evaluated(&folder.join("in order")), [2, 4, 6]);
     let refused = train("one", &["--resume", "auto", "--max-steps", "8", "--split_dataset_ratio", "0.3"]);
     assert_eq!(refused.code, 2, "{}", refused.stderr);
     assert!(refused.stderr.contains("--split-dataset-ratio"), "{}", refused.stderr);

@@ -48,8 +48,10 @@ pub struct Job {
     pub schedule: Schedule,
     /// Whether weight decay also applies to norms and biases.
     pub decays_all: bool,
-    /// Seed of all random numbers.
+    /// Seed of all random numbers but those of the data.
     pub seed: u64,
+    /// Seed of the order of the samples, and of those that are held out.
+    pub data_seed: u64,
     /// Evaluation data and interval.
     pub evaluation: Option<Evaluation>,
 }

@@ -63,11 +63,6 @@ impl SampleOrder {
         self.shuffle.is_some()
     }
 
-    /// The seed of the order, if it is shuffled.
-    pub fn seed(&self) -> Option<u64> {
-        self.shuffle
-    }
-
     /// The sample at a position.
     pub fn sample_at(&self, position: u64) -> EpochSample {
         self.epoch_of(position).place(position)

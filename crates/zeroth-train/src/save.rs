@@ -60,7 +60,7 @@ impl Job {
                 hash: data_hash(&self.samples),
                 samples: self.samples.count().get(),
                 shuffle: self.order.is_shuffled(),
-                seed: self.order.seed().filter(|seed| *seed != self.seed),
+                seed: Some(self.data_seed).filter(|seed| *seed != self.seed),
             },
             batch: BatchEntry {
                 train_batch_size: self.shape.train_batch(),

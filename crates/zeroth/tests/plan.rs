@@ -64,6 +64,7 @@ fn trained(folder: &Path, config: &Resolved, ranks: u64, target: Target) -> Comp
         schedule: from_config::schedule(config, 2).unwrap(),
         decays_all: false,
         seed: 1,
+        data_seed: 1,
         evaluation: None,
     };
     job.size_rows();

@@ -119,7 +119,7 @@ pub struct DataEntry {
     pub samples: u64,
     /// Whether every epoch is reshuffled.
     pub shuffle: bool,
-    /// Seed of the order, if it is not [`Manifest::seed`].
+    /// Seed of the order and of what is held out, if it is not [`Manifest::seed`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
 }

@@ -58,6 +58,7 @@ pub(crate) fn job(folder: &Path) -> Job {
         }),
         decays_all: false,
         seed: 7,
+        data_seed: 3,
         evaluation: Some(Evaluation {
             samples: samples(6),
             interval: Interval::steps(4),

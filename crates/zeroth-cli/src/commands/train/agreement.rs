@@ -35,7 +35,7 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "--packing": arguments.packing,
         "--max-train-samples": arguments.max_train_samples,
         "--seed": job.seed,
-        "--data-seed": job.order.seed(),
+        "--data-seed": job.data_seed,
         "--shuffle": job.order.is_shuffled(),
         "--max-skipped-steps": arguments.max_skipped_steps,
         "--save-steps": interval_json(resolved_job.strategies.saving),

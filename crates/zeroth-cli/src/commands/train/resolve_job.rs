@@ -227,6 +227,7 @@ pub(super) fn resolve_job(
         schedule: from_config::schedule(&resolved, steps)?,
         decays_all: from_config::decays_all(&resolved),
         seed,
+        data_seed,
         samples,
         evaluation,
     };
