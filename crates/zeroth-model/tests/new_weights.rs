@@ -24,6 +24,7 @@ mod new_weights {
             aliases: &[],
             parts: Vec::new(),
             trained: true,
+            quantized: false,
         }
     }
 

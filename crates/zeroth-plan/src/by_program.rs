@@ -106,11 +106,11 @@ impl Footprint {
         let Compiled { program, memory, .. } = compiled;
         let is_gathered = |flat: &usize| !program.stays_gathered(*flat) && !program.is_viewed(*flat);
         let gathered = (0..program.layout.flats.len()).filter(is_gathered);
-        let gathered = gathered.map(|flat| program.layout.flats[flat].padded()).max().unwrap_or(0);
+        let gathered = gathered.map(|flat| program.layout.flats[flat].bytes()).max().unwrap_or(0);
         Self {
             device: memory.by_category(Tier::Device),
             host: times(memory.by_category(Tier::Host), ranks_on_host),
-            gathered_layer: gathered * program.types.compute.bytes(),
+            gathered_layer: gathered,
             sent: program.bytes_sent_per_step(),
             bytes_per_parameter: bytes_per_parameter(program),
             basis: Basis::Program,
