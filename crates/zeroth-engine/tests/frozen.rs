@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
 mod job;
+mod nf4;
 
 use job::{BF16, F32, Golden, Outcome, ROOMY, Setup};
 use zeroth_base::DType;
