@@ -295,6 +295,7 @@ impl At<'_> {
             }
             GradOp::LinearInput => Kernel::LinearDx {
                 dims: self.linear_dims(node.params[0], node.inputs[0]),
+                scale: 1.0,
                 dy: input(0),
                 w: self.param(node.params[0]),
                 dx: output(0),
@@ -305,6 +306,7 @@ impl At<'_> {
                 let is_trained = |param: &&ParamId| node.accumulates_into.contains(*param);
                 let weight = of.params.first().filter(is_trained).map(|weight| Kernel::LinearDw {
                     dims,
+                    scale: 1.0,
                     dy: input(1),
                     x: input(0),
                     dw: self.gradient(*weight),
