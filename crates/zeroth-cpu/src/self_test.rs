@@ -79,7 +79,6 @@ impl<T: Element> SelfTester<'_, T> {
 
     fn all(&mut self) {
         self.linear();
-        self.adapter();
         self.embedding();
         self.rms_norm();
         self.rope();
@@ -93,6 +92,7 @@ impl<T: Element> SelfTester<'_, T> {
         self.logits();
         self.head_norm_rope();
         self.cached_attention();
+        self.adapter();
     }
 
     fn linear(&mut self) {
