@@ -175,7 +175,7 @@ fn request(
         [] => LoraTargets::AllLinear,
         names => LoraTargets::from_names(names),
     };
-    let lora = Lora { rank: arguments.lora_rank.unwrap_or(LORA_RANK), targets };
+    let lora = Lora { rank: arguments.lora_rank.unwrap_or(LORA_RANK), targets, ..Lora::default() };
     let states = match arguments.states {
         Some(StatesArg::Plain) => States::Plain,
         Some(StatesArg::Run) => States::Run,
