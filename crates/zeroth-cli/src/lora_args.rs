@@ -189,7 +189,7 @@ impl LoraArgs {
     /// The adapters to train: flags, else the settings of `--adapter`, else the defaults. Flags that contradict the
     /// adapter are refused, all at once.
     pub(crate) fn lora(&self, adapter: Option<(&str, &Lora)>) -> anyhow::Result<Lora> {
-        let start = adapter.map_or(Lora::DEFAULT, |(_, lora)| lora.clone());
+        let start = adapter.map_or_else(Lora::default, |(_, lora)| lora.clone());
         let targets = self.targets()?;
         if let Some((folder, found)) = adapter {
             let mut differences = Vec::new();

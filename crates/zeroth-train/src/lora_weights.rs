@@ -5,15 +5,14 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 use zeroth_engine::{Engine, State};
-use zeroth_model::peft::{Adapter, AdapterError};
-use zeroth_model::{Parameter, ParameterTable, WeightsError, fill_adapter};
+use zeroth_model::{Adapter, AdapterError, Parameter, ParameterTable, WeightsError, fill_adapter};
 
 use crate::base_hash::{BaseHash, name_key, overlaps};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{BaseEntry, Checkpoint};
 use crate::control::all_gather;
 use crate::initial_weights::{AT_ONCE, InitialWeights};
 use crate::load_progress::LoadProgress;
-use crate::lora::{BaseEntry, LoraJob, base_table, is_adapter};
+use crate::lora::{LoraJob, base_table, is_adapter};
 use crate::resume::{ResumeError, restore_optimizer};
 use crate::train_error::TrainError;
 use crate::Job;

@@ -9,7 +9,6 @@ use zeroth_kernel::Control;
 use zeroth_model::ParameterTable;
 
 use crate::checkpoint::{Checkpoint, ControlState, Manifest};
-use crate::Job;
 use crate::load_progress::LoadProgress;
 use crate::lora::LoraJob;
 use zeroth_data::Samples;
@@ -168,14 +167,18 @@ pub fn check_same_data(manifest: &Manifest, samples: &Samples) -> Result<(), Res
     if manifest.data.hash == data_hash(samples) { Ok(()) } else { Err(ResumeError::Data { before, now }) }
 }
 
-/// Checks that the adapters of a job are those of the checkpoint: whether there are any, their shapes and their scale.
+/// Checks that the adapters of a command are those of the checkpoint: whether there are any, their shapes and their scale.
 /// Dropout may differ.
-pub fn check_same_adapters(checkpoint: &Checkpoint, job: &Job) -> Result<(), ResumeError> {
+pub fn check_same_adapters(
+    checkpoint: &Checkpoint,
+    lora: Option<&LoraJob>,
+    table: &ParameterTable,
+) -> Result<(), ResumeError> {
     let (folder, manifest) = (checkpoint.folder().display().to_string(), checkpoint.manifest());
-    if manifest.lora.is_some() != job.lora.is_some() {
+    if manifest.lora.is_some() != lora.is_some() {
         return Err(ResumeError::TrainType { checkpoint: folder, is_lora: manifest.lora.is_some() });
     }
-    let (Some(saved), Some(LoraJob { lora: now, .. })) = (&manifest.lora, &job.lora) else { return Ok(()) };
+    let (Some(saved), Some(LoraJob { lora: now, .. })) = (&manifest.lora, lora) else { return Ok(()) };
     let numbers = [
         ("--lora-rank", now.rank.to_string(), saved.rank.to_string()),
         ("--lora-alpha", now.alpha.to_string(), saved.alpha.to_string()),
@@ -185,7 +188,7 @@ pub fn check_same_adapters(checkpoint: &Checkpoint, job: &Job) -> Result<(), Res
     let mut differences: Vec<String> =
         differs.map(|(flag, now, saved)| format!("{flag} is {now}, that of the checkpoint {saved}")).collect();
     let before: BTreeSet<&str> = manifest.model.parameters.iter().filter_map(|p| adapted(&p.name)).collect();
-    let after: BTreeSet<&str> = job.table.iter().filter_map(|p| adapted(&p.name)).collect();
+    let after: BTreeSet<&str> = table.iter().filter_map(|p| adapted(&p.name)).collect();
     if let Some(module) = before.difference(&after).next() {
         differences.push(format!("--target-modules leaves out {module}, which has an adapter in the checkpoint"));
     }
