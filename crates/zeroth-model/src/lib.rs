@@ -24,6 +24,7 @@ mod limits;
 mod load;
 mod lora;
 mod new_folder;
+mod peft;
 mod rope;
 mod rotary;
 mod safetensors;
@@ -43,6 +44,10 @@ pub use limits::MAX_PARAMETERS;
 pub use load::table;
 pub use lora::{Lora, LoraError, LoraInit, LoraTargets, add_adapters, lora_table};
 pub use new_folder::{ModelSizes, NewFolder, NewFolderError, new_folder};
+pub use peft::{
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, AdapterProblem, adapter_config_json,
+    adapter_tensors, is_adapter_folder,
+};
 pub use rope::{Rope, RopeScaling};
 pub use safetensors::{
     DEFAULT_SHARD_BYTES, HeaderError, NewTensor, TensorEntry, WeightFiles, WeightProblem, WeightWarning,

@@ -66,6 +66,7 @@ fn trained(folder: &Path, config: &Resolved, ranks: u64, target: Target) -> Comp
         seed: 1,
         data_seed: 1,
         evaluation: None,
+        lora: None,
     };
     job.size_rows();
     let (compiled, choices) = job.fit(target, Budget::default(), Freedom::default()).unwrap().unwrap();
