@@ -21,6 +21,7 @@ mod hyperparameters;
 mod launchers;
 mod leftovers;
 mod linked_folders;
+mod lora;
 mod memory;
 mod model_weights;
 mod new_weights;

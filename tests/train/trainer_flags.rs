@@ -370,7 +370,7 @@ fn values_that_ask_for_something_else_are_refused_at_once() {
             "--lerning_rate",
             "1",
             "--frobnicate",
-            "--lora_rank",
+            "--kd_alpha",
             "8",
             "--save_safetensors",
             "false",
@@ -388,7 +388,7 @@ fn values_that_ask_for_something_else_are_refused_at_once() {
         ("--torch-dtype", "bfloat16, float16, float32 or auto"),
         ("--lerning_rate", "did you mean `--learning_rate`?"),
         ("--frobnicate", "has no flag"),
-        ("--lora_rank", "not yet built"),
+        ("--kd_alpha", "not yet built"),
         ("--save-safetensors", "always safetensors"),
     ] {
         assert!(

@@ -74,6 +74,14 @@ const ON: &[&str] = &["true"];
 const FSDP: &str = "FSDP is not there: leave it out, and --deepspeed zero3 shards parameters, gradients and optimizer state alike";
 const HUB_DATA: &str = "datasets of a hub are not downloaded: give files with --data, as `hf download --repo-type dataset` leaves them";
 
+const MODULES_TO_SAVE: &str =
+    "modules_to_save (modules trained in full beside the adapters) is not yet built: leave it out, or train with --train-type full";
+const LORA_PLUS: &str =
+    "LoRA+ (another learning rate for the outer matrices) is not yet built: leave it out, and --learning-rate holds for both";
+const ONE_SCALE: &str = "blocks of 4-bit weights have f32 scales";
+const DOUBLE_QUANT: &str =
+    "double quantisation of the scales is not yet built: leave it out; the scales take half a bit of 4.5 per weight";
+
 /// All of them, by what they concern.
 const ROWS: &[Row] = &[
     // Data.
@@ -177,6 +185,54 @@ const ROWS: &[Row] = &[
         &["sft", "pt"],
         "train has no such stage: leave it out to fine-tune",
     ),
+    // LoRA.
+    only(
+        switch("use-dora", "adapters are LoRA's"),
+        OFF,
+        "DoRA (weight-decomposed adapters) is not yet built: leave it out to train LoRA",
+    ),
+    refused("modules-to-save", Arity::Values, MODULES_TO_SAVE),
+    refused("lora-modules-to-save", Arity::Values, MODULES_TO_SAVE),
+    refused("additional-target", Arity::Values, MODULES_TO_SAVE),
+    only(
+        value("lora-bias", "biases stay frozen"),
+        &["none", "false"],
+        "lora_bias (trained biases) is not yet built: leave it out, and biases stay frozen",
+    ),
+    refused("lorap-lr-ratio", Arity::Value, LORA_PLUS),
+    refused("loraplus-lr-ratio", Arity::Value, LORA_PLUS),
+    refused("loraplus-lr-embedding", Arity::Value, LORA_PLUS),
+    only(
+        switch("lora-fan-in-fan-out", "linear layers are [out, in]"),
+        OFF,
+        "no model here has transposed linear layers: leave it out",
+    ),
+    value("lora-dtype", "adapters have fp32 master weights and compute in the run's precision"),
+    only(
+        value("lora-task-type", "train trains language models"),
+        &["CAUSAL_LM"],
+        "train trains language models: leave it out",
+    ),
+    only(
+        switch("merge-lora", "OUTPUT/model is the adapter"),
+        OFF,
+        "OUTPUT/model is the adapter: leave it out, and `zeroth checkpoint export --merge` writes the merged model",
+    ),
+    only(
+        switch("load-in-8bit", "--quantize decides"),
+        OFF,
+        "8-bit weights are not yet built: --quantize nf4 keeps them in 4 bits",
+    ),
+    only(
+        value("bnb-4bit-quant-type", "4-bit weights are nf4"),
+        &["nf4"],
+        "fp4 is not yet built: 4-bit weights are nf4",
+    ),
+    value("bnb-4bit-compute-dtype", "4-bit weights are unpacked to the run's precision"),
+    value("bnb-4bit-quant-storage", "4-bit weights are stored in records of their own"),
+    only(switch("bnb-4bit-use-double-quant", ONE_SCALE), OFF, DOUBLE_QUANT),
+    only(switch("use-bnb-nested-quant", ONE_SCALE), OFF, DOUBLE_QUANT),
+    only(switch("double-quantization", ONE_SCALE), OFF, DOUBLE_QUANT),
     // Saving and logging.
     only(
         switch("push-to-hub", NO_HUB),

@@ -7,9 +7,10 @@ use zeroth::base::parse_bytes;
 
 use crate::evaluation_args::{EvaluationArgs, StepsArg};
 use crate::flags_without_effect::{self, FlagsWithoutEffect};
+use crate::lora_args::LoraArgs;
 use crate::train_flags::TrainFlags;
 use crate::trainer_args::TrainerArgs;
-use crate::value_args::{DeviceArg, TrainTypeArg};
+use crate::value_args::DeviceArg;
 
 #[derive(Debug, Args)]
 #[command(
@@ -116,10 +117,6 @@ pub(crate) struct TrainArgs {
     /// Write a timeline of every instruction of every rank, for Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Full fine-tuning; LoRA is not yet built
-    #[arg(long, aliases = ["tuner-type", "sft-type", "finetuning-type"], value_enum, default_value_t = TrainTypeArg::Full,
-          value_name = "TYPE")]
-    pub(crate) train_type: TrainTypeArg,
     /// Accepted for compatibility
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
     pub(crate) do_train: bool,
@@ -129,6 +126,8 @@ pub(crate) struct TrainArgs {
     pub(crate) without_effect: FlagsWithoutEffect,
     #[command(flatten)]
     pub(crate) evaluation: EvaluationArgs,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
     #[command(flatten)]
     pub(crate) train: TrainFlags,
 }

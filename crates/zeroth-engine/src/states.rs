@@ -125,6 +125,13 @@ impl Engine<'_> {
         owned
     }
 
+    /// [`Self::owned`] of trained parameters only.
+    pub fn owned_trained(&self, state: State) -> Vec<(ParamId, Range<u64>, DType)> {
+        let program = &self.compiled.program;
+        let is_trained = |param: ParamId| program.is_trained(program.layout.place(param).0);
+        self.owned(state).into_iter().filter(|(param, ..)| is_trained(*param)).collect()
+    }
+
     /// The step counters on the device: applied steps, and the loss scale with its history.
     pub fn control(&mut self) -> Result<Control, RunError> {
         let (at, step) = (self.control_span(), self.step);
@@ -150,11 +157,20 @@ impl Engine<'_> {
 
     /// Reads this rank's part of a state, parameter by parameter: all ranks together read every element once.
     pub fn read(&mut self, state: State, sink: Sink<'_>) -> Result<(), RunError> {
+        self.read_of(state, state != State::Weights, sink)
+    }
+
+    /// [`Self::read`] of trained parameters only.
+    pub fn read_trained(&mut self, state: State, sink: Sink<'_>) -> Result<(), RunError> {
+        self.read_of(state, true, sink)
+    }
+
+    fn read_of(&mut self, state: State, only_trained: bool, sink: Sink<'_>) -> Result<(), RunError> {
         self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
         for (flat, held) in program.layout.flats.iter().enumerate() {
-            if !program.is_trained(flat) && state != State::Weights {
+            if only_trained && !program.is_trained(flat) {
                 continue;
             }
             let shard = held.shard(self.rank, program.layout.ranks);

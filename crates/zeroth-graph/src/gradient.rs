@@ -17,6 +17,16 @@ pub enum GradOp {
     LinearInput,
     /// `x` and `dy`: accumulates `dyᵀ · x` in the weight's gradient and the sum over rows in the bias's.
     LinearParams,
+    /// `dy` (and the weight) give `scale · dy · w`.
+    LinearAddInput {
+        /// The factor of the product.
+        scale: f64,
+    },
+    /// `u` and `dy`: accumulates `scale · dyᵀ · u` in the weight's gradient.
+    LinearAddParams {
+        /// The factor of the product.
+        scale: f64,
+    },
     /// `x`, `rstd`, `dy`, optionally the gradient of `x` from later uses (and the weight) give the gradient of `x`, with that
     /// one added; accumulates the weight's gradient.
     RmsNorm(Op),

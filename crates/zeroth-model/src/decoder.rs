@@ -186,7 +186,7 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
     }
     units.push(head);
     let routing = config.experts.as_ref().map(|e| Routing { experts: e.count, per_token: e.per_token });
-    ParameterTable { units, routing }
+    ParameterTable { units, routing, adapters: None }
 }
 
 fn block(config: &ModelConfig, index: u64) -> Unit {

@@ -219,7 +219,7 @@ pub(crate) const fn kind(value: &Value) -> &'static str {
 }
 
 /// A value for messages: itself where it is short, else its kind.
-fn described(value: &Value) -> String {
+pub(crate) fn described(value: &Value) -> String {
     match value {
         Value::Array(_) | Value::Object(_) => kind(value).to_owned(),
         Value::String(text) if text.len() > 60 => "a long text".to_owned(),

@@ -5,7 +5,9 @@
 
 use zeroth_graph::{Builder, GatedActivation, Graph, GraphError, ParamSpec, Role, Value};
 
+use crate::lora::adapter_name;
 use crate::rotary::rotary;
+use crate::table::Adapters;
 use crate::{Activation, Family, ModelConfig, Parameter, ParameterTable, Positions, UnitName};
 
 /// The micro-batches a forward is written for.
@@ -80,7 +82,7 @@ pub fn forward_training(
                 Some(Residual { sum: None, branch: b.embedding(ids, embed)? })
             }
             (UnitName::Block(index), Some(residual)) => {
-                Some(block(&mut b, config, activation, index, residual)?)
+                Some(block(&mut b, config, table.adapters, activation, index, residual)?)
             }
             (UnitName::Head, Some(residual)) => {
                 let norm = b.param("model.norm.weight")?;
@@ -121,6 +123,7 @@ impl Residual {
 fn block(
     b: &mut Builder,
     config: &ModelConfig,
+    adapters: Option<Adapters>,
     activation: GatedActivation,
     index: u64,
     residual: Residual,
@@ -130,7 +133,11 @@ fn block(
     let linear = |b: &mut Builder, x: Value, part: &str, has_bias: bool| {
         let weight = b.param(&at(&format!("{part}.weight")))?;
         let bias = if has_bias { Some(b.param(&at(&format!("{part}.bias")))?) } else { None };
-        b.linear(x, weight, bias)
+        let y = b.linear(x, weight, bias)?;
+        match adapters {
+            Some(adapters) => adapted(b, &at(part), adapters, x, y),
+            None => Ok(y),
+        }
     };
     let rotated = |b: &mut Builder, x: Value, norm: &str, heads: u64| {
         if !config.qk_norm {
@@ -158,4 +165,19 @@ fn block(
     let activated = b.gated_activation(activation, gate, up)?;
     let branch = linear(b, activated, "mlp.down_proj", config.mlp_bias)?; // [T, H]
     Ok(Residual { sum: Some(sum), branch })
+}
+
+/// Adds what the adapter of a module makes of the module's input `x` to its output `y`, where it has one.
+fn adapted(
+    b: &mut Builder,
+    module: &str,
+    adapters: Adapters,
+    x: Value,
+    y: Value,
+) -> Result<Value, GraphError> {
+    let Ok(inner) = b.param(&adapter_name(module, "lora_A")) else { return Ok(y) };
+    let outer = b.param(&adapter_name(module, "lora_B"))?;
+    let dropped = b.dropout(x, adapters.dropout)?;
+    let u = b.linear(dropped, inner, None)?; // [T, rank]
+    b.linear_add(y, u, outer, adapters.scale)
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use zeroth_base::philox4x32;
 
-use crate::{Parameter, ParameterKind};
+use crate::{LoraInit, Parameter, ParameterKind};
 
 /// The standard deviation of new weights where a config has no `initializer_range`, as in transformers.
 pub const INITIALIZER_RANGE: f64 = 0.02;
@@ -27,11 +27,9 @@ pub fn fill_new(seed: u64, deviation: f32, parameter: &Parameter, elements: Rang
     let stream = Stream::new(seed, &parameter.name);
     match parameter.kind {
         ParameterKind::Norm => out.fill(1.0),
-        ParameterKind::Bias | ParameterKind::LoraB => out.fill(0.0),
-        ParameterKind::LoraA => {
-            let width = parameter.shape.last().copied().unwrap_or(1);
-            let bound = 1.0 / (width as f32).sqrt();
-            stream.fill(elements.start, out, |words| words.map(|word| bound * signed_unit(word)));
+        ParameterKind::Bias => out.fill(0.0),
+        ParameterKind::LoraA | ParameterKind::LoraB => {
+            fill_adapter(seed, LoraInit::Kaiming, parameter, elements, out);
         }
         ParameterKind::Embedding
         | ParameterKind::PositionBias
@@ -39,6 +37,25 @@ pub fn fill_new(seed: u64, deviation: f32, parameter: &Parameter, elements: Rang
         | ParameterKind::Expert
         | ParameterKind::Router
         | ParameterKind::Head => {
+            stream.fill(elements.start, out, |words| four_normals(words).map(|normal| deviation * normal));
+        }
+    }
+}
+
+/// Fills `out` with the initial values of a range of an adapter's elements, as PEFT draws them; zeros for its outer matrix.
+pub fn fill_adapter(seed: u64, init: LoraInit, parameter: &Parameter, elements: Range<u64>, out: &mut [f32]) {
+    if parameter.kind != ParameterKind::LoraA {
+        out.fill(0.0);
+        return;
+    }
+    let stream = Stream::new(seed, &parameter.name);
+    match (init, parameter.shape.as_slice()) {
+        (LoraInit::Kaiming, shape) => {
+            let bound = 1.0 / (shape.last().copied().unwrap_or(1) as f32).sqrt();
+            stream.fill(elements.start, out, |words| words.map(|word| bound * signed_unit(word)));
+        }
+        (LoraInit::Gaussian, shape) => {
+            let deviation = 1.0 / shape.first().copied().unwrap_or(1) as f32;
             stream.fill(elements.start, out, |words| four_normals(words).map(|normal| deviation * normal));
         }
     }

@@ -24,6 +24,7 @@ mod limits;
 mod load;
 mod lora;
 mod new_folder;
+mod peft;
 mod rope;
 mod rotary;
 mod safetensors;
@@ -38,15 +39,19 @@ pub use error::{FieldError, ModelError, Needs};
 pub use family::Family;
 pub use folder::{HubCache, NamedConfig, locate, named_config, read_config};
 pub use forward::{Batch, ForwardError, forward, forward_training};
-pub use init::{INITIALIZER_RANGE, fill_new};
+pub use init::{INITIALIZER_RANGE, fill_adapter, fill_new};
 pub use limits::MAX_PARAMETERS;
 pub use load::table;
-pub use lora::{Lora, LoraError, LoraTargets, lora_table};
+pub use lora::{Lora, LoraError, LoraInit, LoraTargets, add_adapters, lora_table};
 pub use new_folder::{ModelSizes, NewFolder, NewFolderError, new_folder};
+pub use peft::{
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, AdapterProblem, adapter_config_json,
+    adapter_tensors, is_adapter_folder,
+};
 pub use rope::{Rope, RopeScaling};
 pub use safetensors::{
     DEFAULT_SHARD_BYTES, HeaderError, NewTensor, TensorEntry, WeightFiles, WeightProblem, WeightWarning,
     WeightWriter, WeightsError, WrittenWeights, f32_to_stored, has_weights, is_weight_file, read_header,
     stored_to_f32, write_header,
 };
-pub use table::{Parameter, ParameterKind, ParameterTable, Part, Routing, Unit, UnitName};
+pub use table::{Adapters, Parameter, ParameterKind, ParameterTable, Part, Routing, Unit, UnitName};

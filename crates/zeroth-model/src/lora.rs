@@ -1,16 +1,48 @@
 //! LoRA: the small trainable matrices beside the linear maps of a frozen model, as peft places and names them.
 
+use regex::Regex;
+
 use crate::error::did_you_mean;
-use crate::table::{Parameter, ParameterKind, ParameterTable, Unit};
+use crate::table::{Adapters, Parameter, ParameterKind, ParameterTable, Unit};
 use zeroth_base::nearest;
 
 /// Which adapters to add.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Lora {
     /// Inner width of an adapter.
     pub rank: u64,
+    /// The numerator of [`Self::scale`].
+    pub alpha: f64,
+    /// Whether alpha is divided by the root of the rank (rank-stabilised LoRA) instead of the rank.
+    pub rslora: bool,
+    /// The probability that an element of an adapter's input is zeroed in training.
+    pub dropout: f64,
     /// The linear maps that get one.
     pub targets: LoraTargets,
+}
+
+impl Default for Lora {
+    fn default() -> Self {
+        Self { rank: 8, alpha: 32.0, rslora: false, dropout: 0.05, targets: LoraTargets::AllLinear }
+    }
+}
+
+impl Lora {
+    /// The factor of an adapter's product.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.rslora { rank.sqrt() } else { rank }
+    }
+}
+
+/// How the inner matrices of new adapters are drawn; outer ones start at zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LoraInit {
+    /// Uniform up to 1/√in: PEFT's `true`.
+    #[default]
+    Kaiming,
+    /// Normal with standard deviation 1/rank: PEFT's `gaussian`.
+    Gaussian,
 }
 
 /// The linear maps that get an adapter.
@@ -20,28 +52,60 @@ pub enum LoraTargets {
     AllLinear,
     /// Those whose module has one of these names, or ends in one (`q_proj`, `self_attn.q_proj`).
     Named(Vec<String>),
+    /// Those whose whole module name matches this regular expression.
+    Pattern(String),
 }
 
 impl LoraTargets {
-    /// Reads what `--target-modules` lists: `all-linear`, or names.
+    /// Reads what `--target-modules` lists: `all-linear`, names, or one regular expression. A single value with a character
+    /// that no module name has is an expression.
     pub fn from_names(names: &[String]) -> Self {
-        if names == ["all-linear"] { Self::AllLinear } else { Self::Named(names.to_vec()) }
+        let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
+        match names {
+            [one] if one == "all-linear" => Self::AllLinear,
+            [one] if !one.chars().all(is_name) => Self::Pattern(one.clone()),
+            names => Self::Named(names.to_vec()),
+        }
     }
 }
 
 /// Adapters that cannot be added.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LoraError {
     /// A rank of zero.
     #[error("a LoRA rank of 0 adds nothing: give 1 or more, 8 is usual")]
     Rank,
-    /// A rank beyond the widest model.
-    #[error("a LoRA rank of {rank} is larger than any matrix of the model ({most})")]
+    /// A rank beyond a matrix that it is to adapt.
+    #[error("a LoRA rank of {rank} is larger than {module} ({out} × {input}): give at most {}", out.max(input))]
     RankTooLarge {
         /// The rank asked for.
         rank: u64,
-        /// The longest side of a linear map.
-        most: u64,
+        /// The linear map.
+        module: String,
+        /// Its outputs.
+        out: u64,
+        /// Its inputs.
+        input: u64,
+    },
+    /// An alpha that gives no scale.
+    #[error("a LoRA alpha of {0} gives no scale: give a finite number above 0, 32 is usual")]
+    Alpha(f64),
+    /// A dropout that is no probability.
+    #[error("a LoRA dropout of {0} is no probability: give 0 or more and below 1, 0.05 is usual")]
+    Dropout(f64),
+    /// Not a regular expression.
+    #[error("the LoRA target `{pattern}` is no regular expression: {why}")]
+    Pattern {
+        /// The expression.
+        pattern: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An adapter on the output projection.
+    #[error("LoRA on the output projection ({module}) is not yet built: leave it out of the target modules")]
+    Head {
+        /// Its module.
+        module: String,
     },
     /// An empty list of names.
     #[error("no LoRA target modules are given: name some, or say all-linear")]
@@ -79,26 +143,47 @@ pub enum LoraError {
 /// The table of the adapters: for each targeted linear map `lora_A` [rank, in] and `lora_B` [out, rank], under the
 /// names peft saves them by, in the units of the maps. Units without adapters are left out.
 pub fn lora_table(base: &ParameterTable, lora: &Lora) -> Result<ParameterTable, LoraError> {
-    check_rank(base, lora.rank)?;
-    if let LoraTargets::Named(names) = &lora.targets {
-        check_targets(base, names)?;
-    }
+    let targets = Targets::find(base, lora)?;
     let units = base.units.iter().map(|unit| Unit {
         name: unit.name,
         parameters: unit
             .parameters
             .iter()
-            .filter(|parameter| is_target(parameter, &lora.targets))
+            .filter(|parameter| targets.contain(parameter))
             .flat_map(|parameter| adapter(parameter, lora.rank))
             .collect(),
     });
     let units = units.filter(|unit| !unit.parameters.is_empty()).collect();
-    Ok(ParameterTable { units, routing: None })
+    Ok(ParameterTable { units, routing: None, adapters: None })
+}
+
+/// A model with adapters: `base` frozen, and behind every targeted linear map its two matrices as in [`lora_table`],
+/// trained.
+pub fn add_adapters(base: &ParameterTable, lora: &Lora) -> Result<ParameterTable, LoraError> {
+    let targets = Targets::find(base, lora)?;
+    if let Some(head) = base.iter().find(|p| p.kind == ParameterKind::Head && targets.contain(p)) {
+        return Err(LoraError::Head { module: head.module().to_owned() });
+    }
+    let adapted = |parameter: &Parameter| {
+        let own = targets.contain(parameter).then(|| adapter(parameter, lora.rank));
+        std::iter::once(Parameter { trained: false, ..parameter.clone() }).chain(own.into_iter().flatten())
+    };
+    let units = base
+        .units
+        .iter()
+        .map(|unit| Unit { name: unit.name, parameters: unit.parameters.iter().flat_map(adapted).collect() });
+    let adapters = Some(Adapters { scale: lora.scale(), dropout: lora.dropout });
+    Ok(ParameterTable { units: units.collect(), routing: base.routing, adapters })
+}
+
+/// The name of a matrix of a module's adapter, `part` being `lora_A` or `lora_B`.
+pub(crate) fn adapter_name(module: &str, part: &str) -> String {
+    format!("base_model.model.{module}.{part}.weight")
 }
 
 fn adapter(linear: &Parameter, rank: u64) -> [Parameter; 2] {
     let [out, input] = sides(linear);
-    let name = |part: &str| format!("base_model.model.{}.{part}.weight", linear.module());
+    let name = |part: &str| adapter_name(linear.module(), part);
     [
         Parameter::new(name("lora_A"), vec![rank, input], ParameterKind::LoraA),
         Parameter::new(name("lora_B"), vec![out, rank], ParameterKind::LoraB),
@@ -110,27 +195,78 @@ fn sides(linear: &Parameter) -> [u64; 2] {
     linear.shape.as_slice().try_into().expect("tables give linear maps two sides")
 }
 
-fn is_target(parameter: &Parameter, targets: &LoraTargets) -> bool {
-    parameter.kind.is_linear()
-        && match targets {
-            LoraTargets::AllLinear => parameter.kind != ParameterKind::Head,
-            LoraTargets::Named(names) => names.iter().any(|name| matches(parameter.module(), name)),
+/// The targets of a request that was checked against a model.
+enum Targets<'a> {
+    AllLinear,
+    Named(&'a [String]),
+    Pattern(Regex),
+}
+
+impl<'a> Targets<'a> {
+    fn find(base: &ParameterTable, lora: &'a Lora) -> Result<Self, LoraError> {
+        if lora.rank == 0 {
+            return Err(LoraError::Rank);
         }
+        let targets = match &lora.targets {
+            LoraTargets::AllLinear => Self::AllLinear,
+            LoraTargets::Named(names) => {
+                check_targets(base, names)?;
+                Self::Named(names)
+            }
+            LoraTargets::Pattern(pattern) => {
+                // The whole name must match, as by Python's `re.fullmatch`.
+                let whole = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| LoraError::Pattern {
+                    pattern: pattern.clone(),
+                    why: error.to_string().trim().to_owned(),
+                })?;
+                check_pattern(base, pattern, &whole)?;
+                Self::Pattern(whole)
+            }
+        };
+        if !lora.scale().is_finite() || lora.alpha <= 0.0 {
+            return Err(LoraError::Alpha(lora.alpha));
+        }
+        if !(0.0..1.0).contains(&lora.dropout) {
+            return Err(LoraError::Dropout(lora.dropout));
+        }
+        for linear in base.iter().filter(|parameter| targets.contain(parameter)) {
+            let [out, input] = sides(linear);
+            if lora.rank > out.max(input) {
+                let module = linear.module().to_owned();
+                return Err(LoraError::RankTooLarge { rank: lora.rank, module, out, input });
+            }
+        }
+        Ok(targets)
+    }
+
+    fn contain(&self, parameter: &Parameter) -> bool {
+        parameter.kind.is_linear()
+            && match self {
+                Self::AllLinear => parameter.kind != ParameterKind::Head,
+                Self::Named(names) => names.iter().any(|name| matches(parameter.module(), name)),
+                Self::Pattern(pattern) => pattern.is_match(parameter.module()),
+            }
+    }
+}
+
+/// An expression must match a linear map, and nothing else that has parameters.
+fn check_pattern(base: &ParameterTable, target: &str, pattern: &Regex) -> Result<(), LoraError> {
+    let (target, known) = (target.to_owned(), linear_names(base).join(", "));
+    let matched = || base.iter().filter(|parameter| pattern.is_match(parameter.module()));
+    // The bias of a linear map is in the same module.
+    let is_other = |p: &&Parameter| !p.kind.is_linear() && p.kind != ParameterKind::Bias;
+    if let Some(other) = matched().find(is_other) {
+        return Err(LoraError::NotLinear { target, module: other.module().to_owned(), known });
+    }
+    if matched().next().is_none() {
+        return Err(LoraError::NotFound { target, known, near: None });
+    }
+    Ok(())
 }
 
 /// Whether a module is called `target`, or ends in it at a dot.
 fn matches(module: &str, target: &str) -> bool {
     module.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-}
-
-fn check_rank(base: &ParameterTable, rank: u64) -> Result<(), LoraError> {
-    let linears = base.iter().filter(|parameter| parameter.kind.is_linear());
-    let most = linears.flat_map(sides).max().unwrap_or(0);
-    match rank {
-        0 => Err(LoraError::Rank),
-        rank if rank > most => Err(LoraError::RankTooLarge { rank, most }),
-        _ => Ok(()),
-    }
 }
 
 fn check_targets(base: &ParameterTable, targets: &[String]) -> Result<(), LoraError> {

@@ -112,7 +112,7 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
         head.push_linear("lm_head", ParameterKind::Head, [config.vocab, config.hidden], false);
     }
     units.push(head);
-    ParameterTable { units, routing: None }
+    ParameterTable { units, routing: None, adapters: None }
 }
 
 /// The unit of one stack's position biases.

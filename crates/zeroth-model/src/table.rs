@@ -5,12 +5,23 @@ use std::fmt;
 use std::ops::Range;
 
 /// All parameters of a model, unit by unit, in the order a forward pass first needs the units.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ParameterTable {
     /// The units.
     pub units: Vec<Unit>,
     /// How tokens choose experts, where there are any.
     pub routing: Option<Routing>,
+    /// How LoRA adapters act, where linear maps have some.
+    pub adapters: Option<Adapters>,
+}
+
+/// How the LoRA adapters of a model act.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adapters {
+    /// The factor of their products.
+    pub scale: f64,
+    /// The probability that an element of their input is zeroed in training.
+    pub dropout: f64,
 }
 
 /// How many of a block's experts a token goes to.
@@ -196,6 +207,11 @@ impl ParameterTable {
     /// The number of parameters of the model; a tied one counts once.
     pub fn total(&self) -> u64 {
         self.units.iter().map(Unit::elements).sum()
+    }
+
+    /// The number of trained parameters.
+    pub fn trained(&self) -> u64 {
+        self.iter().filter(|parameter| parameter.trained).map(Parameter::elements).sum()
     }
 
     /// The number of parameters that one token passes: all but the experts it does not go to.

@@ -184,7 +184,7 @@ mod golden {
                     }
                 };
                 let targets = LoraTargets::from_names(&names);
-                let adapters = lora_table(&base, &Lora { rank, targets }).unwrap();
+                let adapters = lora_table(&base, &Lora { rank, targets, ..Lora::default() }).unwrap();
                 assert_eq!(adapters.total(), expected["parameters"].as_u64().unwrap(), "{label}: {case}");
                 assert_eq!(fnv(&lines(&adapters)), expected["fnv"].as_str().unwrap(), "{label}: {case}");
                 compared += 1;

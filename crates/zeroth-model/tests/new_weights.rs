@@ -11,9 +11,8 @@ mod new_weights {
     use serde_json::Value;
     use zeroth_base::DType;
     use zeroth_model::{
-        Family, INITIALIZER_RANGE, Lora, LoraTargets, ModelConfig, ModelSizes, NewFolder, NewFolderError,
-        Parameter, ParameterKind, Positions, UnwritableConfig, WeightFiles, fill_new, lora_table, new_folder,
-        table,
+        Family, INITIALIZER_RANGE, Lora, ModelConfig, ModelSizes, NewFolder, NewFolderError, Parameter,
+        ParameterKind, Positions, UnwritableConfig, WeightFiles, fill_new, lora_table, new_folder, table,
     };
 
     fn parameter(name: &str, shape: &[u64]) -> Parameter {
@@ -299,7 +298,7 @@ mod new_weights {
     #[test]
     fn adapters_begin_as_peft_begins_them() {
         let base = table(&ModelConfig::from_sizes(&sizes(Family::Llama)).unwrap());
-        let adapters = lora_table(&base, &Lora { rank: 8, targets: LoraTargets::AllLinear }).unwrap();
+        let adapters = lora_table(&base, &Lora::default()).unwrap();
         for parameter in adapters.iter() {
             let mut values = vec![f32::NAN; parameter.elements() as usize];
             fill_new(3, 0.02, parameter, 0..parameter.elements(), &mut values);

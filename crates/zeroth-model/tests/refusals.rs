@@ -7,8 +7,8 @@ mod refusals {
 
     use serde_json::{Value, json};
     use zeroth_model::{
-        Family, HubCache, Lora, LoraTargets, ModelConfig, ModelError, Positions, RopeScaling, lora_table,
-        table,
+        Family, HubCache, Lora, LoraTargets, ModelConfig, ModelError, Positions, RopeScaling, add_adapters,
+        lora_table, table,
     };
 
     fn llama() -> Value {
@@ -245,7 +245,9 @@ mod refusals {
         let mut config = llama();
         config["tie_word_embeddings"] = json!(true);
         let base = table(&read(&config).unwrap());
-        let refusal = |rank, targets| lora_table(&base, &Lora { rank, targets }).unwrap_err().to_string();
+        let refusal = |rank, targets| {
+            lora_table(&base, &Lora { rank, targets, ..Lora::default() }).unwrap_err().to_string()
+        };
         let named = |name: &str| LoraTargets::Named(vec!["v_proj".to_owned(), name.to_owned()]);
         assert_eq!(
             refusal(8, named("q_prj")),
@@ -272,8 +274,66 @@ mod refusals {
         );
         assert_eq!(
             refusal(97, LoraTargets::AllLinear),
-            "a LoRA rank of 97 is larger than any matrix of the model (96)"
+            "a LoRA rank of 97 is larger than model.layers.0.self_attn.q_proj (64 × 64): give at most 64"
         );
+        let pattern = |text: &str| LoraTargets::Pattern(text.to_owned());
+        assert_eq!(
+            refusal(8, pattern("q_proj|v_proj")),
+            "the LoRA target `q_proj|v_proj` matches no module of this model (q_proj, k_proj, v_proj, o_proj, \
+             gate_proj, up_proj, down_proj)"
+        );
+        assert_eq!(
+            refusal(8, pattern(".*layers.*")),
+            "the LoRA target `.*layers.*` is not a linear map (model.layers.0.input_layernorm); those are q_proj, \
+             k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+        );
+        assert!(
+            refusal(8, pattern("(q_proj"))
+                .starts_with("the LoRA target `(q_proj` is no regular expression: ")
+        );
+    }
+
+    #[test]
+    fn lora_numbers_must_give_a_scale_and_a_probability() {
+        let base = table(&read(&llama()).unwrap());
+        let refusal = |lora| add_adapters(&base, &lora).unwrap_err().to_string();
+        for alpha in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let refused = refusal(Lora { alpha, ..Lora::default() });
+            assert!(refused.starts_with(&format!("a LoRA alpha of {alpha} gives no scale")), "{refused}");
+        }
+        for dropout in [1.0, -0.1, f64::NAN] {
+            let refused = refusal(Lora { dropout, ..Lora::default() });
+            assert!(refused.starts_with(&format!("a LoRA dropout of {dropout} is no prob")), "{refused}");
+        }
+        assert_eq!(
+            refusal(Lora { targets: LoraTargets::Named(vec!["lm_head".to_owned()]), ..Lora::default() }),
+            "LoRA on the output projection (lm_head) is not yet built: leave it out of the target modules"
+        );
+    }
+
+    #[test]
+    fn adapters_follow_the_linear_maps_they_adapt_and_are_all_that_is_trained() {
+        let base = table(&read(&llama()).unwrap());
+        let targets = LoraTargets::from_names(&[r".*\.(q_proj|down_proj)".to_owned()]);
+        let lora = Lora { rank: 4, alpha: 6.0, rslora: true, targets, ..Lora::default() };
+        let adapted = add_adapters(&base, &lora).unwrap();
+        let trained: Vec<_> = adapted.iter().filter(|p| p.trained).map(|p| p.name.clone()).collect();
+        let own: Vec<_> = lora_table(&base, &lora).unwrap().iter().map(|p| p.name.clone()).collect();
+        assert_eq!(trained, own);
+        assert_eq!(adapted.adapters.unwrap().scale, 3.0);
+        let block = &adapted.units[1].parameters;
+        let place = block.iter().position(|p| p.name == "model.layers.0.self_attn.q_proj.weight").unwrap();
+        let part = |at: usize| (block[at].name.as_str(), block[at].shape.as_slice());
+        assert_eq!(
+            part(place + 1),
+            ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", &[4, 64][..])
+        );
+        assert_eq!(
+            part(place + 2),
+            ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight", &[64, 4][..])
+        );
+        assert_eq!(adapted.iter().filter(|p| !p.trained).count(), base.iter().count());
+        assert_eq!(adapted.trained(), lora_table(&base, &lora).unwrap().total());
     }
 
     fn write_config(folder: &Path, config: &Value) {

@@ -10,13 +10,14 @@ use half::f16;
 use zeroth_base::DType;
 use zeroth_engine::{Engine, State};
 use zeroth_graph::ParamId;
-use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter};
+use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, adapter_config_json, adapter_tensors};
 
 use crate::Job;
 use crate::control::all_gather;
 use crate::export_error::{ExportError, failed};
 use crate::export_record::ExportSource;
 use crate::finite::first_not_finite;
+use crate::lora::{LoraJob, base_table};
 use crate::staged_files::StagedFiles;
 
 /// Elements gathered at once.
@@ -24,7 +25,14 @@ const PIECE: u64 = 1 << 19;
 /// Fetches a range of a parameter's elements.
 pub(crate) type Fetch<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), ExportError>;
 
-/// Writes the model to `folder` on rank 0; collective over all ranks. 16-bit runs export bf16 weights, others f32.
+impl Job {
+    /// The dtype of the exported weights: bf16 of 16-bit runs, else f32; adapters are f32, from their master weights.
+    pub fn export_dtype(&self) -> DType {
+        if self.lora.is_some() || self.settings.types.compute == DType::F32 { DType::F32 } else { DType::Bf16 }
+    }
+}
+
+/// Writes the model to `folder` on rank 0, or the adapters of a LoRA run; collective over all ranks.
 pub(crate) fn export(
     job: &Job,
     engine: &mut Engine<'_>,
@@ -32,10 +40,18 @@ pub(crate) fn export(
     folder: &Path,
     source: &ExportSource,
 ) -> Result<(), ExportError> {
-    let dtype = if job.settings.types.compute == DType::F32 { DType::F32 } else { DType::Bf16 };
-    let tensors: Vec<NewTensor> = job.table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect();
+    let dtype = job.export_dtype();
+    let tensors: Vec<NewTensor> = match job.lora {
+        Some(_) => adapter_tensors(&job.table),
+        None => job.table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect(),
+    };
     let create = || {
         std::fs::create_dir_all(folder).map_err(failed(folder))?;
+        if let Some(LoraJob { lora, base, .. }) = &job.lora {
+            let config = adapter_config_json(lora, &base_table(&job.table), base);
+            let beside = StagedFiles::of_adapter(&job.files, folder, &config)?;
+            return Ok((beside, WeightWriter::create_adapter(folder, tensors.clone())?));
+        }
         let beside = StagedFiles::of_model(&job.files, folder, dtype)?;
         Ok((beside, WeightWriter::create(folder, tensors.clone(), DEFAULT_SHARD_BYTES)?))
     };

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use zeroth_base::DType;
 use zeroth_engine::Engine;
 use zeroth_model::DEFAULT_SHARD_BYTES;
 
@@ -36,7 +35,7 @@ pub(crate) fn export_best(
     to: &std::path::Path,
     end: Option<RunEnd>,
 ) -> Result<(), ExportError> {
-    let dtype = if job.settings.types.compute == DType::F32 { DType::F32 } else { DType::Bf16 };
+    let dtype = job.export_dtype();
     let export = || {
         let folder = folder_of(step, options).ok_or(ExportError::NoBest { step })?;
         let checkpoint = Checkpoint::open(&folder)?;

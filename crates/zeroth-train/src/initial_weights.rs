@@ -1,5 +1,6 @@
 //! Initial weights: from the model folder's files, or random ones where it has only a config.json.
 
+use std::ops::Range;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -11,7 +12,7 @@ use zeroth_model::{
 use crate::load_progress::LoadProgress;
 
 /// Elements initialised per task.
-const AT_ONCE: usize = 1 << 14;
+pub(crate) const AT_ONCE: usize = 1 << 14;
 
 /// The source of initial weights.
 pub enum InitialWeights {
@@ -65,19 +66,30 @@ impl InitialWeights {
             names.iter().filter_map(|name| known.get(name.as_str()).copied()).collect();
         engine.load(&mut |param, range, elements| {
             let (parameter, end) = (found[param.index()], range.end);
-            match self {
-                Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
-                // Counter-based random numbers: the result does not depend on the number of threads.
-                Self::Random { seed, std } => {
-                    elements.par_chunks_mut(AT_ONCE).enumerate().for_each(|(place, part)| {
-                        let first = range.start + (place * AT_ONCE) as u64;
-                        let range = first..first + part.len() as u64;
-                        fill_new(*seed, *std, parameter, range, part);
-                    });
-                }
-            }
+            self.read(parameter, range, elements)?;
             progress.loaded(param.index(), end);
             Ok(())
         })
+    }
+
+    /// A range of a parameter's elements.
+    pub(crate) fn read(
+        &self,
+        parameter: &Parameter,
+        range: Range<u64>,
+        elements: &mut [f32],
+    ) -> Result<(), WeightsError> {
+        match self {
+            Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
+            // Counter-based random numbers: the result does not depend on the number of threads.
+            Self::Random { seed, std } => {
+                elements.par_chunks_mut(AT_ONCE).enumerate().for_each(|(place, part)| {
+                    let first = range.start + (place * AT_ONCE) as u64;
+                    let range = first..first + part.len() as u64;
+                    fill_new(*seed, *std, parameter, range, part);
+                });
+            }
+        }
+        Ok(())
     }
 }

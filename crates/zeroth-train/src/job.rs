@@ -1,5 +1,6 @@
 //! A training job: everything that all ranks must agree on, as data.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use zeroth_graph::Param;
@@ -12,6 +13,7 @@ use zeroth_program::Compiled;
 use zeroth_program::Settings;
 use zeroth_program::Target;
 
+use crate::lora::{LoraJob, adapter_table};
 use crate::{Batches, BestPolicy, Interval, ModelFiles, RunSteps, SampleOrder, Schedule};
 use zeroth_data::Samples;
 
@@ -54,6 +56,8 @@ pub struct Job {
     pub data_seed: u64,
     /// Evaluation data and interval.
     pub evaluation: Option<Evaluation>,
+    /// The adapters, where LoRA is trained; they are in the table.
+    pub lora: Option<LoraJob>,
 }
 
 /// Evaluation settings.
@@ -162,6 +166,14 @@ impl Job {
     /// The steps of the run and the length of its epochs.
     pub fn run_steps(&self) -> RunSteps {
         RunSteps { total: self.steps, samples: self.samples.count(), train_batch: self.shape.train_batch() }
+    }
+
+    /// The parameters that checkpoints and the exported model hold: the adapters of LoRA, else all.
+    pub fn saved_table(&self) -> Cow<'_, ParameterTable> {
+        match &self.lora {
+            Some(_) => Cow::Owned(adapter_table(&self.table)),
+            None => Cow::Borrowed(&self.table),
+        }
     }
 
     /// The training data, split into micro-batches.

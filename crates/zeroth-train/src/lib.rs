@@ -5,6 +5,7 @@
 //! [`report`] and [`loss_curve`] display it. [`Inference`] generates text with the result. Everything is a function
 //! of its inputs: the position in the data is a number of samples, so ranks need no communication to agree on it.
 
+mod base_hash;
 mod batch;
 mod best;
 pub mod checkpoint;
@@ -22,6 +23,8 @@ mod initial_weights;
 mod interval;
 mod job;
 mod load_progress;
+mod lora;
+mod lora_weights;
 mod loss_curve;
 mod metrics;
 mod model_files;
@@ -60,6 +63,8 @@ pub use heap::release_freed_memory;
 pub use initial_weights::InitialWeights;
 pub use interval::{Interval, RunSteps};
 pub use job::{Evaluation, Job};
+pub use lora::{LoraJob, adapted_modules, adapter_table, base_table, describe as describe_lora};
+pub use lora_weights::{LoraWeights, LoraWeightsError, check_base};
 pub use loss_curve::{loss_curve, loss_curves};
 pub use metrics::{
     EvalMetrics, LossParts, MetricsError, MetricsFile, StepMetrics, StepSummary, read_evaluation_losses,
@@ -68,7 +73,7 @@ pub use metrics::{
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
 pub use report::{Report, ReportPlan, ReportToError, Reporters, UnstartedReports};
 pub use resident::resident_bytes;
-pub use resume::{ResumeError, check_same_data, config_changes, redistribute_batch};
+pub use resume::{ResumeError, check_same_adapters, check_same_data, config_changes, redistribute_batch};
 pub use run_folder::{ExistingRun, RunFolder};
 pub use run_folder_error::RunFolderError;
 pub use run_input::RunInput;

@@ -12,9 +12,11 @@ use zeroth_comm::launch::sealed;
 
 /// The file that identifies a model folder.
 pub(crate) const CONFIG: &str = "config.json";
+/// The base's defaults for generating text.
+pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
 /// Files of a model folder that are copied along, besides config.json and the weights.
 pub(crate) const COMPANION_FILES: &[&str] = &[
-    "generation_config.json",
+    GENERATION_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",

@@ -1,5 +1,7 @@
 //! Resuming from a checkpoint: re-deriving the batch decomposition, comparing configs, and restoring a rank's state.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 use zeroth_base::counted;
 use zeroth_engine::{Engine, RunError, State};
@@ -8,6 +10,7 @@ use zeroth_model::ParameterTable;
 
 use crate::checkpoint::{Checkpoint, ControlState, Manifest};
 use crate::load_progress::LoadProgress;
+use crate::lora::LoraJob;
 use zeroth_data::Samples;
 
 /// A checkpoint that cannot be resumed with this command.
@@ -44,6 +47,46 @@ pub enum ResumeError {
         /// Micro-batch and accumulation pairs that work.
         works: Vec<(u64, u64)>,
     },
+    /// The checkpoint's adapters were trained over another base.
+    #[error(
+        "{checkpoint} has adapters of another base: they were trained over {saved} (weights {expected}), and --model {given} \
+         has other weights ({found}). Give the base that they were trained over, or start a new run over this one with \
+         --adapter"
+    )]
+    Base {
+        /// The checkpoint.
+        checkpoint: String,
+        /// The base it was trained over.
+        saved: String,
+        /// The hash of its weights.
+        expected: String,
+        /// The base of this command.
+        given: String,
+        /// The hash of its weights.
+        found: String,
+    },
+    /// The checkpoint is of LoRA and the command is not, or the other way round.
+    #[error(
+        "{checkpoint} is a checkpoint of {}, and this command trains {}: resume with --train-type {}, or start a new run",
+        kind(*is_lora), kind(!is_lora), if *is_lora { "lora" } else { "full" }
+    )]
+    TrainType {
+        /// The checkpoint.
+        checkpoint: String,
+        /// Whether it is of LoRA.
+        is_lora: bool,
+    },
+    /// The adapters differ.
+    #[error(
+        "{checkpoint} has other adapters: {}. Resuming keeps them: give the same flags, or start a new run from them with \
+         --adapter", differences.join("; ")
+    )]
+    Adapters {
+        /// The checkpoint.
+        checkpoint: String,
+        /// What differs, as `--lora-alpha is 16, that of the checkpoint 32`.
+        differences: Vec<String>,
+    },
     /// The data differs.
     #[error(
         "the checkpoint was trained on other data: {} then, {now} now{}. Its position in the data is meaningless \
@@ -56,6 +99,10 @@ pub enum ResumeError {
         /// Samples of this command's data.
         now: u64,
     },
+}
+
+const fn kind(is_lora: bool) -> &'static str {
+    if is_lora { "LoRA" } else { "full training" }
 }
 
 /// Maximum number of options listed in a message.
@@ -120,6 +167,46 @@ pub fn check_same_data(manifest: &Manifest, samples: &Samples) -> Result<(), Res
     if manifest.data.hash == data_hash(samples) { Ok(()) } else { Err(ResumeError::Data { before, now }) }
 }
 
+/// Checks that the adapters of a command are those of the checkpoint: whether there are any, their shapes and their scale.
+/// Dropout may differ.
+pub fn check_same_adapters(
+    checkpoint: &Checkpoint,
+    lora: Option<&LoraJob>,
+    table: &ParameterTable,
+) -> Result<(), ResumeError> {
+    let (folder, manifest) = (checkpoint.folder().display().to_string(), checkpoint.manifest());
+    if manifest.lora.is_some() != lora.is_some() {
+        return Err(ResumeError::TrainType { checkpoint: folder, is_lora: manifest.lora.is_some() });
+    }
+    let (Some(saved), Some(LoraJob { lora: now, .. })) = (&manifest.lora, lora) else { return Ok(()) };
+    let numbers = [
+        ("--lora-rank", now.rank.to_string(), saved.rank.to_string()),
+        ("--lora-alpha", now.alpha.to_string(), saved.alpha.to_string()),
+        ("--use-rslora", now.rslora.to_string(), saved.rslora.to_string()),
+    ];
+    let differs = numbers.into_iter().filter(|(_, now, saved)| now != saved);
+    let mut differences: Vec<String> =
+        differs.map(|(flag, now, saved)| format!("{flag} is {now}, that of the checkpoint {saved}")).collect();
+    let before: BTreeSet<&str> = manifest.model.parameters.iter().filter_map(|p| adapted(&p.name)).collect();
+    let after: BTreeSet<&str> = table.iter().filter_map(|p| adapted(&p.name)).collect();
+    if let Some(module) = before.difference(&after).next() {
+        differences.push(format!("--target-modules leaves out {module}, which has an adapter in the checkpoint"));
+    }
+    if let Some(module) = after.difference(&before).next() {
+        differences.push(format!("--target-modules includes {module}, which has no adapter in the checkpoint"));
+    }
+    if differences.is_empty() {
+        Ok(())
+    } else {
+        Err(ResumeError::Adapters { checkpoint: folder, differences })
+    }
+}
+
+/// The module of an adapter's inner matrix.
+fn adapted(name: &str) -> Option<&str> {
+    name.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight")
+}
+
 /// The data's hash in the format of manifests.
 pub(crate) fn data_hash(samples: &Samples) -> String {
     format!("{:016x}", samples.hash())
@@ -173,6 +260,17 @@ pub(crate) fn restore(
         progress.loaded(param.index(), end);
         Ok(())
     })?;
+    restore_optimizer(checkpoint, engine, names, &mut progress)
+}
+
+/// Loads a rank's shard of the optimizer's state: moments and the control block.
+pub(crate) fn restore_optimizer(
+    checkpoint: &Checkpoint,
+    engine: &mut Engine<'_>,
+    names: &[String],
+    progress: &mut LoadProgress<'_>,
+) -> Result<(), RunError> {
+    let manifest = checkpoint.manifest();
     for state in engine.states() {
         // A different optimizer starts with fresh state.
         if state != State::Weights && manifest.states.contains(&state) {

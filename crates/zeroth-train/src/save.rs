@@ -5,16 +5,19 @@
 //! is fully written before the next step starts, and only the write-back from the page cache remains.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use bytemuck::{Pod, Zeroable};
 use zeroth_engine::{Engine, RunError, State};
+use zeroth_graph::ParamId;
 use zeroth_kernel::{Control, Moment};
 
 use crate::checkpoint::{
-    BatchEntry, BestEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry, Manifest,
+    BaseEntry, BatchEntry, BestEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry,
+    LoraEntry, Manifest,
     ModelEntry, Piece, ShardWriter, UnfinishedCheckpoint, WrittenShard, ZEROTH_VERSION, now, prune,
     shard_name, step_folder,
 };
@@ -72,10 +75,11 @@ impl Job {
             dtype: self.settings.types.compute,
             optimizer: self.settings.optimizer.name().to_owned(),
             moments: self.settings.moment_dtype,
-            model: ModelEntry::of(self.model.family.model_type(), &self.table, |_| true),
+            model: ModelEntry::of(self.model.family.model_type(), &self.saved_table(), |_| true),
             states: Vec::new(),
             weights_only: false,
             best: None,
+            lora: self.lora.as_ref().map(LoraEntry::of),
             config,
             files: Vec::new(),
         }
@@ -183,6 +187,8 @@ impl Syncing {
 pub(crate) struct CheckpointSaver<'a> {
     options: Option<&'a CheckpointOptions>,
     names: &'a [String],
+    /// The identity of LoRA's base, of which nothing is saved.
+    base: Option<BaseEntry>,
     pending: Option<Pending>,
     /// The newest committed checkpoint.
     saved: Option<u64>,
@@ -192,8 +198,12 @@ pub(crate) struct CheckpointSaver<'a> {
 }
 
 impl<'a> CheckpointSaver<'a> {
-    pub(crate) fn new(options: Option<&'a CheckpointOptions>, names: &'a [String]) -> Self {
-        Self { options, names, pending: None, saved: None, reported: HashSet::new(), notes: Vec::new() }
+    pub(crate) fn new(
+        options: Option<&'a CheckpointOptions>,
+        names: &'a [String],
+        base: Option<BaseEntry>,
+    ) -> Self {
+        Self { options, names, base, pending: None, saved: None, reported: HashSet::new(), notes: Vec::new() }
     }
 
     /// Synchronises ranks after a step: the strongest control request wins, and a checkpoint synced on all ranks is
@@ -239,6 +249,7 @@ impl<'a> CheckpointSaver<'a> {
             states: self.states(engine),
             weights_only: options.weights_only,
             best: best.cloned(),
+            lora: self.lora_entry(&options.manifest),
             ..options.manifest.clone()
         };
         let written = self.write(engine, &folder)?;
@@ -257,6 +268,12 @@ impl<'a> CheckpointSaver<'a> {
         if decoupled { Ok(None) } else { self.finish(engine) }
     }
 
+    /// The adapters of the manifest's template, with the base that was loaded.
+    fn lora_entry(&self, template: &Manifest) -> Option<LoraEntry> {
+        let entry = template.lora.clone()?;
+        Some(LoraEntry { base: self.base.clone().unwrap_or_default(), ..entry })
+    }
+
     /// The states to save.
     fn states(&self, engine: &Engine<'_>) -> Vec<State> {
         let weights_only = self.options.is_some_and(|options| options.weights_only);
@@ -272,7 +289,10 @@ impl<'a> CheckpointSaver<'a> {
         let mut pieces = Vec::new();
         let states = self.states(engine);
         for &state in &states {
-            let owned = engine.owned(state).into_iter();
+            let owned = match self.base {
+                Some(_) => engine.owned_trained(state).into_iter(),
+                None => engine.owned(state).into_iter(),
+            };
             pieces.extend(owned.map(|(param, range, dtype)| Piece {
                 state,
                 name: self.names[param.index()].clone(),
@@ -288,7 +308,7 @@ impl<'a> CheckpointSaver<'a> {
         };
         let mut failed = None;
         for state in states {
-            let read = engine.read(state, &mut |param, range, elements| {
+            let mut sink = |param: ParamId, range: Range<u64>, elements: &[f32]| {
                 let written = match first_not_finite(elements) {
                     Some(place) => Err(CheckpointError::NotFinite {
                         state: state_words(state),
@@ -303,7 +323,11 @@ impl<'a> CheckpointSaver<'a> {
                     failed = Some(error);
                     words.into()
                 })
-            });
+            };
+            let read = match self.base {
+                Some(_) => engine.read_trained(state, &mut sink),
+                None => engine.read(state, &mut sink),
+            };
             if let Some(error) = failed {
                 return Ok(Err(error));
             }

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use zeroth_base::{DType, sync_folder};
-use zeroth_model::{WeightWriter, WrittenWeights};
+use zeroth_model::{ADAPTER_CONFIG, WeightWriter, WrittenWeights};
 
 use crate::ModelFiles;
 use crate::export_error::{ExportError, failed};
 use crate::export_record::{self, ExportSource};
-use crate::model_files::CONFIG;
+use crate::model_files::{CONFIG, GENERATION_CONFIG};
 
 /// Complete, synced files under hidden names. Removed on drop unless [`StagedFiles::publish`] succeeded.
 #[derive(Debug)]
@@ -34,6 +34,19 @@ impl StagedFiles {
         let text = from.config().and_then(|map| with_dtype(map, dtype)).map_err(failed(&config))?;
         // Renamed last: an incomplete folder is not taken for a model.
         staged.add(CONFIG, |file| file.write_all(text.as_bytes()))?;
+        Ok(staged)
+    }
+
+    /// Stages the snapshotted tokenizer files, and adapter_config.json.
+    pub(crate) fn of_adapter(from: &ModelFiles, to: &Path, config: &str) -> Result<Self, ExportError> {
+        let mut staged = Self { folder: to.to_owned(), names: Vec::new() };
+        // The base's own files: beside them, a folder would be taken for a whole model.
+        let is_of_base = |name: &str| name == CONFIG || name == GENERATION_CONFIG;
+        for (name, mut source) in from.iter().filter(|(name, _)| !is_of_base(name)) {
+            staged.add(name, |file| io::copy(&mut source, file).map(drop))?;
+        }
+        // Renamed last: an incomplete folder is not taken for an adapter.
+        staged.add(ADAPTER_CONFIG, |file| file.write_all(config.as_bytes()))?;
         Ok(staged)
     }
 

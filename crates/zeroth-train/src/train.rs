@@ -17,6 +17,7 @@ use crate::export::export;
 use crate::export_best::{exists, export_best};
 use crate::export_record::{ExportSource, RunEnd};
 use crate::initial_weights::InitialWeights;
+use crate::lora_weights::LoraWeights;
 use crate::report::timing::StepProfile;
 use crate::resident::resident_bytes;
 use crate::resume::restore;
@@ -123,7 +124,11 @@ pub fn train(
             reported = on_event(TrainEvent::Loading { loaded, total });
         }
     };
-    if let Some(checkpoint) = options.resume_from {
+    let mut base = None;
+    if let Some(lora) = &job.lora {
+        let weights = LoraWeights::open(job, lora, options.resume_from.is_some())?;
+        base = Some(weights.load(job, lora, &mut engine, &names, options.resume_from, &mut report)?);
+    } else if let Some(checkpoint) = options.resume_from {
         restore(checkpoint, &mut engine, &job.table, &names, &mut report)?;
     } else {
         let weights = InitialWeights::open(&job.folder, &job.model, &job.table, job.seed)?;
@@ -149,7 +154,7 @@ pub fn train(
     // Nothing is left to train where early stopping ended the run.
     let mut ended_early = first < job.steps && best.as_ref().is_some_and(BestTracker::is_exhausted);
     let end = if ended_early { first } else { job.steps };
-    let mut saver = CheckpointSaver::new(options.checkpoints, &names);
+    let mut saver = CheckpointSaver::new(options.checkpoints, &names, base);
     let mut steps = StepRunner::new(job, &mut engine, options)?;
     let (mut last, mut stopped) = (None, false);
     let (mut deferred, mut request) = (ControlRequest::Continue, ControlRequest::Continue);

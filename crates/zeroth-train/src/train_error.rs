@@ -5,7 +5,9 @@ use zeroth_engine::RunError;
 use zeroth_model::WeightsError;
 
 use crate::export_error::ExportError;
+use crate::lora_weights::LoraWeightsError;
 use crate::metrics::MetricsError;
+use crate::resume::ResumeError;
 use crate::save::SaveError;
 
 /// An error that ends a rank's training.
@@ -17,6 +19,12 @@ pub enum TrainError {
     /// Weights could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// The base or the adapter of a LoRA run could not be read.
+    #[error(transparent)]
+    Lora(Box<LoraWeightsError>),
+    /// The checkpoint cannot be resumed over this base.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
     /// A checkpoint could not be saved.
     #[error("{0}")]
     Save(#[source] Box<SaveError>),
@@ -63,6 +71,12 @@ pub enum TrainError {
 impl From<RunError> for TrainError {
     fn from(error: RunError) -> Self {
         Self::Run(Box::new(error))
+    }
+}
+
+impl From<LoraWeightsError> for TrainError {
+    fn from(error: LoraWeightsError) -> Self {
+        Self::Lora(Box::new(error))
     }
 }
 

@@ -66,6 +66,7 @@ fn trained(folder: &Path, config: &Resolved, ranks: u64, target: Target) -> Comp
         seed: 1,
         data_seed: 1,
         evaluation: None,
+        lora: None,
     };
     job.size_rows();
     let (compiled, choices) = job.fit(target, Budget::default(), Freedom::default()).unwrap().unwrap();
@@ -84,7 +85,7 @@ fn planned(folder: &Path, configs: &[(String, Resolved)], ranks: u64, device: Pl
         states: States::Run,
         accumulation: configs[0].1.values.top_level.gradient_accumulation_steps,
         shape: Some(planning::shape(&model, &table, MICRO_BATCH, ROW, false)),
-        model: Some(TrainableModel::new(model, table.clone(), device).unwrap()),
+        model: Some(TrainableModel::new(model, table.clone(), None, device).unwrap()),
         ..PlanRequest::new(table.total(), ranks)
     };
     plan(&request, &placements).unwrap().rows
@@ -158,7 +159,7 @@ fn collectives_send_what_the_zero_paper_counts() {
         .collect();
     let request = PlanRequest {
         shape: Some(planning::shape(&model, &table, 1, 64, false)),
-        model: Some(TrainableModel::new(model.clone(), table.clone(), PlanDevice::Cuda).unwrap()),
+        model: Some(TrainableModel::new(model.clone(), table.clone(), None, PlanDevice::Cuda).unwrap()),
         ..PlanRequest::new(table.total(), ranks)
     };
     let rows = plan(&request, &placements).unwrap().rows;

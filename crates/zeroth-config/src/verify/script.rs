@@ -172,7 +172,7 @@ fn warmup(arguments: &mut Arguments) -> Option<f64> {
 
 /// Whether the script trains LoRA, which is the default of ms-swift.
 fn is_lora(arguments: &Arguments, trainer: Trainer) -> bool {
-    match arguments.text(&["train_type", "tuner_type", "sft_type"]) {
+    match arguments.text(&["train_type", "tuner_type", "sft_type", "finetuning_type"]) {
         Some((_, name)) => name == "lora",
         None => trainer == Trainer::Swift,
     }

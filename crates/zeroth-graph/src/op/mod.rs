@@ -14,6 +14,7 @@ mod gated_activation;
 mod head_loss;
 mod head_norm_rope;
 mod linear;
+mod linear_add;
 mod rms_norm;
 mod rope;
 
@@ -38,6 +39,11 @@ pub enum Op {
     Embedding,
     /// `x` [T, I], weight [O, I] and an optional bias `[O]` give `x · wᵀ + b` [T, O].
     Linear,
+    /// `base` [T, O], `u` [T, I] and weight [O, I] give `base + scale · u · wᵀ` [T, O].
+    LinearAdd {
+        /// The factor of the product.
+        scale: f64,
+    },
     /// `x` [T, H] and weight `[H]` give `x · rstd · w` [T, H] and the statistic `rstd` `[T]`.
     RmsNorm {
         /// Added to the mean of squares.
@@ -123,6 +129,7 @@ impl Op {
         match self {
             Self::Embedding => "embedding",
             Self::Linear => "linear",
+            Self::LinearAdd { .. } => "linear_add",
             Self::RmsNorm { .. } => "rms_norm",
             Self::AddRmsNorm { .. } => "add_rms_norm",
             Self::HeadNormRope { .. } => "head_norm_rope",
@@ -140,6 +147,7 @@ pub(crate) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
     match node.op {
         Op::Embedding => embedding::derive(deriver, index, node),
         Op::Linear => linear::derive(deriver, index, node),
+        Op::LinearAdd { scale } => linear_add::derive(deriver, index, node, scale),
         Op::RmsNorm { .. } => rms_norm::derive(deriver, index, node),
         Op::AddRmsNorm { .. } => add_rms_norm::derive(deriver, index, node),
         Op::HeadNormRope { .. } => head_norm_rope::derive(deriver, index, node),
@@ -156,6 +164,7 @@ pub(crate) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
     match node.op {
         Op::Embedding => embedding::forward(machine, node),
         Op::Linear => linear::forward(machine, node),
+        Op::LinearAdd { scale } => linear_add::forward(machine, node, scale),
         Op::RmsNorm { eps } => rms_norm::forward(machine, node, eps),
         Op::AddRmsNorm { eps } => add_rms_norm::forward(machine, node, eps),
         Op::HeadNormRope { heads, eps, rotary } => head_norm_rope::forward(machine, node, heads, eps, rotary),
@@ -178,6 +187,8 @@ pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gra
         }
         (GradOp::LinearInput, _) => linear::backward_input(machine, node),
         (GradOp::LinearParams, _) => linear::backward_params(machine, node, of),
+        (GradOp::LinearAddInput { scale }, _) => linear_add::backward_input(machine, node, scale),
+        (GradOp::LinearAddParams { scale }, _) => linear_add::backward_params(machine, node, of, scale),
         (_, Op::Embedding) => embedding::backward(machine, node, of),
         (_, Op::RmsNorm { .. } | Op::AddRmsNorm { .. }) => rms_norm::backward(machine, node, of),
         (_, Op::HeadNormRope { heads, rotary, .. }) => {
@@ -190,6 +201,6 @@ pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gra
         (_, Op::GatedActivation(activation)) => gated_activation::backward(machine, node, activation),
         (_, Op::Dropout { probability, salt }) => dropout::backward(machine, node, probability, salt),
         (_, Op::HeadLoss { part }) => head_loss::backward(machine, node, of, part),
-        (op, Op::Linear) => unreachable!("{op:?} is not the gradient of a linear"),
+        (op, Op::Linear | Op::LinearAdd { .. }) => unreachable!("{op:?} is not the gradient of a linear"),
     }
 }

@@ -80,6 +80,17 @@ impl WeightFiles {
     /// Only headers are read, unless a tied parameter is stored twice: then both copies are compared.
     pub fn open(folder: &Path, table: &ParameterTable) -> Result<Self, WeightsError> {
         let listed = FolderFiles::of(folder)?;
+        Self::locate(folder, &listed, table)
+    }
+
+    /// Opens one file, and locates every parameter of the table in it as [`Self::open`] does.
+    pub(crate) fn open_file(path: &Path, table: &ParameterTable) -> Result<Self, WeightsError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Self::locate(folder, &FolderFiles { names: vec![name], index: None }, table)
+    }
+
+    fn locate(folder: &Path, listed: &FolderFiles, table: &ParameterTable) -> Result<Self, WeightsError> {
         let mut stored = Stored::read(folder, &listed.names);
         let mut problems = std::mem::take(&mut stored.problems);
         let excused = stored.check_index(listed.index.as_ref(), &mut problems);

@@ -15,6 +15,7 @@ use zeroth_base::{DType, grouped, sync_folder};
 use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, convert, header};
 use crate::Parameter;
+use crate::peft::ADAPTER_WEIGHTS;
 
 /// The size in bytes above which weights are split into shards, as in transformers 4.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
@@ -81,6 +82,8 @@ pub struct WeightWriter {
     shard: usize,
     open: Option<BufWriter<File>>,
     scratch: Vec<u8>,
+    /// Whether earlier weights of a model in the folder are replaced.
+    replaces_model: bool,
 }
 
 #[derive(Debug)]
@@ -95,8 +98,24 @@ impl WeightWriter {
     /// They go to one file, or to shards of at most `shard_bytes` and an index file. A tensor larger than that has a
     /// separate shard.
     pub fn create(folder: &Path, tensors: Vec<NewTensor>, shard_bytes: u64) -> Result<Self, WeightsError> {
-        refuse_unwritable(&tensors)?;
         let shards = cut(&tensors, shard_bytes);
+        Self::of_shards(folder, tensors, shards, true)
+    }
+
+    /// Starts writing the matrices of an adapter to an existing folder, as PEFT's `adapter_model.safetensors`. Weights of a
+    /// model in the folder stay.
+    pub fn create_adapter(folder: &Path, tensors: Vec<NewTensor>) -> Result<Self, WeightsError> {
+        let shard = Shard { name: ADAPTER_WEIGHTS.to_owned(), tensors: 0..tensors.len() };
+        Self::of_shards(folder, tensors, vec![shard], false)
+    }
+
+    fn of_shards(
+        folder: &Path,
+        tensors: Vec<NewTensor>,
+        shards: Vec<Shard>,
+        replaces_model: bool,
+    ) -> Result<Self, WeightsError> {
+        refuse_unwritable(&tensors)?;
         let mut writer = Self {
             folder: folder.to_owned(),
             tensors,
@@ -106,6 +125,7 @@ impl WeightWriter {
             shard: 0,
             open: None,
             scratch: Vec::new(),
+            replaces_model,
         };
         writer.settle()?;
         Ok(writer)
@@ -214,7 +234,10 @@ impl WeightWriter {
             write_synced(&path, index.as_bytes()).map_err(at(&path))?;
             new.push(INDEX);
         }
-        let old = weight_files(&self.folder).map_err(at(&self.folder))?;
+        let old = match self.replaces_model {
+            true => weight_files(&self.folder).map_err(at(&self.folder))?,
+            false => BTreeSet::new(),
+        };
         let is_mixed = shards.iter().any(|shard| shards.len() > 1 && old.contains(&shard.name));
         if is_mixed && old.contains(INDEX) {
             // The earlier index would describe a mix of old and new shards until all are replaced.

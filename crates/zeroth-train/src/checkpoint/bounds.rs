@@ -7,6 +7,7 @@ use std::path::Path;
 use zeroth_model::MAX_PARAMETERS;
 
 use super::file_names::{parse_step_folder, step_folder};
+use super::lora_entry::LoraEntry;
 use super::manifest::{BestEntry, ControlState, Evaluated, Manifest};
 
 /// Steps of a run.
@@ -20,6 +21,8 @@ const MAX_RANKS: u64 = 1 << 20;
 /// Total bytes of all files.
 const MAX_BYTES: u64 = 1 << 62;
 const MAX_STAGE: u64 = 3;
+/// Inner width of an adapter.
+const MAX_LORA_RANK: u64 = 1 << 24;
 
 /// Checks every number of a manifest; the error describes the first that is out of range.
 pub(super) fn check(manifest: &Manifest) -> Result<(), String> {
@@ -47,8 +50,20 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), String> {
     }
     check_control(&manifest.control, step)?;
     manifest.best.as_ref().map_or(Ok(()), |best| check_best(best, step))?;
+    manifest.lora.as_ref().map_or(Ok(()), check_lora)?;
     check_elements(manifest)?;
     check_files(manifest)
+}
+
+fn check_lora(lora: &LoraEntry) -> Result<(), String> {
+    within("lora.rank", lora.rank, 1, MAX_LORA_RANK)?;
+    if !(lora.alpha.is_finite() && lora.alpha > 0.0) {
+        return Err(format!("`lora.alpha` is {}: expected a finite number above 0", lora.alpha));
+    }
+    if !(0.0..1.0).contains(&lora.dropout) {
+        return Err(format!("`lora.dropout` is {}: expected at least 0 and below 1", lora.dropout));
+    }
+    within("lora.base.total", lora.base.total, 1, MAX_PARAMETERS)
 }
 
 fn check_control(control: &ControlState, step: u64) -> Result<(), String> {

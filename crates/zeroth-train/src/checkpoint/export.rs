@@ -1,18 +1,21 @@
 //! Exports a checkpoint as a Hugging Face folder, streamed: the model is never held in memory.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use zeroth_base::DType;
 use zeroth_engine::State;
-use zeroth_model::{NewTensor, WeightWriter, WrittenWeights};
+use zeroth_model::{ModelConfig, NewTensor, WeightWriter, WrittenWeights, adapter_config_json, table};
 
 use super::enclosing::{enclosing_checkpoint, is_same_folder};
+use super::lora_entry::LoraEntry;
 use super::reader::Checkpoint;
 use crate::ModelFiles;
 use crate::export::stream;
 use crate::export_error::{ExportError, failed};
 use crate::export_record::ExportSource;
+use crate::model_files::CONFIG;
 use crate::run_files::MARKERS;
 use crate::staged_files::StagedFiles;
 
@@ -26,7 +29,8 @@ pub enum Destination {
 }
 
 /// Writes a checkpoint's weights to `to` as `dtype`, split into files of at most `shard_bytes`, with the model's
-/// config and tokenizer files. The checkpoint must have been verified.
+/// config and tokenizer files; adapters go into one file, with adapter_config.json. The checkpoint must have been
+/// verified.
 pub fn export(
     checkpoint: &Checkpoint,
     to: &Path,
@@ -55,19 +59,43 @@ pub(crate) fn export_from(
     }
     refuse_taken(to, destination)?;
     fs::create_dir_all(to).map_err(failed(to))?;
-    let beside = StagedFiles::of_model(&ModelFiles::read(&checkpoint.model())?, to, dtype)?;
+    let files = ModelFiles::read(&checkpoint.model())?;
     let parameters = &checkpoint.manifest().model.parameters;
-    let tensors: Vec<NewTensor> = parameters
+    let mut tensors: Vec<NewTensor> = parameters
         .iter()
         .map(|entry| NewTensor { name: entry.name.clone(), shape: entry.shape.clone(), dtype })
         .collect();
-    let mut writer = WeightWriter::create(to, tensors.clone(), shard_bytes)?;
+    let (beside, mut writer) = match &checkpoint.manifest().lora {
+        Some(lora) => {
+            // As PEFT sorts them.
+            tensors.sort_by(|one, other| one.name.cmp(&other.name));
+            let config = adapter_config(checkpoint, lora, &files)?;
+            (StagedFiles::of_adapter(&files, to, &config)?, WeightWriter::create_adapter(to, tensors.clone())?)
+        }
+        None => (
+            StagedFiles::of_model(&files, to, dtype)?,
+            WeightWriter::create(to, tensors.clone(), shard_bytes)?,
+        ),
+    };
     for tensor in &tensors {
         stream(tensor, Some(&mut writer), &mut |range, elements| {
             Ok(checkpoint.read_f32(State::Weights, &tensor.name, range, elements)?)
         })?;
     }
     beside.publish(writer, source)
+}
+
+/// The adapter_config.json of a checkpoint's adapters.
+fn adapter_config(
+    checkpoint: &Checkpoint,
+    lora: &LoraEntry,
+    files: &ModelFiles,
+) -> Result<String, ExportError> {
+    let path = checkpoint.model().join(CONFIG);
+    let map = files.config().map_err(failed(&path))?;
+    let model = ModelConfig::from_map(&map, &path.display().to_string());
+    let model = model.map_err(|error| failed(&path)(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    Ok(adapter_config_json(&lora.lora(), &table(&model), &lora.base.name))
 }
 
 fn refuse_taken(to: &Path, destination: Destination) -> Result<(), ExportError> {

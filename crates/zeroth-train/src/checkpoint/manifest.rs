@@ -8,6 +8,8 @@ use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::ParameterTable;
 
+use super::lora_entry::LoraEntry;
+
 /// The format version that this version reads and writes. Adding fields keeps it; a change that an older version
 /// would misread increments it.
 pub const FORMAT_VERSION: u64 = 1;
@@ -61,6 +63,9 @@ pub struct Manifest {
     /// The best evaluation so far, where evaluations are compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<BestEntry>,
+    /// The adapters and their base, where LoRA is trained: the model's parameters are then those of the adapters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraEntry>,
     /// The resolved config of the run.
     pub config: Value,
     /// Every file except the manifest.
@@ -247,16 +252,16 @@ mod state_names {
 }
 
 /// Serialises an f64 as the shortest text that parses to the same bits; JSON numbers may be rounded by readers.
-mod exact {
+pub(super) mod exact {
     use serde::de::{Deserialize, Deserializer, Error as _};
     use serde::ser::Serializer;
 
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-    pub(super) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(in crate::checkpoint) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(number)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    pub(in crate::checkpoint) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(|_| D::Error::custom(format!("`{text}` is not a number")))
     }

@@ -15,6 +15,7 @@ mod enclosing;
 mod error;
 mod export;
 mod file_names;
+mod lora_entry;
 mod manifest;
 mod reader;
 mod shard;
@@ -34,6 +35,7 @@ pub(crate) use export::export_from;
 pub use export::{Destination, export};
 pub(crate) use file_names::{StaleName, foreign_files};
 pub use file_names::{parse_step_folder, shard_name, step_folder};
+pub use lora_entry::{BaseEntry, LoraEntry, TargetsEntry};
 pub use manifest::{
     BatchEntry, BestEntry, ControlState, DataEntry, Evaluated, FORMAT_VERSION, FileEntry, Manifest,
     ModelEntry, ParameterEntry, ZEROTH_VERSION, now,

@@ -1,7 +1,7 @@
 //! FLOPs of a step, and model FLOPs utilisation (MFU).
 //!
-//! Only matmuls count: 2 FLOPs per weight and token in the forward pass, twice that in the backward pass, and
-//! attention's two matmuls over the pairs of tokens that attend to each other. Embedding lookups count nothing; a
+//! Only matmuls count: 2 FLOPs per weight and token in the forward pass, twice that in the backward pass (once that for
+//! frozen weights, which have no gradient of their own), and attention's two matmuls over the pairs of tokens that attend to each other. Embedding lookups count nothing; a
 //! tied head counts. Recomputation is not counted, as MFU is defined in appendix B of PaLM (Chowdhery et al. 2022),
 //! but with causal pairs instead of the full square.
 
@@ -12,8 +12,10 @@ use zeroth_model::{ModelConfig, Parameter, ParameterKind, ParameterTable};
 /// FLOPs of a model's steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelFlops {
-    /// Matmul weights that each token is multiplied with.
-    weights: u64,
+    /// Trained matmul weights that each token is multiplied with.
+    trained: u64,
+    /// Frozen ones.
+    frozen: u64,
     /// Heads × head_dim.
     attention_width: u64,
     /// Number of blocks by attention window.
@@ -26,13 +28,18 @@ impl ModelFlops {
         if model.family.is_encoder_decoder() {
             return None;
         }
-        let linear = |kind: fn(ParameterKind) -> bool| -> u64 {
-            table.iter().filter(|parameter| kind(parameter.kind)).map(Parameter::elements).sum()
+        let matmuls = |is_trained: bool| -> u64 {
+            let matrices = table.iter().filter(|parameter| parameter.trained == is_trained && is_matmul(parameter));
+            let (experts, dense): (Vec<&Parameter>, Vec<&Parameter>) = matrices.partition(|p| is_of_expert(p));
+            let [experts, dense] = [experts, dense].map(|all| all.into_iter().map(Parameter::elements).sum::<u64>());
+            // All experts of all blocks are equal, so the division leaves nothing.
+            dense + table.routing.map_or(experts, |routing| experts / routing.experts * routing.per_token)
         };
-        let dense = linear(|kind| kind.is_linear() && kind != ParameterKind::Expert);
-        let experts = linear(|kind| kind == ParameterKind::Expert);
-        let passed = table.routing.map_or(experts, |routing| experts / routing.experts * routing.per_token);
-        let tied = if model.tied_head { model.vocab * model.hidden } else { 0 };
+        let (mut trained, mut frozen) = (matmuls(true), matmuls(false));
+        if model.tied_head {
+            let is_trained = table.iter().any(|p| p.kind == ParameterKind::Embedding && p.trained);
+            *(if is_trained { &mut trained } else { &mut frozen }) += model.vocab * model.hidden;
+        }
         let mut blocks: Vec<(Option<u64>, u64)> = Vec::new();
         for window in &model.windows {
             match blocks.iter_mut().find(|(known, _)| known == window) {
@@ -40,12 +47,12 @@ impl ModelFlops {
                 None => blocks.push((*window, 1)),
             }
         }
-        Some(Self { weights: dense + passed + tied, attention_width: model.attention_width(), blocks })
+        Some(Self { trained, frozen, attention_width: model.attention_width(), blocks })
     }
 
     /// Matmul weights that each token is multiplied with.
     pub const fn weights(&self) -> u64 {
-        self.weights
+        self.trained + self.frozen
     }
 
     /// FLOPs of forward and backward over sequences of these lengths.
@@ -69,10 +76,22 @@ impl ModelFlops {
         self.of_counts(tokens, blocks as f64 * squares as f64 / 2.0)
     }
 
-    /// 6 = 3 × 2: a multiply and an add, once in forward and twice in backward. Attention has two matmuls per pair.
+    /// 6 = 3 × 2: a multiply and an add, once in forward and twice in backward, once for frozen weights. Attention has two
+    /// matmuls per pair.
     fn of_counts(&self, tokens: u64, pairs: f64) -> f64 {
-        6.0 * self.weights as f64 * tokens as f64 + 12.0 * self.attention_width as f64 * pairs
+        let weights = 6.0 * self.trained as f64 + 4.0 * self.frozen as f64;
+        weights * tokens as f64 + 12.0 * self.attention_width as f64 * pairs
     }
+}
+
+/// Whether tokens are multiplied with it; the head of a tied model is counted with its embedding.
+fn is_matmul(parameter: &Parameter) -> bool {
+    parameter.kind.is_linear() || matches!(parameter.kind, ParameterKind::LoraA | ParameterKind::LoraB)
+}
+
+/// Whether it is an expert's, or the adapter of one.
+fn is_of_expert(parameter: &Parameter) -> bool {
+    parameter.kind == ParameterKind::Expert || (!parameter.kind.is_linear() && parameter.name.contains(".experts."))
 }
 
 /// Pairs of tokens in one causal sequence: half of the square, less those outside the window.
@@ -154,7 +173,7 @@ pub(super) fn scaled(value: f64, unit: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use zeroth_model::{ModelConfig, table};
+    use zeroth_model::{Lora, ModelConfig, add_adapters, table};
 
     use super::*;
 
@@ -181,6 +200,18 @@ mod tests {
         let expected = 6.0 * 595_984_384.0 * 3_000.0 + 12.0 * 28.0 * 2_048.0 * 5_000_000.0 / 2.0;
         assert_eq!(work.step([1_000, 2_000]), expected);
         assert_eq!(work.of_sums(3_000, 5_000_000), expected);
+    }
+
+    #[test]
+    fn frozen_weights_have_no_gradient_to_compute() {
+        let model = ModelConfig::from_json(QWEN3, "config.json").unwrap();
+        let lora = Lora { rank: 8, ..Lora::default() };
+        let adapted = add_adapters(&table(&model), &lora).unwrap();
+        let found = ModelFlops::of(&model, &adapted).unwrap();
+        // 8·(in + out) of q, k, v, o, gate, up and down.
+        let adapters = 28 * 8 * ((1024 + 2048) + 2 * (1024 + 1024) + (2048 + 1024) + 3 * (1024 + 3072));
+        let expected = 4.0 * 595_984_384.0 * 1_000.0 + 6.0 * f64::from(adapters) * 1_000.0;
+        assert_eq!(found.step([1_000]), expected + 12.0 * 28.0 * 2_048.0 * 500_000.0);
     }
 
     #[test]

@@ -147,6 +147,7 @@ impl Model {
             states: SAVED_STATES.to_vec(),
             weights_only: false,
             best: (step > 0).then(|| best(step)),
+            lora: None,
             config: json!({"train_batch_size": 12, "optimizer": {"params": {"lr": 1e-5}}}),
             files: Vec::new(),
         }

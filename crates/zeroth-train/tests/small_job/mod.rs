@@ -65,6 +65,7 @@ pub(crate) fn job(folder: &Path) -> Job {
             micro_batch: None,
             best: None,
         }),
+        lora: None,
     };
     job.size_rows();
     job

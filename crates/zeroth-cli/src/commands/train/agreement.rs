@@ -45,6 +45,7 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "--per-device-eval-batch-size": arguments.evaluation.per_device_eval_batch_size,
         "--split-dataset-ratio": arguments.evaluation.split_ratio(),
         "the best model and early stopping": job.best_policy(),
+        "adapters (--lora-rank, --lora-alpha, --target-modules)": job.lora.as_ref().map(|lora| format!("{lora:?}")),
         "steps of the run (--max-steps, --num-train-epochs)": job.steps,
         "config": resolved_job.resolved.to_json(),
         "config.json of the model": resolved_job.inputs.model,

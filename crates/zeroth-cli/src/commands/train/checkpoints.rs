@@ -132,11 +132,10 @@ impl DiskNeeds {
                 (state, if state == State::Weights { DType::F32 } else { job.settings.moment_dtype })
             })
             .collect();
-        let run = if job.settings.types.compute == DType::F32 { DType::F32 } else { DType::Bf16 };
-        let model = [(State::Weights, run)];
+        let (table, model) = (job.saved_table(), [(State::Weights, job.export_dtype())]);
         Self {
-            checkpoint: needed_bytes(&job.table, &states, &job.folder),
-            model: if resolved_job.writes_model { needed_bytes(&job.table, &model, &job.folder) } else { 0 },
+            checkpoint: needed_bytes(&table, &states, &job.folder),
+            model: if resolved_job.writes_model { needed_bytes(&table, &model, &job.folder) } else { 0 },
             run: job.run_steps(),
             done,
             best: if strategies.saves_best { strategies.evaluation.count(done, job.run_steps()) } else { 0 },

@@ -11,6 +11,7 @@ mod data;
 mod external_launcher;
 mod handoff;
 mod launch;
+mod lora;
 mod rank;
 mod reporter;
 mod resolve_job;
@@ -93,7 +94,10 @@ fn prepare_run(
         }
     };
     resolved_job.handoff.agreement = agreement::of(arguments, &resolved_job);
-    if resolved_job.checkpoint.is_none() {
+    if let Some(lora) = &resolved_job.job.lora {
+        let notes = lora::check_weights(&resolved_job.job, lora, resolved_job.checkpoint.as_ref())?;
+        resolved_job.notes.extend(notes);
+    } else if resolved_job.checkpoint.is_none() {
         // Check the weights' headers against the model once, instead of on every rank.
         let weights = InitialWeights::open(
             &resolved_job.job.folder,
@@ -265,6 +269,8 @@ fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Res
         inputs.extend(find_files(paths)?.files.into_iter().map(|path| RunInput::new(flag, path)));
     }
     inputs.extend(checkpoint.map(|folder| RunInput::new("--resume", folder)));
+    let adapter = resolved_job.job.lora.as_ref().and_then(|lora| lora.adapter.as_ref());
+    inputs.extend(adapter.map(|folder| RunInput::new("--adapter", folder)));
     inputs.extend(arguments.trainer.config.iter().map(|path| RunInput::new("--config", path)));
     // Presets are not paths; neither is JSON text, which does not exist as a file.
     inputs.extend(

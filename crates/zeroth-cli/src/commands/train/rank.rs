@@ -97,6 +97,7 @@ pub(super) fn joined(
         }
         // All ranks have the same error: only rank 0 prints it.
         Err(TrainError::NotFinite { .. } | TrainError::AtMinScale { .. }) if number != 0 => Ok(Exit::Failed),
+        Err(TrainError::Resume(_)) if number != 0 => Ok(Exit::Wrong),
         // Rank 0 writes the model and prints why it failed.
         Err(TrainError::Export(error)) if matches!(*error, ExportError::OtherRank) => Ok(Exit::Failed),
         Err(error) => Ok(failed(&error)),
@@ -184,5 +185,5 @@ fn failed(error: &TrainError) -> Exit {
     if let TrainError::Save(_) = error {
         output::note("once that is fixed, --resume auto resumes from the newest checkpoint");
     }
-    Exit::Failed
+    if let TrainError::Resume(_) = error { Exit::Wrong } else { Exit::Failed }
 }

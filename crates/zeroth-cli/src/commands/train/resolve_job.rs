@@ -17,14 +17,14 @@ use zeroth::program::Target;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{
     BatchShape, Budget, Evaluation, Freedom, Job, Overhead, Processes, Report, RunLength, SampleOrder,
-    check_same_data, from_config, release_freed_memory,
+    adapter_table, check_same_adapters, check_same_data, from_config, release_freed_memory,
 };
 
 use super::super::config_file;
 use super::data::{self, Reading};
 use super::handoff::{Inputs, LauncherHandoff};
 use super::strategies::{self, Strategies};
-use super::{launch, resume};
+use super::{launch, lora, resume};
 use crate::cli::TrainArgs;
 use crate::value_args::{DeviceArg, TrainTypeArg};
 
@@ -77,6 +77,7 @@ impl ResolvedJob {
             prefetch: is_open(&self.resolved, "zero_optimization.stage3_prefetch_bucket_size"),
             micro_batch: is_open(&self.resolved, "train_micro_batch_size_per_gpu")
                 && is_open(&self.resolved, "gradient_accumulation_steps"),
+            frozen: is_open(&self.resolved, "zeroth.frozen"),
             update: self.handoff.rates,
         };
         let (compiled, choices) = match self.job.fit(self.target, self.handoff.budget, freedom)? {
@@ -90,6 +91,10 @@ impl ResolvedJob {
                     format_bytes(update),
                     format_bytes(bus)
                 ),
+                _ if choice.key == "zeroth.frozen" && choice.value == "whole" => {
+                    "every rank has room for all frozen weights".to_owned()
+                }
+                _ if choice.key == "zeroth.frozen" => "not every rank has room for all frozen weights".to_owned(),
                 Some(_) if choice.key == "zeroth.recompute" => "chosen for the memory it saves".to_owned(),
                 _ => "chosen to fit the memory".to_owned(),
             };
@@ -106,11 +111,7 @@ pub(super) fn resolve_job(
     ranks_given: Option<u64>,
     handoff: Option<LauncherHandoff>,
 ) -> anyhow::Result<ResolvedJob> {
-    anyhow::ensure!(
-        arguments.train_type == TrainTypeArg::Full,
-        "--train-type lora is not yet built: leave it out, or give full, to train all parameters; `zeroth plan --train-type \
-         lora` plans it"
-    );
+    let is_lora = arguments.lora.train_type()? == TrainTypeArg::Lora;
     strategies::check(arguments)?;
     let inputs = match &handoff {
         Some(LauncherHandoff { inputs: Some(inherited_inputs), .. }) => Inputs::inherit(inherited_inputs)?,
@@ -135,11 +136,14 @@ pub(super) fn resolve_job(
     report_to(arguments)?;
     let mut notes: Vec<String> = arguments.without_effect.notes().collect();
     notes.extend(idle_flags(arguments));
+    if !is_lora {
+        notes.extend(arguments.lora.notes_of_full()?);
+    }
     let checkpoint = match &handoff {
         Some(handoff) => handoff.resume.as_deref().map(Checkpoint::open).transpose()?,
         None => resume::find(arguments, &mut notes)?,
     };
-    let mut flags = arguments.train.to_flags(false, model.dtype)?;
+    let mut flags = arguments.train.to_flags(is_lora, model.dtype)?;
     let facts = || ModelFacts {
         hidden_size: hidden_size_for_auto(&inputs.model),
         blocks: Some(model.blocks + model.encoder_blocks),
@@ -149,10 +153,16 @@ pub(super) fn resolve_job(
     };
     // Batch sizes first: the number of steps depends on them, and "auto" schedules depend on the steps.
     let mut resolved = resolve_with(&flags, None)?;
-    let table = table(&model);
+    let base = table(&model);
+    let (lora, table) = match is_lora {
+        true => lora::resolve(arguments, &base, &folder, &mut notes).map(|(lora, table)| (Some(lora), table))?,
+        false => (None, base),
+    };
     let mut is_redistributed = false;
     if let Some(checkpoint) = &checkpoint {
-        checkpoint.check_model(model.family.model_type(), &table)?;
+        check_same_adapters(checkpoint, lora.as_ref(), &table)?;
+        let saved = if is_lora { adapter_table(&table) } else { table.clone() };
+        checkpoint.check_model(model.family.model_type(), &saved)?;
         is_redistributed = resume::keep_batch(checkpoint.manifest(), &resolved, ranks, &mut flags)?;
         if is_redistributed {
             resolved = resolve_with(&flags, None)?;
@@ -230,6 +240,7 @@ pub(super) fn resolve_job(
         data_seed,
         samples,
         evaluation,
+        lora,
     };
     if let Some(checkpoint) = &checkpoint {
         resume::refuse_weights_only(checkpoint, &job)?;

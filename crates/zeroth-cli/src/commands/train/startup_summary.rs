@@ -8,8 +8,9 @@ use zeroth::config::resolve::{Origin, Resolved};
 use zeroth::data::{Samples, omitted_range};
 use zeroth::kernel::Tier;
 use zeroth::program::Compiled;
-use zeroth::train::MicroBatch;
+use zeroth::train::{MicroBatch, base_table};
 
+use super::lora;
 use super::resolve_job::ResolvedJob;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
@@ -17,13 +18,17 @@ use crate::value_args::DeviceArg;
 
 pub(super) fn model(resolved_job: &ResolvedJob) {
     let (job, totals) = (&resolved_job.job, resolved_job.job.samples.totals());
+    let total = job.lora.as_ref().map_or_else(|| job.table.total(), |_| base_table(&job.table).total());
     output::note(&format!(
         "{}: {} with {} parameters ({})",
         resolved_job.name,
         job.model.family.model_type(),
-        format_count(job.table.total()),
-        grouped(job.table.total())
+        format_count(total),
+        grouped(total)
     ));
+    if let Some(lora) = lora::summary(resolved_job) {
+        output::note(&lora);
+    }
     output::note(&format!(
         "data: {}, {}, {} trained; the longest has {}",
         counted(totals.samples, "sample"),
@@ -140,6 +145,10 @@ pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Valu
         "host_bytes": compiled.memory.by_category(Tier::Host),
         "overhead_bytes": resolved_job.overhead(compiled),
     });
+    if resolved_job.job.lora.is_some() {
+        plan["parameters"] = resolved_job.job.table.total().into();
+        plan["trained_parameters"] = resolved_job.job.table.trained().into();
+    }
     if let Some(name) = &resolved_job.run_name {
         plan["run_name"] = name.as_str().into();
     }

@@ -1,0 +1,157 @@
+//! Errors of an adapter folder.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use zeroth_base::grouped;
+
+use super::{ADAPTER_CONFIG, ADAPTER_PICKLE, ADAPTER_WEIGHTS};
+use crate::error::{FieldError, did_you_mean};
+use crate::lora::LoraError;
+use crate::safetensors::WeightsError;
+
+/// An adapter that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    /// A folder without `adapter_config.json`.
+    #[error("{} has no {ADAPTER_CONFIG}: it is not a PEFT adapter folder{}", folder.display(), inside(model.as_deref()))]
+    NoConfig {
+        /// The folder.
+        folder: PathBuf,
+        /// The adapter of a run, where the folder is the run's.
+        model: Option<PathBuf>,
+    },
+    /// The path leads nowhere.
+    #[error("there is no adapter folder {}", folder.display())]
+    NoSuchFolder {
+        /// The path as given.
+        folder: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The I/O error.
+        source: io::Error,
+    },
+    /// The config is not a JSON object.
+    #[error("{}: {problem}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// A field of the config makes no sense, or asks for what is not built.
+    #[error("{}: {source}", path.display())]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// Which field, and why.
+        source: FieldError,
+    },
+    /// The config's adapters cannot be added to the base.
+    #[error("the adapter in {} does not fit the base model: {source}", folder.display())]
+    Targets {
+        /// The folder.
+        folder: PathBuf,
+        /// Why not.
+        source: LoraError,
+    },
+    /// There are no matrices.
+    #[error("{} has no {ADAPTER_WEIGHTS}: copy the whole folder that PEFT or zeroth wrote", folder.display())]
+    NoWeights {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The matrices are a Python pickle, which could run code.
+    #[error(
+        "{} has its matrices as {ADAPTER_PICKLE}, a Python pickle, which is not read: convert it once with PEFT, \
+         `PeftModel.from_pretrained(BASE, DIR)` and then `save_pretrained(NEW_DIR)`, which writes {ADAPTER_WEIGHTS}",
+        folder.display()
+    )]
+    Pickle {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The matrices do not match the config and the base. All problems are listed.
+    #[error("the adapter in {} does not fit the base model:{}", folder.display(), listed(problems))]
+    DoNotFit {
+        /// The folder.
+        folder: PathBuf,
+        /// All problems found.
+        problems: Vec<AdapterProblem>,
+    },
+    /// The matrices cannot be read.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+}
+
+/// A problem with the matrices of an adapter.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterProblem {
+    /// A matrix that the config asks for is not there.
+    #[error("`{name}` is missing{}", if *has_other { ": the other matrix of its adapter is there" } else { "" })]
+    Missing {
+        /// Its name.
+        name: String,
+        /// Whether the other matrix of the same module is there.
+        has_other: bool,
+    },
+    /// A tensor that belongs to no target.
+    #[error("`{name}` is in {ADAPTER_WEIGHTS}, and `target_modules` names no module of the base for it{}", did_you_mean(near.as_deref()))]
+    Extra {
+        /// Its name.
+        name: String,
+        /// A missing matrix of nearly that name.
+        near: Option<String>,
+    },
+    /// A matrix of another shape: the adapter of another base, or of another rank.
+    #[error("`{name}` has the shape {found:?}: the base model and `r` of {ADAPTER_CONFIG} ask for {expected:?}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// The shape in the file.
+        found: Vec<u64>,
+        /// The shape for this base.
+        expected: Vec<u64>,
+    },
+    /// Another problem of the file.
+    #[error("{problem}")]
+    File {
+        /// The problem.
+        problem: String,
+    },
+}
+
+impl AdapterError {
+    /// The error of a folder without `adapter_config.json`.
+    pub(super) fn no_config(folder: &Path) -> Self {
+        let model = folder.join("model");
+        let folder = folder.to_owned();
+        match folder.exists() {
+            true => {
+                Self::NoConfig { folder, model: model.join(ADAPTER_CONFIG).is_file().then_some(model) }
+            }
+            false => Self::NoSuchFolder { folder },
+        }
+    }
+}
+
+fn inside(model: Option<&Path>) -> String {
+    model.map(|model| format!("; {} is one", model.display())).unwrap_or_default()
+}
+
+/// The first problems and the number of others, so that the message stays short.
+fn listed(problems: &[AdapterProblem]) -> String {
+    const SHOWN: usize = 12;
+    let mut text = String::new();
+    for problem in problems.iter().take(SHOWN) {
+        text.push_str(&format!("\n  {problem}"));
+    }
+    if problems.len() > SHOWN {
+        text.push_str(&format!("\n  and {} more", grouped((problems.len() - SHOWN) as u64)));
+    }
+    text
+}
