@@ -1,6 +1,6 @@
 //! Models of which some parameters are frozen: every program trains them to the same bits, backward computes the gradients of
 //! the trained parameters alone, and a frozen parameter takes nothing but its weights. `golden.rs` compares the half-frozen
-//! models with PyTorch.
+//! models with PyTorch, and LoRA adapters over frozen models with PEFT.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
@@ -99,6 +99,91 @@ fn every_program_of_half_frozen_models_trains_to_the_same_bits_in_bf16() {
     every_program_trains_to_the_same_bits(BF16);
 }
 
+/// Programs of a model with adapters: those above, and every policy of recomputation.
+fn adapter_programs((ranks, accumulation, micro_batch): (u64, u64, u64), types: Types) -> Vec<Setup> {
+    let mut all = programs(ranks, accumulation, micro_batch, types);
+    let blocks = Recompute::Block { blocks: Some(1), checkpoints: Some(1), offloaded: false };
+    for (at, recompute) in [Recompute::NormSwiGlu, Recompute::Attention, blocks].into_iter().enumerate() {
+        for stage in 0..=3u8 {
+            let offload = [Offload::NOTHING, OPTIMIZER, BOTH][(at + usize::from(stage)) % 3];
+            let settings = Settings { stage, accumulation, types, offload, recompute, ..ROOMY };
+            all.push(Setup { ranks, micro_batch, settings, steps: 3, sizes: 3, ..Setup::default() });
+        }
+    }
+    all
+}
+
+/// Every fourth program of one model for each split, others for the next; all of them with `ZEROTH_FULL=1`.
+#[test]
+fn every_program_of_adapters_trains_to_the_same_bits() {
+    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let models = [
+        ("qwen3-tied-all", 0.1, BF16),
+        ("llama-biases-tied-all-rslora", 0.1, F32),
+        ("qwen2-yarn-tied-qv", 0.0, BF16),
+    ];
+    // The batches of golden LoRA runs.
+    let splits = SPLITS.into_iter().filter(|(ranks, a, m)| ranks * a * m != 16);
+    let cases = splits.enumerate().flat_map(|(number, split)| {
+        let of_split = models.into_iter().enumerate().filter(move |(at, _)| is_full || *at == number % 3);
+        of_split.map(move |(_, model)| (number, model, split))
+    });
+    for (number, (name, dropout, types), split) in cases {
+        let golden = Golden::lora(name, dropout);
+        let setups = adapter_programs(split, types);
+        // Stages 0 and 1 accumulate before they reduce, stages 2 and 3 after.
+        let (late, early): (Vec<Setup>, Vec<Setup>) =
+            setups.iter().partition(|setup| split.1 == 1 || setup.settings.stage < 2);
+        for setups in [late, early].into_iter().filter(|setups| !setups.is_empty()) {
+            let expected = golden.train(&setups[0]);
+            for (at, setup) in setups.iter().enumerate().filter(|(at, _)| is_full || (at + number) % 4 == 0) {
+                let chaos = (at % 2 == 1).then_some(900 + at as u64);
+                let setup = Setup { chaos, ..*setup };
+                assert_same(&expected, &golden.train(&setup), &format!("{name} {setup:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn dropout_of_adapters_acts_in_training_and_not_in_evaluation() {
+    let setup = Setup { micro_batch: 4, steps: 1, ..Setup::default() };
+    let [plain, masked] = [0.0, 0.1].map(|dropout| Golden::lora("qwen3-tied-all", dropout));
+    assert_ne!(plain.train(&setup).records[0].loss, masked.train(&setup).records[0].loss);
+    let [expected, found] = [&plain, &masked].map(|golden| {
+        let compiled = golden.compile(&setup);
+        let mut engine = golden.engine(&compiled, 1, None);
+        golden.with_batch(4, |batch| engine.evaluate(batch)).unwrap()
+    });
+    assert_eq!(found.to_bits(), expected.to_bits());
+}
+
+#[test]
+fn masked_inputs_and_sums_of_adapters_take_no_memory_of_their_own() {
+    let [plain, masked] = [0.0, 0.1].map(|dropout| Golden::lora("qwen3-tied-all", dropout));
+    let block = Recompute::Block { blocks: None, checkpoints: None, offloaded: false };
+    for recompute in [Recompute::Nothing, Recompute::NormSwiGlu, Recompute::Attention, block] {
+        let setup = Setup { micro_batch: 4, settings: Settings { recompute, ..ROOMY }, ..Setup::default() };
+        let [plain, masked] = [&plain, &masked].map(|golden| golden.compile(&setup));
+        let rows = plain.graph.streams[0].rows;
+        // One masked input at a time, the gradient through its mask, and the keys of the rows. Where blocks are recomputed,
+        // also what the inner matrices made of masked inputs: seven of rank 4 in each of two blocks.
+        let kept = if recompute == block { 2 * 7 * 4 } else { 0 };
+        let widest = plain.graph.values.iter().map(|value| value.width).max().unwrap();
+        let most = rows * (4 * (2 * widest + kept) + 16) + 4096;
+        let [before, after] =
+            [&plain, &masked].map(|compiled| compiled.memory.peak(Tier::Device, Category::Activations));
+        assert!(after <= before + most, "{recompute:?}: {after}, and {before} without dropout");
+        let is_sum = |node: &&zeroth_graph::Node| matches!(node.op, zeroth_graph::Op::LinearAdd { .. });
+        let sums: Vec<usize> =
+            masked.graph.nodes.iter().filter(is_sum).map(|node| node.outputs[0].index()).collect();
+        assert_eq!(sums.len(), 14);
+        let placed = masked.memory.sections.iter().flat_map(|section| &section.buffers);
+        let mut values = placed.filter_map(|placed| placed.buffer.id.value());
+        assert_eq!(values.find(|value| sums.contains(value)), None, "{recompute:?}");
+    }
+}
+
 /// The golden model with only the parameters trained whose names end with one of `trained`.
 fn training_only(name: &str, trained: &[&str]) -> Golden {
     let mut golden = Golden::named(name);
@@ -191,6 +276,12 @@ fn gradients_that_no_one_needs_are_not_computed() {
     assert_eq!((count(&last_norm, of_weight), count(&last_norm, of_input)), (1, 1));
     let head = training_only("qwen3-half-frozen", &["lm_head.weight"]);
     assert_eq!((count(&head, of_weight), count(&head, of_input)), (1, 0));
+    // Two matrices of seven adapters in each of two blocks. Of inputs: of the inner width of each; of each adapter and its
+    // base, except for q, k and v of the first block; attention and the norms of q and k; two norms of the second block and
+    // one of the first; the last norm and the head.
+    let adapters = Golden::lora("qwen3-tied-all", 0.0);
+    assert_eq!(count(&adapters, of_weight), 2 * 2 * 7);
+    assert_eq!(count(&adapters, of_input), 2 * 7 + 2 * (2 * 7 - 3) + 2 * (1 + 2) + 3 + 2);
 }
 
 #[test]

@@ -5,7 +5,8 @@
 
 mod job;
 
-use job::{Golden, Outcome, ROOMY, Setup, goldens, lora_goldens, tensor};
+use job::lora::lora_goldens;
+use job::{Golden, Outcome, ROOMY, Setup, goldens, tensor};
 use serde_json::Value;
 use zeroth_program::{Offload, Recompute, Settings};
 

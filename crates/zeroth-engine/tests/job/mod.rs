@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-mod lora;
+pub(crate) mod lora;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -21,8 +21,6 @@ use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward_trai
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 use zeroth_program::{Offload, Recompute, Settings, Types, compile, plan_memory};
-
-pub(crate) use lora::lora_goldens;
 
 pub(crate) const F32: Types = Types { compute: DType::F32, communication: DType::F32 };
 pub(crate) const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
