@@ -1,6 +1,6 @@
 //! Dropout without a stored mask: the mask is a pure function of seed, op, sample, position and column.
 
-use zeroth_base::philox4x32;
+use zeroth_base::{philox4x32, philox4x32_lanes};
 use zeroth_kernel::RowKey;
 
 use super::check_len;
@@ -13,6 +13,8 @@ use zeroth_kernel::Element;
 
 /// Rows per task.
 const ROWS: usize = 32;
+/// Groups of four columns whose random numbers are computed together, in vector lanes.
+const QUADS: usize = 16;
 
 /// One dropout op of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,18 +46,24 @@ pub fn dropout<T: Element>(
 
 each_isa! {
     fn drop_rows<T>(dropout: Dropout, keys: &[RowKey], width: usize, stride: usize, x: &[T], y: &mut [T]) {
-        // An element is dropped when its 32 random bits are below this.
+        // An element is dropped when its 32 random bits are below this; with a threshold of 0, none is.
         let threshold = (f64::from(dropout.probability) * 4_294_967_296.0) as u64;
+        let (drops, last) = (threshold > 0, threshold.saturating_sub(1) as u32);
         let scale = 1.0 / (1.0 - dropout.probability);
         for ((y, x), key) in y.chunks_exact_mut(stride).zip(x.chunks_exact(stride)).zip(keys) {
             // The whole key is longer than a Philox counter: epoch, op and sample give the key of the row.
             let [low, high] = halves(key.sample);
             let row = philox4x32([key.epoch, dropout.op, low, high], halves(dropout.seed));
-            for (quad, (y, x)) in y[..width].chunks_mut(4).zip(x[..width].chunks(4)).enumerate() {
-                let bits = philox4x32([quad as u32, key.position, row[2], row[3]], [row[0], row[1]]);
+            let blocks = y[..width].chunks_mut(4 * QUADS).zip(x[..width].chunks(4 * QUADS));
+            for (block, (y, x)) in blocks.enumerate() {
+                let quads = std::array::from_fn(|quad| (block * QUADS + quad) as u32);
+                let counters = [quads, [key.position; QUADS], [row[2]; QUADS], [row[3]; QUADS]];
+                let words = philox4x32_lanes(counters, [row[0], row[1]]);
+                // The words of a counter belong to four neighbouring columns.
+                let bits: [u32; 4 * QUADS] = std::array::from_fn(|column| words[column % 4][column / 4]);
                 for ((y, x), bits) in y.iter_mut().zip(x).zip(bits) {
-                    let kept = if u64::from(bits) < threshold { 0.0 } else { scale };
-                    *y = T::from_f32(if kept == 0.0 { 0.0 } else { x.to_f32() * kept });
+                    let kept = x.to_f32() * scale;
+                    *y = T::from_f32(if drops && bits <= last { 0.0 } else { kept });
                 }
             }
         }

@@ -4,7 +4,7 @@ use zeroth_base::DType;
 
 use super::cublaslt::dtype_index;
 use super::cudnn::FusedAttention;
-use super::launch_context::{LaunchContext, THREADS, float};
+use super::launch_context::{LaunchContext, THREADS, VEC, aligned16, float};
 use super::lm_head::HeadGradients;
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::modules::EntryPoint;
@@ -15,6 +15,9 @@ use zeroth_kernel::{
     Control, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, LOSSES, MOMENTS, MasterForm, Moment,
     Optimizer, Recipe, Record, Rounding, Span, StepInput,
 };
+
+/// Vectors of a row that a thread of dropout handles, as in elementwise.cu.
+const DROPOUT_VECS: usize = 4;
 
 /// Enqueues a kernel.
 pub(super) fn dispatch(
@@ -110,8 +113,11 @@ pub(super) fn dispatch(
             let (x, y) = (cx.typed("x", x, rows * width)?, cx.typed("y", y, rows * width)?);
             let threshold = (f64::from(probability) * 4_294_967_296.0) as u64;
             let scale = float(1.0 / (1.0 - probability));
-            let arguments = [keys, x, y, rows as u64, width as u64, threshold, scale, seed, u64::from(op)];
-            cx.run_elementwise(EntryPoint::Dropout, &[dtype], rows * width.div_ceil(4), &arguments)
+            let vectorized = u64::from(width.is_multiple_of(VEC) && aligned16(&[x, y]));
+            let arguments =
+                [keys, x, y, rows as u64, width as u64, threshold, scale, seed, u64::from(op), vectorized];
+            let threads = rows * width.div_ceil(VEC).div_ceil(DROPOUT_VECS);
+            cx.run_elementwise(EntryPoint::Dropout, &[dtype], threads, &arguments)
         }
         Kernel::HeadLoss { dims, x, w, labels, loss } => {
             lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], None)
@@ -191,28 +197,32 @@ fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Res
             scale,
             add: true,
         },
-        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, w, dx, add } => Matmul {
-            size: [rows, inputs, outputs],
-            p: Matrix::rows(cx.typed("dy", dy, rows * outputs)?, outputs),
-            q: Matrix::rows(cx.typed("w", w, outputs * inputs)?, inputs),
-            from,
-            d: Matrix::rows(cx.typed("dx", dx, rows * inputs)?, inputs),
-            to: from,
-            bias: None,
-            scale,
-            add,
-        },
-        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, x, dw, store } => Matmul {
-            size: [outputs, inputs, rows],
-            p: Matrix::transposed(cx.typed("dy", dy, rows * outputs)?, outputs),
-            q: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
-            from,
-            d: Matrix::rows(cx.sized("dw", dw, outputs * inputs, to_type(store).bytes())?, inputs),
-            to: to_type(store),
-            bias: None,
-            scale,
-            add: store == GradStore::Add,
-        },
+        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, w, dx, add } => {
+            Matmul {
+                size: [rows, inputs, outputs],
+                p: Matrix::rows(cx.typed("dy", dy, rows * outputs)?, outputs),
+                q: Matrix::rows(cx.typed("w", w, outputs * inputs)?, inputs),
+                from,
+                d: Matrix::rows(cx.typed("dx", dx, rows * inputs)?, inputs),
+                to: from,
+                bias: None,
+                scale,
+                add,
+            }
+        }
+        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, x, dw, store } => {
+            Matmul {
+                size: [outputs, inputs, rows],
+                p: Matrix::transposed(cx.typed("dy", dy, rows * outputs)?, outputs),
+                q: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
+                from,
+                d: Matrix::rows(cx.sized("dw", dw, outputs * inputs, to_type(store).bytes())?, inputs),
+                to: to_type(store),
+                bias: None,
+                scale,
+                add: store == GradStore::Add,
+            }
+        }
         _ => unreachable!("called for matmuls only"),
     };
     matmuls.enqueue(cx, &matmul, workspace)?;

@@ -1,5 +1,5 @@
-//! Trains the half-frozen golden models on a GPU, on one rank: stages 0 to 3, with and without offload and recomputation.
-//! Losses and final norms must be PyTorch's, and frozen parameters keep their bits.
+//! Trains the half-frozen golden models and those with LoRA adapters on a GPU, on one rank: stages 0 to 3, with and without
+//! offload and recomputation. Losses and final norms must be those of PyTorch and PEFT, and frozen parameters keep their bits.
 //!
 //!     cargo run --release -p zeroth-engine --example half_frozen_on_gpu
 //!
@@ -12,6 +12,7 @@ mod job;
 
 use std::process::ExitCode;
 
+use job::lora::lora_goldens;
 use job::{Golden, Outcome, ROOMY, Setup};
 use zeroth_program::{Offload, Recompute, Settings};
 
@@ -23,8 +24,12 @@ fn main() -> ExitCode {
     let both = Offload { parameters: Some(u64::MAX), ..optimizer };
     let block = Recompute::Block { blocks: None, checkpoints: None, offloaded: true };
     let (mut runs, mut wrong, mut worst) = (0, 0, 0.0f64);
-    for name in ["qwen3-half-frozen", "llama-biases-half-frozen"] {
-        let golden = Golden::named(name);
+    let adapted = lora_goldens();
+    let adapted = adapted.iter().map(|name| Golden::lora(name, 0.0));
+    for golden in
+        ["qwen3-half-frozen", "llama-biases-half-frozen"].map(Golden::named).into_iter().chain(adapted)
+    {
+        let name = &golden.name;
         for stage in 0..=3 {
             for (offload, recompute) in [Offload::NOTHING, optimizer, both]
                 .into_iter()
@@ -42,7 +47,7 @@ fn main() -> ExitCode {
             }
         }
     }
-    println!("{runs} runs of half-frozen models, {wrong} failed, largest error {worst:.1e}");
+    println!("{runs} runs of half-frozen and adapted models, {wrong} failed, largest error {worst:.1e}");
     if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -59,8 +64,11 @@ fn largest_error(golden: &Golden, outcome: &Outcome) -> f64 {
         if golden.is_frozen(&parameter.name) && before != after {
             return f64::INFINITY;
         }
+        let Some(expected) = run["final"][golden.name_in_steps(&parameter.name)]["norm"].as_f64() else {
+            assert!(golden.is_frozen(&parameter.name), "{} has no final norm", parameter.name);
+            continue;
+        };
         let norm = after.iter().map(|weight| f64::from(*weight).powi(2)).sum::<f64>().sqrt();
-        let expected = run["final"][&parameter.name]["norm"].as_f64().unwrap();
         errors.push((norm / expected - 1.0).abs());
     }
     if errors.iter().any(|error| error.is_nan()) {

@@ -3,7 +3,8 @@
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::{DType, GatedActivation};
 use zeroth_kernel::{
-    AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, RmsNormDims, RopeDims,
+    AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, RmsNormDims,
+    RopeDims, RowKey,
 };
 use zeroth_kernel::{
     Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, MasterForm, Optimizer, Queue, Span,
@@ -18,8 +19,9 @@ const HIDDEN: usize = 1024;
 impl Harness {
     pub(crate) fn timings(&mut self) -> Outcome {
         self.dtype = DType::Bf16;
-        let parts: [Group; 8] = [
+        let parts: [Group; 9] = [
             ("linear", Self::time_matmuls),
+            ("adapter", Self::time_adapters),
             ("attention", Self::time_attention),
             ("norm", Self::time_norms),
             ("head_norm_rope", Self::time_head_norm_rope),
@@ -59,8 +61,34 @@ impl Harness {
             let flops = || Work::Flops(2.0 * (rows * inputs) as f64 * outputs as f64);
             let shape = format!("{rows}x{inputs}x{outputs}");
             self.time(&shape, flops(), Kernel::LinearDx { dims, scale: 1.0, dy: y, w, dx, add: false })?;
-            self.time(&shape, flops(), Kernel::LinearDw { dims, scale: 1.0, dy: y, x, dw, store: GradStore::Add })?;
+            self.time(
+                &shape,
+                flops(),
+                Kernel::LinearDw { dims, scale: 1.0, dy: y, x, dw, store: GradStore::Add },
+            )?;
             self.time(&shape, flops(), Kernel::Linear { dims, x, w, bias: None, y })?;
+            self.next = 0;
+        }
+        Ok(())
+    }
+
+    /// The matmuls of a low-rank adapter beside one of its base: by bytes, because the rank is small.
+    fn time_adapters(&mut self) -> Outcome {
+        let (bf16, scale, rows, width) = (DType::Bf16, 2.0, 8192, 4096);
+        for rank in [8, 16, 64, 5] {
+            let dims = LinearDims::new(rows, rank, width);
+            let (x, w) = (self.filled(bf16, rows * rank)?, self.filled(bf16, width * rank)?);
+            let (y, dw) = (self.filled(bf16, rows * width)?, self.filled(bf16, width * rank)?);
+            let dx = self.allocate(2 * rows * rank);
+            let store = GradStore::Round { to: bf16, found_inf: self.allocate(8) };
+            let shape = format!("{rows}x{rank}x{width}");
+            let bytes = (2 * rows * width) as f64;
+            self.time(&shape, Work::Bytes(2.0 * bytes), Kernel::LinearAdd { dims, scale, x, w, y })?;
+            let kernel = Kernel::LinearDx { dims, scale, dy: y, w, dx, add: false };
+            self.time(&shape, Work::Bytes(bytes), kernel)?;
+            self.time(&shape, Work::Bytes(bytes), Kernel::LinearDw { dims, scale, dy: y, x, dw, store })?;
+            let dims = LinearDims::new(rows, width, rank);
+            self.time(&shape, Work::Bytes(bytes), Kernel::Linear { dims, x: y, w, bias: None, y: dx })?;
             self.next = 0;
         }
         Ok(())
@@ -206,6 +234,12 @@ impl Harness {
         }
         let bytes = Work::Bytes(6.0 * count as f64);
         self.time("16384x3072", bytes, Kernel::Sum { a: gate, b: up, y: dgate })?;
+        let keys: Vec<RowKey> =
+            (0..ROWS as u64).map(|row| RowKey { sample: row, position: 1, epoch: 0 }).collect();
+        let (keys, probability, width) = (self.upload(cast_slice(&keys))?, 0.05, 3072);
+        let (x, y, row_stride) = (gate, dgate, width);
+        let kernel = Kernel::Dropout { probability, seed: 1, op: 0, width, row_stride, keys, x, y };
+        self.time("16384x3072", Work::Bytes(4.0 * count as f64), kernel)?;
         self.next = 0;
         let from = self.filled(DType::F32, count)?;
         let (to, found_inf) = (self.allocate(2 * count), Some(self.upload(&[0; 8])?));

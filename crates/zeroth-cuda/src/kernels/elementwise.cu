@@ -216,22 +216,37 @@ struct RowKey {
 };
 static_assert(sizeof(RowKey) == 16, "layout shared with the host");
 
-// A thread handles four columns of a row: one Philox call yields four words.
+// Vectors of a row that a thread handles: the row's key is a Philox call of its own.
+#define DROPOUT_VECS 4
+
+// One Philox call yields the words of four columns. `vectorized`: rows are whole vectors, 16-byte aligned.
 template <typename T>
 __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 width, u64 threshold, float scale, u64 seed,
-                        u64 op) {
-    u64 row_quads = (width + 3) / 4, i = global_thread();
-    if (i >= rows * row_quads) return;
-    u64 row = i / row_quads, quad = i % row_quads;
+                        u64 op, u64 vectorized) {
+    u64 row_vecs = (width + VEC - 1) / VEC, row_threads = (row_vecs + DROPOUT_VECS - 1) / DROPOUT_VECS;
+    u64 i = global_thread();
+    if (i >= rows * row_threads) return;
+    // 32-bit division is faster.
+    u64 row = i < 1ull << 32 ? (u32)i / (u32)row_threads : i / row_threads;
     RowKey key = keys[row];
     PhiloxBlock of_row = {{key.epoch, (u32)op, (u32)key.sample, (u32)(key.sample >> 32)}};
     of_row = philox(of_row, (u32)seed, (u32)(seed >> 32));
-    PhiloxBlock of_quad = {{(u32)quad, key.position, of_row.word[2], of_row.word[3]}};
-    of_quad = philox(of_quad, of_row.word[0], of_row.word[1]);
-    for (u64 column = quad * 4; column < width && column < quad * 4 + 4; column++) {
-        bool dropped = (u64)of_quad.word[column % 4] < threshold;
-        u64 at = row * width + column;
-        y[at] = from_f32<T>(dropped ? 0.0f : to_f32(x[at]) * scale);
+    // Neighbouring threads access neighbouring vectors.
+    for (u64 vec = i - row * row_threads; vec < row_vecs; vec += row_threads) {
+        u64 first = vec * VEC;
+        float values[VEC];
+        load_bounded(values, x + row * width, first, width, vectorized);
+#pragma unroll
+        for (int quad = 0; quad < VEC / 4; quad++) {
+            PhiloxBlock of_quad = {{(u32)(first / 4 + quad), key.position, of_row.word[2], of_row.word[3]}};
+            of_quad = philox(of_quad, of_row.word[0], of_row.word[1]);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float &value = values[4 * quad + j];
+                value = (u64)of_quad.word[j] < threshold ? 0.0f : value * scale;
+            }
+        }
+        store_bounded(y + row * width, first, width, vectorized, values);
     }
 }
 
@@ -265,8 +280,8 @@ __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 widt
         rope(cosines, sines, x, y, rows, heads, head_dim, rotated, sign, vectorized);                                  \
     }                                                                                                                  \
     extern "C" __global__ void dropout_##NAME(const RowKey *keys, const T *x, T *y, u64 rows, u64 width,               \
-                                              u64 threshold, float scale, u64 seed, u64 op) {                          \
-        dropout(keys, x, y, rows, width, threshold, scale, seed, op);                                                  \
+                                              u64 threshold, float scale, u64 seed, u64 op, u64 vectorized) {          \
+        dropout(keys, x, y, rows, width, threshold, scale, seed, op, vectorized);                                      \
     }                                                                                                                  \
     extern "C" __global__ void check_finite_##NAME(const T *values, u64 count, u64 *found_inf) {                       \
         check_finite(values, count, found_inf);                                                                        \

@@ -9,14 +9,14 @@ use zeroth_base::DType;
 use super::operands::{Operands, of, random};
 use super::{Benchmark, TILES, Unit, matmul_limit};
 use zeroth_cpu::{
-    AttentionSaved, Isa, Pool, attention, attention_backward, attention_backward_scratch, attention_scratch,
-    head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch, linear,
-    linear_dw, linear_dx, linear_scratch, row_stride,
+    AttentionSaved, Dropout, Isa, Pool, attention, attention_backward, attention_backward_scratch,
+    attention_scratch, dropout, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch,
+    head_loss_scratch, linear, linear_add, linear_dw, linear_dx, linear_scratch, row_stride,
 };
 use zeroth_kernel::DeviceError;
-use zeroth_kernel::{AttentionDims, Element, HeadLossDims, LinearDims};
+use zeroth_kernel::{AttentionDims, Element, HeadLossDims, LinearDims, RowKey};
 
-/// Which matmul of a linear layer.
+/// Which matmul of a linear layer, or of an adapter beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatmulKind {
     /// y = x · wᵀ.
@@ -25,10 +25,12 @@ pub enum MatmulKind {
     Dx,
     /// dw += dyᵀ · x.
     Dw,
+    /// y += scale · x · wᵀ.
+    Add,
 }
 
 impl MatmulKind {
-    /// All of them.
+    /// Those of a linear layer.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Dx, Self::Dw];
 
     /// Its name in reports.
@@ -37,6 +39,7 @@ impl MatmulKind {
             Self::Forward => "forward",
             Self::Dx => "dx",
             Self::Dw => "dw",
+            Self::Add => "add",
         }
     }
 }
@@ -56,7 +59,7 @@ impl<T: Element> MatmulBench<T> {
     pub fn new(threads: usize, form: MatmulKind, [m, n, k]: [usize; 3]) -> Result<Self, DeviceError> {
         let pool = Pool::start(threads)?;
         let dims = match form {
-            MatmulKind::Forward => LinearDims::new(m, k, n),
+            MatmulKind::Forward | MatmulKind::Add => LinearDims::new(m, k, n),
             MatmulKind::Dx => LinearDims::new(m, n, k),
             MatmulKind::Dw => LinearDims::new(k, n, m),
         };
@@ -89,6 +92,7 @@ impl<T: Element> MatmulBench<T> {
             MatmulKind::Forward => linear(pool, *dims, x, w, None, y, scratch),
             MatmulKind::Dx => linear_dx(pool, *dims, 1.0, y, w, x, false, scratch),
             MatmulKind::Dw => linear_dw(pool, *dims, 1.0, y, x, dw, scratch),
+            MatmulKind::Add => linear_add(pool, *dims, 0.3, x, w, y, scratch),
         }
         start.elapsed().as_secs_f64()
     }
@@ -125,6 +129,44 @@ fn lines_of<T: Element>(threads: usize, shapes: &[[usize; 3]]) -> Result<Vec<Ben
             lines.push(Benchmark::of_seconds(name, threads, Unit::Gflops, flop, run).limited_by(limit));
         }
     }
+    Ok(lines)
+}
+
+/// The ops of a low-rank adapter in bf16. A small rank makes its matmuls memory-bound: their rate is that of the wide
+/// operand, [rows, width], which the sum and dropout read and write and the others read.
+pub fn adapter_benchmarks(
+    threads: usize,
+    [rows, width, rank]: [usize; 3],
+) -> Result<Vec<Benchmark>, DeviceError> {
+    let bytes = (2 * rows * width) as f64;
+    let mut lines = Vec::new();
+    for (name, form, shape, bytes) in [
+        ("u = x · Aᵀ", MatmulKind::Forward, [rows, rank, width], bytes),
+        ("y += u · Bᵀ", MatmulKind::Add, [rows, width, rank], 2.0 * bytes),
+        ("du = dy · B", MatmulKind::Dx, [rows, rank, width], bytes),
+        ("dB = dyᵀ · u", MatmulKind::Dw, [width, rank, rows], bytes),
+        ("dA = duᵀ · x", MatmulKind::Dw, [rank, width, rows], bytes),
+    ] {
+        let mut matmul = MatmulBench::<bf16>::new(threads, form, shape)?;
+        let name = format!("bf16 adapter {name} {rows}x{width}, rank {rank}");
+        let run = move || Ok(matmul.run());
+        lines.push(Benchmark::of_seconds(name, threads, Unit::Gigabytes, bytes, run));
+    }
+    let key = |row| RowKey { sample: row, position: 0, epoch: 0 };
+    let keys: Vec<RowKey> = (0..rows as u64).map(key).collect();
+    let (pool, row_stride) = (Pool::start(threads)?, row_stride(width, DType::Bf16));
+    let mut operands = Operands::new([2 * rows * row_stride; 2])?;
+    let [x, _] = operands.split();
+    random::<bf16>(1, x);
+    let run = move || {
+        let [x, y] = operands.split().map(of::<bf16>);
+        let start = Instant::now();
+        let setting = Dropout { probability: 0.05, seed: 1, op: 0 };
+        dropout(&pool, setting, &keys, [width, row_stride], x, y);
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let name = format!("bf16 adapter dropout {rows}x{width}");
+    lines.push(Benchmark::of_seconds(name, threads, Unit::Gigabytes, 2.0 * bytes, run));
     Ok(lines)
 }
 
@@ -267,6 +309,7 @@ mod tests {
         let mut lines = cpu_peak_benchmarks(2).unwrap();
         lines.extend(matmul_benchmarks(2, DType::Bf16, &[[48, 40, 33]]).unwrap());
         lines.extend(matmul_benchmarks(2, DType::F32, &[[48, 40, 33]]).unwrap());
+        lines.extend(adapter_benchmarks(2, [48, 40, 3]).unwrap());
         lines.extend(attention_benchmarks(2, &[(2, 24, 4)]).unwrap());
         // One slice of rows, and several.
         for rows in [20, 1100] {

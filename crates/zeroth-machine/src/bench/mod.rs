@@ -18,7 +18,10 @@ pub use benchmark::{BenchError, BenchResult, Benchmark, LimitRate, Rate, Unit, m
 pub use cpu::{F32, TILES, TILES_FROM_L2, cpu_peak_benchmarks, matmul_limit, run_peak_loop};
 pub use disk::disk_benchmarks;
 pub use gpu::gpu_benchmarks;
-pub use matmuls::{MatmulBench, MatmulKind, attention_benchmarks, head_loss_benchmarks, matmul_benchmarks};
+pub use matmuls::{
+    MatmulBench, MatmulKind, adapter_benchmarks, attention_benchmarks, head_loss_benchmarks,
+    matmul_benchmarks,
+};
 pub use memory::{COPY, TRIAD, copy};
 pub use memory_bound::{MemoryBoundSizes, memory_bound_benchmarks, optimizer_benchmarks};
 pub use operands::fill_random;
