@@ -22,7 +22,10 @@ pub(super) fn resolve(
     let adapter = given.map(|folder| Adapter::open(Path::new(folder), base)).transpose();
     let adapter = adapter.map_err(|error| anyhow::anyhow!("--adapter: {error}"))?;
     let lora = flags.lora(given.zip(adapter.as_ref().map(Adapter::lora)))?;
-    let table = add_adapters(base, &lora)?;
+    let mut table = add_adapters(base, &lora)?;
+    if quantized {
+        table.quantize();
+    }
     if let (Some(given), Some(adapter)) = (given, &adapter) {
         check_targets(given, adapter, &table)?;
         if flags.init_lora_weights.is_some() {
