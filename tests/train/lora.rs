@@ -141,6 +141,8 @@ fn checkpoints_and_the_model_hold_adapters_only() {
     for tensor in tensors(&file) {
         assert!(file[tensor.bytes.clone()].iter().any(|byte| *byte != 0), "{}", tensor.name);
     }
+    let inspected = zeroth(&["checkpoint", "inspect", text(&step)]);
+    assert!(inspected.stdout.contains("LoRA r 2, alpha 32"), "{}", inspected.stdout);
     // An export of the last checkpoint is the same adapter, byte for byte.
     let exported = folder.path().join("exported");
     let ended = zeroth(&["checkpoint", "export", text(&step), "--output", text(&exported)]);
@@ -273,7 +275,7 @@ fn killed_runs_resume_to_the_same_bits() {
     let model = new_model(folder.path(), 64, 2, 128, 128);
     let data = new_data(folder.path(), 40, 24, 128);
     let total = steps.to_string();
-    let arguments = |output: &Path| -> Vec<String> {
+    let words = |output: &Path| -> Vec<String> {
         let flags = [
             ["--device", "cpu"],
             ["--model", text(&model)],
@@ -292,7 +294,6 @@ fn killed_runs_resume_to_the_same_bits() {
         ];
         std::iter::once("train").chain(flags.concat()).map(str::to_owned).collect()
     };
-    let words = |output: &Path| -> Vec<String> { arguments(output) };
     let whole = folder.path().join("whole");
     let all = words(&whole);
     let ended = zeroth(&all.iter().map(String::as_str).collect::<Vec<_>>());
