@@ -6,8 +6,8 @@
     python benches/gpu/steps.py --ranks 2 0.6b-zero2  # two ranks, which share the GPU if there is only one
     python benches/gpu/steps.py --device cpu tiny     # tests the script itself without a GPU
 
-Prints tokens per second of the median step after the third (without the last), MFU (6 FLOPs per parameter plus causal
-attention, of an H200's 989 TFLOP/s), the device arena, the memory that the driver reports in use beyond it (with
+Prints tokens per second of the median step after the third (without the last), MFU (6 FLOPs per parameter, 4 with
+LoRA, plus causal attention, of an H200's 989 TFLOP/s), the device arena, the memory that the driver reports in use beyond it (with
 nvidia-smi), and the first and last loss. Packed cases have rows of 64 to 1,024 tokens. Needs no package.
 """
 
@@ -34,6 +34,9 @@ OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
 BOTH = {**OPTIMIZER, "offload_param": {"device": "cpu"}}
 BLOCK = {"recompute": "block"}
 SMALL = ["--device-memory", "24GiB"]
+# On all seven projections, as the peer's.
+LORA = ["--train-type", "lora", "--lora-rank", "16", "--lora-alpha", "32", "--lora-dropout", "0", "--random-weights"]
+NF4 = [*LORA, "--quantize", "nf4"]
 # shape, rows, length, zero_optimization, the zeroth section, accumulation, flags
 CASES = {
     "0.6b-zero2": ("0.6b", 8, 2048, {"stage": 2}, {}, 1, []),
@@ -56,7 +59,13 @@ CASES = {
     "8b-bf16-moments": ("8b", 4, 4096, {"stage": 3}, {"moments": "bf16"}, 1, []),
     "8b-optimizer-4": ("8b", 4, 4096, {"stage": 3, **OPTIMIZER}, {}, 4, []),
     "8b-optimizer-4-bf16-moments": ("8b", 4, 4096, {"stage": 3, **OPTIMIZER}, {"moments": "bf16"}, 4, []),
+    "8b-lora": ("8b", 4, 4096, {"stage": 2}, {}, 1, LORA),
+    "8b-lora-2x2048": ("8b", 2, 2048, {"stage": 2}, {}, 1, LORA),
+    "8b-lora-nf4": ("8b", 4, 4096, {"stage": 2}, {}, 1, NF4),
+    "8b-lora-nf4-16": ("8b", 2, 2048, {"stage": 2}, {}, 1, [*NF4, "--device-memory", "16GiB"]),
     "tiny": ("tiny", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
+    "tiny-lora": ("tiny", 2, 64, {"stage": 2}, {}, 1, LORA),
+    "tiny-lora-nf4": ("tiny", 2, 64, {"stage": 2}, BLOCK, 1, NF4),
 }
 
 
@@ -83,12 +92,12 @@ def write_rows(path, tokens, lengths, vocabulary):
             tokens -= len(row)
 
 
-def model_flops(shape, vocabulary, length):
-    """FLOPs per token: 6 per parameter, plus causal attention (half of the scores)."""
+def model_flops(shape, vocabulary, length, per_parameter=6):
+    """FLOPs per token: those of the parameters, plus causal attention (half of the scores)."""
     hidden, feed_forward, layers, heads, kv_heads, head_dim, tied = SHAPES[shape]
     block = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * feed_forward
     parameters = layers * block + (1 if tied else 2) * vocabulary * hidden
-    return 6 * parameters + 6 * layers * heads * head_dim * length
+    return per_parameter * parameters + 6 * layers * heads * head_dim * length
 
 
 class DriverMemory(threading.Thread):
@@ -161,7 +170,7 @@ def run(name, arguments, work):
     speed = statistics.median(step["tokens"] / step["step_ms"] * 1e3 for step in timed)
     memory = steps[-1]["device_bytes_peak"] / 2**30
     beside = f"  driver {used / 1024 - memory:+5.2f}" if used else ""
-    mfu = speed * model_flops(shape, vocabulary, 0 if is_packed else length) / 989e12
+    mfu = speed * model_flops(shape, vocabulary, 0 if is_packed else length, 4 if "lora" in flags else 6) / 989e12
     losses = f"loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f}"
     with open(log) as file:
         chosen = [line.strip() for line in file if line.startswith("note: zeroth.")]
@@ -172,7 +181,7 @@ def run(name, arguments, work):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help=f"any of {', '.join(CASES)}; default: all but tiny")
+    parser.add_argument("cases", nargs="*", help=f"any of {', '.join(CASES)}; default: all but tiny ones")
     parser.add_argument("--zeroth", default="target/release/zeroth", help="path of the binary")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--ranks", type=int, default=1, help="each rank has its own rows")
@@ -185,7 +194,7 @@ def main():
     # Stopping this script stops the current run too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as work:
-        names = arguments.cases or [case for case in CASES if case != "tiny"]
+        names = arguments.cases or [case for case in CASES if not case.startswith("tiny")]
         # A list: runs all cases even if one fails.
         sys.exit(not all([run(name, arguments, work) for name in names]))
 

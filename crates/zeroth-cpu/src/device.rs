@@ -21,6 +21,7 @@ use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::isa::Isa;
 use super::linear::{linear, linear_add, linear_db, linear_dw, linear_dw_rounded, linear_dx};
 use super::logits::logits;
+use super::nf4::unpack_nf4;
 use super::norm::block_squares;
 use super::pool::Pool;
 use super::rank_sum::sum_parts;
@@ -392,6 +393,7 @@ impl CpuDevice {
                         }
                     }));
                 }
+                Kernel::Unpack { records, y } => unpack_nf4::<T>(pool, self.read(records)?, self.write(y)?),
                 Kernel::CheckFinite { values, value_type, found_inf } => typed!(value_type, A => {
                     if check_finite::<A>(pool, self.read(values)?) {
                         *self.write_one::<u64>(found_inf)? = 1;

@@ -7,7 +7,7 @@ pub use zeroth_graph::reference::{gated_activation, gated_activation_backward};
 use super::Dropout;
 use zeroth_kernel::{
     AttentionDims, CacheRange, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
-    RmsNormDims, RopeDims, RowKey,
+    NF4_CODEBOOK, RmsNormDims, RopeDims, RowKey,
 };
 use zeroth_kernel::{MOMENTS, Optimizer, Recipe};
 
@@ -217,6 +217,19 @@ pub fn optimize(
             }
         }
     }
+}
+
+/// What nf4 makes of a block: the nearest value of the codebook times the largest magnitude. Only for blocks without an
+/// element between two values, whose code would depend on a rounding.
+pub fn nf4(block: &[f64]) -> Vec<f64> {
+    let most = block.iter().fold(0.0f64, |most, element| element.abs().max(most));
+    let nearest = |element: &f64| {
+        let distance = |value: f64| (value * most - element).abs();
+        let values = NF4_CODEBOOK.map(f64::from);
+        let nearest = values.into_iter().min_by(|a, b| distance(*a).total_cmp(&distance(*b)));
+        nearest.unwrap_or(0.0) * most
+    };
+    block.iter().map(nearest).collect()
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 use zeroth_base::{DType, GatedActivation};
 use zeroth_kernel::{Deviation, SelfTest};
@@ -12,14 +13,14 @@ use super::{
     head_loss, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch,
     head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch, linear, linear_add, linear_db, linear_dw,
     linear_dw_rounded, linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference,
-    rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward,
-    sum_ranks,
+    quantize_nf4, rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward,
+    sum_ranks, unpack_nf4,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
 use super::{cached_attention, cached_attention_scratch};
 use zeroth_kernel::{
     AttentionDims, CacheRange, Element, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims,
-    LogitsDims, RmsNormDims, RopeDims, RowKey,
+    LogitsDims, NF4_BLOCK, Nf4Record, RmsNormDims, RopeDims, RowKey,
 };
 
 use zeroth_kernel::{DeviceError, Moment, Optimizer, Recipe, StepNumbers};
@@ -89,6 +90,7 @@ impl<T: Element> SelfTester<'_, T> {
         self.optimizers();
         self.squares();
         self.sums_and_casts();
+        self.nf4();
         self.logits();
         self.head_norm_rope();
         self.cached_attention();
@@ -450,6 +452,17 @@ impl<T: Element> SelfTester<'_, T> {
         let mut narrow = vec![T::default(); 20_000];
         convert(self.pool, &sum, &mut narrow);
         self.compare("convert", &narrow, &expected);
+    }
+
+    fn nf4(&mut self) {
+        let count = 3 * Nf4Record::ELEMENTS + 101;
+        let elements = self.random(count);
+        let mut records = vec![Nf4Record::zeroed(); count.div_ceil(Nf4Record::ELEMENTS)];
+        quantize_nf4(self.pool, &elements, &mut records);
+        let expected: Vec<f64> = wide(&elements).chunks(NF4_BLOCK).flat_map(reference::nf4).collect();
+        let mut found = vec![T::default(); count];
+        unpack_nf4(self.pool, &records, &mut found);
+        self.compare("nf4", &found, &expected);
     }
 }
 

@@ -18,6 +18,8 @@ mod golden;
 mod gradients;
 #[path = "cpu/matmuls.rs"]
 mod matmuls;
+#[path = "cpu/nf4.rs"]
+mod nf4;
 #[path = "cpu/optional_gradients.rs"]
 mod optional_gradients;
 #[path = "cpu/threads.rs"]

@@ -10,7 +10,7 @@ use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::modules::EntryPoint;
 use super::scratch::{WORKSPACE, blocks, exact_sums};
 use super::{attention, cached_attention, lm_head, norm_rope, rowwise};
-use zeroth_kernel::{CacheRange, ExactSum, LinearDims, RowKey};
+use zeroth_kernel::{CacheRange, ExactSum, LinearDims, Nf4Record, RowKey};
 use zeroth_kernel::{
     Control, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, LOSSES, MOMENTS, MasterForm, Moment,
     Optimizer, Recipe, Record, Rounding, Span, StepInput,
@@ -143,6 +143,12 @@ pub(super) fn dispatch(
             }
             let arguments = [from, to, count as u64, found_inf.unwrap_or(0)];
             cx.run_vectorized(EntryPoint::Convert, &[from_type, to_type], count, &arguments)
+        }
+        Kernel::Unpack { records, y } => {
+            let count = cx.count("y", y, dtype)?;
+            let (whole, size) = (count.div_ceil(Nf4Record::ELEMENTS), Nf4Record::BYTES as u64);
+            let (records, y) = (cx.sized("records", records, whole, size)?, cx.typed("y", y, count)?);
+            cx.run_vectorized(EntryPoint::Unpack, &[dtype], count, &[records, y, count as u64])
         }
         Kernel::CheckFinite { values, value_type, found_inf } => {
             check_finite(cx, values, value_type, found_inf)

@@ -137,6 +137,7 @@ entries! {
     Dropout: "elementwise.cu", "dropout", One;
     Convert: "elementwise.cu", "convert", Two;
     CheckFinite: "elementwise.cu", "check_finite", One;
+    Unpack: "elementwise.cu", "unpack_nf4", One;
     CrossEntropy: "cross_entropy.cu", "cross_entropy", One;
     SumLosses: "cross_entropy.cu", "sum_losses", None;
     HeadNormRope: "norm_rope.cu", "head_norm_rope", One;

@@ -10,7 +10,7 @@ use zeroth_kernel::{
 };
 
 use super::{Engine, RunError};
-use zeroth_program::BufferId;
+use zeroth_program::{BufferId, Storage};
 
 /// Elements per transfer.
 const PIECE: u64 = 1 << 19;
@@ -21,7 +21,7 @@ const HALVES: usize = 1 << 16;
 /// A kind of per-parameter state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Weights in f32: the master weights where they exist.
+    /// Weights in f32: the master weights where they exist. Of weights in nf4, the values that ops get.
     Weights,
     /// A moment of the optimizer.
     Moment(Moment),
@@ -51,11 +51,12 @@ pub type Sink<'a> =
 type Visit<'a, E> = &'a mut dyn FnMut(&mut E, ParamId, Range<u64>, u64, &mut [f32]) -> Result<(), RunError>;
 
 impl Engine<'_> {
-    /// Loads this rank's part of every parameter.
+    /// Loads this rank's part of every parameter. Parameters in nf4 are quantised from their values in the compute dtype.
     pub fn load(&mut self, source: Source<'_>) -> Result<(), RunError> {
         self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
+        let mut quantizer = self.quantizer()?;
         for (flat, held) in program.layout.flats.iter().enumerate() {
             let shard = held.shard(self.rank, program.layout.ranks);
             let weights = if program.stays_gathered(flat) { 0..held.padded() } else { shard };
@@ -67,7 +68,12 @@ impl Engine<'_> {
                 if are_alike {
                     engine.put_master(flat, at - updated.start, elements)?;
                 }
-                engine.put(BufferId::Weights(flat), held.storage, at - weights.start, elements)
+                let (id, first) = (BufferId::Weights(flat), at - weights.start);
+                match (held.storage, &mut quantizer) {
+                    (Storage::Nf4, Some(quantizer)) => engine.put_nf4(quantizer, id, first, elements),
+                    (Storage::Nf4, None) => unreachable!("a layout with nf4 has a quantizer"),
+                    (Storage::Dense(dtype), _) => engine.put(id, dtype, first, elements),
+                }
             })?;
             if has_master && !are_alike {
                 self.each_piece(flat, &updated, &mut elements, &mut |engine, param, range, at, elements| {
@@ -240,13 +246,17 @@ impl Engine<'_> {
         }
     }
 
-    /// The buffer of the compute weights, as [`Self::place_of`].
+    /// The buffer of the compute weights, as [`Self::place_of`]; of weights in nf4, with the dtype that ops read.
     fn place_of_weights(&self, flat: usize) -> (BufferId, DType, u64) {
         let program = &self.compiled.program;
         let held = &program.layout.flats[flat];
         let shard = held.shard(self.rank, program.layout.ranks).start;
         let first = if program.stays_gathered(flat) { 0 } else { shard };
-        (BufferId::Weights(flat), held.storage, first)
+        let dtype = match held.storage {
+            Storage::Dense(dtype) => dtype,
+            Storage::Nf4 => program.types.compute,
+        };
+        (BufferId::Weights(flat), dtype, first)
     }
 
     /// Reads a state from element `at` of its flat.
@@ -259,6 +269,9 @@ impl Engine<'_> {
     ) -> Result<(), RunError> {
         let (id, dtype, first) = self.place_of(flat, state);
         let program = &self.compiled.program;
+        if state == State::Weights && program.layout.flats[flat].storage == Storage::Nf4 {
+            return self.get_nf4(id, at - first, elements);
+        }
         if !matches!(id, BufferId::Master(_)) || program.master_form(flat) == MasterForm::F32 {
             return self.get(id, dtype, at - first, elements);
         }
@@ -273,7 +286,7 @@ impl Engine<'_> {
     fn put_master(&mut self, flat: usize, first: u64, elements: &mut [f32]) -> Result<(), RunError> {
         let program = &self.compiled.program;
         let (form, id) = (program.master_form(flat), BufferId::Master(flat));
-        if program.layout.flats[flat].storage == DType::Bf16 {
+        if program.layout.flats[flat].storage == Storage::Dense(DType::Bf16) {
             for element in elements.iter_mut() {
                 *element = canonical_master(*element);
             }

@@ -5,13 +5,14 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
 mod job;
+mod nf4;
 
 use job::{BF16, F32, Golden, Outcome, ROOMY, Setup};
 use zeroth_base::DType;
 use zeroth_kernel::{Kernel, Tier};
 use zeroth_program::{
     Binding, BufferId, Category, Compiled, FrozenPlacement, Gather, Lowering, Offload, Recompute, Settings,
-    Types, Work, plan_memory,
+    Storage, Types, Work, plan_memory,
 };
 
 const HALF_FROZEN: [&str; 2] = ["qwen3-half-frozen", "llama-biases-half-frozen"];
@@ -267,7 +268,7 @@ fn buffers_of_a_flat_have_the_size_of_its_storage() {
     let compiled = golden.compile(&Setup { settings: Settings { stage: 0, ..ROOMY }, ..Setup::default() });
     let Compiled { mut program, graph, backward, row_sizes, target, memory, .. } = compiled;
     let frozen = (0..program.layout.flats.len()).find(|flat| !program.is_trained(*flat)).unwrap();
-    program.layout.flats[frozen].storage = DType::Bf16;
+    program.layout.flats[frozen].storage = Storage::Dense(DType::Bf16);
     // Placed, not run: kernels read weights in the compute dtype.
     let expected =
         memory.peak(Tier::Device, Category::Parameters) - 2 * program.layout.flats[frozen].padded();

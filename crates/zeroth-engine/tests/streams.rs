@@ -30,6 +30,7 @@ fn specs(params: &[(&str, &[u64])]) -> Vec<ParamSpec> {
         name: (*name).to_owned(),
         shape: shape.to_vec(),
         trainable: true,
+        quantized: false,
     };
     params.iter().map(spec).collect()
 }

@@ -38,6 +38,8 @@ pub struct ParamSpec {
     pub shape: Vec<u64>,
     /// Whether it is trained. Frozen parameters are in the unit's frozen flat buffer.
     pub trainable: bool,
+    /// Whether it is kept in nf4, in a flat buffer of its own kind. A trained parameter never is.
+    pub quantized: bool,
 }
 
 /// A parameter of the graph.

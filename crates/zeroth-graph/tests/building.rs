@@ -5,7 +5,7 @@
 use zeroth_graph::{Builder, GraphError, ParamSpec, Role, Rotary};
 
 fn spec(name: &str, shape: &[u64]) -> ParamSpec {
-    ParamSpec { name: name.to_owned(), shape: shape.to_vec(), trainable: true }
+    ParamSpec { name: name.to_owned(), shape: shape.to_vec(), trainable: true, quantized: false }
 }
 
 fn begun() -> Builder {

@@ -43,7 +43,7 @@ const VOCAB: u64 = 7;
 const EPS: f64 = 1e-5;
 
 fn spec(name: String, shape: &[u64], frozen: fn(&str) -> bool) -> ParamSpec {
-    ParamSpec { trainable: !frozen(&name), name, shape: shape.to_vec() }
+    ParamSpec { trainable: !frozen(&name), name, shape: shape.to_vec(), quantized: false }
 }
 
 /// A decoder of the llama family, as a model would write it.

@@ -4,6 +4,8 @@
 //! roundings: the L2 distance bounds the error of a tensor, the maximum error that of every element, because one wrong element
 //! of many does not move the L2 distance. Outputs hold NaN before the launch, and everything that a kernel writes is compared.
 
+mod unpack;
+
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use half::{bf16, f16};
 use zeroth_base::{DType, GatedActivation, normal_at};
@@ -93,6 +95,7 @@ pub fn conformance(
         pair.row_kernels()?;
         pair.attention()?;
         pair.elementwise()?;
+        pair.unpack()?;
         pair.head()?;
         pair.optimizer_step()?;
     }

@@ -215,6 +215,8 @@ pub enum Kernel {
     Zero { to: Span },
     /// Converts elements from one dtype to another, rounded to nearest even.
     Convert { from: Span, from_type: DType, to: Span, to_type: DType, found_inf: Option<Span> },
+    /// y = the elements of the [`crate::Nf4Record`]s `records`, of which the last may have more than y; rounded to nearest even.
+    Unpack { records: Span, y: Span },
     /// Sets `found_inf` where a value is infinite or NaN.
     CheckFinite { values: Span, value_type: DType, found_inf: Span },
     /// to = the sum of `ranks` contiguous `parts`, added in f32 in rank order and rounded once; plus the old value where `add`.
@@ -367,6 +369,7 @@ impl Kernel {
             | Self::Sum { .. }
             | Self::Zero { .. }
             | Self::Convert { .. }
+            | Self::Unpack { .. }
             | Self::CheckFinite { .. }
             | Self::SumRanks { .. }
             | Self::Squares { .. }
@@ -404,6 +407,7 @@ impl Kernel {
             Self::Sum { .. } => "sum",
             Self::Zero { .. } => "zero",
             Self::Convert { .. } => "convert",
+            Self::Unpack { .. } => "unpack",
             Self::CheckFinite { .. } => "check_finite",
             Self::SumRanks { .. } => "sum_ranks",
             Self::Squares { .. } => "squares",
@@ -465,6 +469,7 @@ impl Kernel {
             Self::Sum { a, b, y } => touch!([a, b], [y]),
             Self::Zero { to } => touch!([], [to]),
             Self::Convert { from, to, found_inf, .. } => touch!([from], [to, found_inf]),
+            Self::Unpack { records, y } => touch!([records], [y]),
             Self::CheckFinite { values, found_inf, .. } => touch!([values], [found_inf]),
             Self::SumRanks { parts, to, .. } => touch!([parts], [to]),
             Self::Squares { values, sum, .. } => touch!([values], [sum]),

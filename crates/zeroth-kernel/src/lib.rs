@@ -26,6 +26,7 @@ mod exact_sum;
 mod exchange;
 mod kernel;
 mod master;
+mod nf4;
 mod optimizer;
 mod tier;
 
@@ -47,5 +48,6 @@ pub use kernel::{
     TiedRowsOut,
 };
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};
+pub use nf4::{NF4_BLOCK, NF4_CODEBOOK, NF4_MIDPOINTS, NF4_ZERO, Nf4Record};
 pub use optimizer::{MOMENTS, Moment, Optimizer};
 pub use tier::{ByTier, Tier};

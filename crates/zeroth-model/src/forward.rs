@@ -66,6 +66,7 @@ pub fn forward_training(
             name: parameter.name.clone(),
             shape: parameter.shape.clone(),
             trainable: is_trained(parameter),
+            quantized: parameter.quantized && !is_trained(parameter),
         });
         let unit_role = match unit.name {
             UnitName::Embedding | UnitName::Tied => Role::Embedding,

@@ -79,6 +79,8 @@ pub struct Parameter {
     pub parts: Vec<Part>,
     /// Whether it is trained; a frozen one has no gradient and no optimizer state.
     pub trained: bool,
+    /// Whether it is kept in nf4 while it is frozen (QLoRA): see [`ParameterTable::quantize`].
+    pub quantized: bool,
 }
 
 /// Consecutive elements of a tensor on disk.
@@ -130,7 +132,7 @@ impl ParameterKind {
 
 impl Parameter {
     pub(crate) fn new(name: String, shape: Vec<u64>, kind: ParameterKind) -> Self {
-        Self { name, shape, kind, aliases: &[], parts: Vec::new(), trained: true }
+        Self { name, shape, kind, aliases: &[], parts: Vec::new(), trained: true, quantized: false }
     }
 
     /// Its name and the other names it may have in a file.
@@ -186,6 +188,15 @@ impl ParameterTable {
     /// All parameters, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
         self.units.iter().flat_map(|unit| &unit.parameters)
+    }
+
+    /// Marks the frozen matrices of blocks, experts included, to be kept in nf4. Embedding, head, norms, biases, routers
+    /// and adapters stay in the run's dtype.
+    pub fn quantize(&mut self) {
+        for parameter in self.units.iter_mut().flat_map(|unit| &mut unit.parameters) {
+            let is_matrix = matches!(parameter.kind, ParameterKind::Linear | ParameterKind::Expert);
+            parameter.quantized = is_matrix && !parameter.trained;
+        }
     }
 
     /// The parameters by name.

@@ -23,6 +23,7 @@ mod new_weights {
             aliases: &[],
             parts: Vec::new(),
             trained: true,
+            quantized: false,
         }
     }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use zeroth_kernel::Tier;
 use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward};
-use zeroth_program::{Bytes, Compiled, GradientStorage, Program, Recompute, Target};
+use zeroth_program::{Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Target};
 
-use crate::row::{Basis, Footprint};
+use crate::row::{Basis, Footprint, Frozen};
 use crate::sizing::{BatchShape, Budget, EVERY_BLOCK, Freedom, Sizing};
 use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, TrainType};
 
@@ -15,6 +15,8 @@ use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, TrainType};
 pub struct TrainableModel {
     config: ModelConfig,
     table: ParameterTable,
+    /// The same with LoRA adapters.
+    adapted: Option<ParameterTable>,
     device: PlanDevice,
 }
 
@@ -31,14 +33,23 @@ pub enum PlanDevice {
 }
 
 impl TrainableModel {
-    /// Refuses models whose forward is not implemented.
+    /// Refuses models whose forward is not implemented. `adapted` is the table with LoRA adapters; without it LoRA is
+    /// estimated.
     pub fn new(
         config: ModelConfig,
         table: ParameterTable,
+        adapted: Option<ParameterTable>,
         device: PlanDevice,
     ) -> Result<Arc<Self>, ForwardError> {
-        forward(&config, &table, Batch { tokens: 1 })?;
-        Ok(Arc::new(Self { config, table, device }))
+        forward(&config, adapted.as_ref().unwrap_or(&table), Batch { tokens: 1 })?;
+        Ok(Arc::new(Self { config, table, adapted, device }))
+    }
+
+    fn table(&self, train_type: TrainType) -> Option<&ParameterTable> {
+        match train_type {
+            TrainType::Full => Some(&self.table),
+            TrainType::Lora => self.adapted.as_ref(),
+        }
     }
 
     /// The devices.
@@ -76,11 +87,11 @@ pub(crate) fn footprint(
     placement: &Placement,
     candidate: Candidate,
 ) -> Result<Option<Footprint>, PlanError> {
-    let (Some(model), Some(shape), Some(settings), TrainType::Full) =
-        (&request.model, &request.shape, placement.settings, request.train_type)
+    let (Some(model), Some(shape), Some(settings)) = (&request.model, &request.shape, placement.settings)
     else {
         return Ok(None);
     };
+    let Some(table) = model.table(request.train_type) else { return Ok(None) };
     let (ranks, accumulation) = (request.ranks, request.accumulation);
     let mut settings = zeroth_program::Settings { accumulation, ..settings };
     if shape.recompute && !matches!(settings.recompute, Recompute::Block { .. }) {
@@ -89,12 +100,19 @@ pub(crate) fn footprint(
     let batch = BatchShape { micro_batch: shape.micro_batch, accumulation, ranks };
     let largest = |batch: BatchShape| batch.micro_batch.saturating_mul(shape.max_length);
     let target = model.device.target(ranks);
-    let mut sizing = Sizing::new(&model.config, &model.table, target, batch, settings, &largest);
+    let mut sizing = Sizing::new(&model.config, table, target, batch, settings, &largest);
     // Only the gradients of streamed states depend on it: they stay on a device that has room for them.
     let budget = Budget { device: request.device_memory, ..Budget::default() };
+    // Without a budget frozen parameters are shown as the stage has the trained ones.
+    let freedom = Freedom { frozen: budget.device.is_some(), ..Freedom::default() };
     let compiled = match candidate {
-        Candidate::Run => sizing.first_within(budget, Freedom::default()).map(|(compiled, _)| compiled),
-        Candidate::LeastOnDevice => sizing.compile(),
+        Candidate::Run => sizing.first_within(budget, freedom).map(|(compiled, _)| compiled),
+        Candidate::LeastOnDevice => {
+            if sizing.settings.frozen == FrozenPlacement::ByStage {
+                sizing.settings.frozen = FrozenPlacement::Sharded;
+            }
+            sizing.compile()
+        }
     };
     let refused = |source| PlanError::Compile { preset: placement.preset.clone(), source: Box::new(source) };
     let compiled = compiled.map_err(refused)?;
@@ -106,16 +124,24 @@ impl Footprint {
         let Compiled { program, memory, .. } = compiled;
         let is_gathered = |flat: &usize| !program.stays_gathered(*flat) && !program.is_viewed(*flat);
         let gathered = (0..program.layout.flats.len()).filter(is_gathered);
-        let gathered = gathered.map(|flat| program.layout.flats[flat].padded()).max().unwrap_or(0);
+        let gathered = gathered.map(|flat| program.layout.flats[flat].bytes()).max().unwrap_or(0);
         Self {
             device: memory.by_category(Tier::Device),
             host: times(memory.by_category(Tier::Host), ranks_on_host),
-            gathered_layer: gathered * program.types.compute.bytes(),
+            gathered_layer: gathered,
             sent: program.bytes_sent_per_step(),
             bytes_per_parameter: bytes_per_parameter(program),
+            frozen: frozen(program),
             basis: Basis::Program,
         }
     }
+}
+
+/// Where most of the frozen parameters are.
+fn frozen(program: &Program) -> Option<Frozen> {
+    let flats = program.layout.flats.iter().enumerate().filter(|(_, flat)| flat.is_frozen());
+    let largest = flats.max_by_key(|(_, flat)| flat.padded());
+    largest.map(|(flat, _)| if program.is_sharded(flat) { Frozen::Sharded } else { Frozen::Whole })
 }
 
 fn times(bytes: Bytes, ranks: u64) -> Bytes {
@@ -130,7 +156,8 @@ fn bytes_per_parameter(program: &Program) -> BytesPerParameter {
         GradientStorage::FlatComm => program.types.communication.bytes(),
         GradientStorage::Shard => program.grad_accum_dtype.bytes(),
     };
-    let master = if program.has_master(0) { program.master_form(0).bytes() } else { 0 };
+    let flat = (0..program.layout.flats.len()).find(|flat| program.has_master(*flat));
+    let master = flat.map_or(0, |flat| program.master_form(flat).bytes());
     let moments = program.optimizer.moments().len() as u64 * program.moment_dtype.bytes();
     BytesPerParameter { parameters: program.types.compute.bytes(), gradients, optimizer: master + moments }
 }

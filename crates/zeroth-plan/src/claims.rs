@@ -170,9 +170,10 @@ fn cases() -> [Claim; 3] {
     let zero3 = on_gpu("ZeRO-3, all parameters of 8B", gpu_memory, 8 * B, 3, TrainType::Full);
     let mut lora = on_gpu("ZeRO-2 + LoRA of Qwen3-30B-A3B", gpu_memory, QWEN3_30B_A3B, 2, TrainType::Lora);
     lora.note = format!(
-        "its case 2 says that 5 are enough, but ZeRO-2 keeps all 16-bit weights on every GPU, {} alone; ZeRO-3 shards \
-         them",
-        format_bytes(2 * QWEN3_30B_A3B)
+        "its case 2 says that 5 are enough, but DeepSpeed's ZeRO-2 keeps all 16-bit weights on every GPU, {} alone; \
+         frozen weights that are sharded at stage 2 too (`zeroth.frozen`) take {} on each of 5",
+        format_bytes(2 * QWEN3_30B_A3B),
+        format_bytes((2 * QWEN3_30B_A3B).div_ceil(5))
     );
     [zero2, zero3, lora]
 }

@@ -40,6 +40,6 @@ pub use plan::{Plan, plan};
 pub use request::{
     Adapters, BytesPerParameter, Offload, Placement, PlanError, PlanRequest, Shape, States, TrainType,
 };
-pub use row::{Basis, Footprint, Row, footprint};
+pub use row::{Basis, Footprint, Frozen, Row, footprint};
 pub use row_sizes::RowSizes;
 pub use sizing::{BatchShape, Budget, Choice, Freedom, Sizing, SizingError};

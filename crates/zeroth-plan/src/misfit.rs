@@ -1,7 +1,7 @@
 //! A job that fits no budget: what is missing, and the single changes that would fit.
 
 use zeroth_base::format_bytes;
-use zeroth_program::{Offload, Recompute};
+use zeroth_program::{FrozenPlacement, Offload, Recompute};
 
 use crate::sizing::{Budget, EVERY_BLOCK, Sizing, SizingError};
 
@@ -80,6 +80,10 @@ impl<'a> Sizing<'a> {
                 asked.1.accumulation << halvings
             );
             changes.push((name, Box::new(move |sizing: &mut Self| sizing.halve_micro_batch(halvings))));
+        }
+        if asked.0.frozen == FrozenPlacement::Whole && asked.1.ranks > 1 {
+            let change = |sizing: &mut Self| sizing.settings.frozen = FrozenPlacement::Sharded;
+            changes.push(("zeroth.frozen \"sharded\"".to_owned(), Box::new(change)));
         }
         for stage in asked.0.stage + 1..=3 {
             let change = move |sizing: &mut Self| sizing.settings.stage = stage;

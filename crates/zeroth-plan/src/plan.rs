@@ -105,7 +105,7 @@ fn rows(
     let row = |((placement, needs), tokens): ((&Placement, &Footprint), &Option<u64>)| {
         let (tokens, shape) = (*tokens, request.shape.as_ref());
         let per = |count: fn(&Shape) -> u64| Some(tokens? / count(shape?).max(1));
-        let Footprint { device, host, gathered_layer, sent, basis, .. } = *needs;
+        let Footprint { device, host, gathered_layer, sent, frozen, basis, .. } = *needs;
         Row {
             preset: placement.preset.clone(),
             stage: placement.stage,
@@ -119,6 +119,7 @@ fn rows(
             gathered_layer,
             volume_in_parameters: volume_in_parameters(request, placement.stage),
             deepspeed_estimate: deepspeed_estimate(request, placement),
+            frozen,
             basis,
             device_bytes_free: free(needs.device_needs(), request.device_memory),
             host_bytes_free: free(request.host_needs(needs.device_needs(), host.total), request.host_memory),

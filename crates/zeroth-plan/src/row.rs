@@ -22,6 +22,16 @@ pub enum Basis {
     Estimate,
 }
 
+/// Where frozen parameters are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Frozen {
+    /// On every rank.
+    Whole,
+    /// A shard on each rank.
+    Sharded,
+}
+
 /// A placement and its costs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
@@ -50,6 +60,8 @@ pub struct Row {
     pub volume_in_parameters: f64,
     /// DeepSpeed's estimate for the same placement, where it has a formula.
     pub deepspeed_estimate: Option<Estimate>,
+    /// Where the frozen parameters are; `None` where there are none, and in an estimate.
+    pub frozen: Option<Frozen>,
     /// Where the figures come from.
     pub basis: Basis,
     /// Bytes that the budget of a device leaves free; `None` without one.
@@ -75,6 +87,8 @@ pub struct Footprint {
     pub sent: u64,
     /// Bytes per trained parameter, where everything is on the device.
     pub bytes_per_parameter: BytesPerParameter,
+    /// Where the frozen parameters are.
+    pub frozen: Option<Frozen>,
     /// Where the figures come from.
     pub basis: Basis,
 }
@@ -136,6 +150,7 @@ fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
         gathered_layer: gathered_layer(request, placement),
         sent: bytes_sent_per_step(request, placement.stage),
         bytes_per_parameter: request.bytes_per_parameter(),
+        frozen: None,
         basis: Basis::Estimate,
     }
 }

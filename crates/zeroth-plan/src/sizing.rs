@@ -10,7 +10,7 @@ use zeroth_kernel::Tier;
 use zeroth_machine::Rates;
 use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward};
 use zeroth_program::{CompileError, Compiled, Settings, Target};
-use zeroth_program::{Offload, Recompute, StateStream, UpdatedBy};
+use zeroth_program::{FrozenPlacement, Offload, Recompute, StateStream, UpdatedBy};
 
 use crate::misfit::Misfit;
 use crate::overhead::{DataSize, Overhead, Processes};
@@ -104,6 +104,8 @@ pub struct Freedom {
     pub prefetch: bool,
     /// The split of a rank's samples into micro-batches.
     pub micro_batch: bool,
+    /// `zeroth.frozen`.
+    pub frozen: bool,
     /// `zeroth.update`, with the measured rates of a rank's share of the machine.
     pub update: Option<Rates>,
 }
@@ -212,8 +214,8 @@ impl<'a> Sizing<'a> {
                 *self = asked.clone();
                 self.halve_micro_batch(halvings);
                 (self.settings.recompute, self.settings.prefetch) = (recompute, prefetch);
-                for stream in asked.streams() {
-                    self.settings.offload.stream = stream;
+                for (frozen, stream) in asked.placements(freedom) {
+                    (self.settings.frozen, self.settings.offload.stream) = (frozen, stream);
                     let compiled = self.compile()?;
                     let Some(shortfall) = budget.shortfall(self, &compiled) else {
                         return Ok((compiled, None));
@@ -258,6 +260,23 @@ impl<'a> Sizing<'a> {
         let blocks = fewer.then_some(enough);
         self.settings.recompute = Recompute::Block { blocks, checkpoints: None, offloaded: false };
         Ok(compiled)
+    }
+
+    /// Candidate placements of frozen parameters and of offloaded optimizer state, the one with the least traffic first.
+    fn placements(&self, freedom: Freedom) -> Vec<(FrozenPlacement, Option<StateStream>)> {
+        let is_open = freedom.frozen && self.settings.offload.parameters.is_none();
+        let frozen = match self.settings.frozen {
+            FrozenPlacement::ByStage if is_open && self.has_frozen() && self.shape.ranks > 1 => {
+                vec![FrozenPlacement::Whole, FrozenPlacement::Sharded]
+            }
+            asked => vec![asked],
+        };
+        let streams = self.streams();
+        frozen.into_iter().flat_map(|frozen| streams.iter().map(move |stream| (frozen, *stream))).collect()
+    }
+
+    fn has_frozen(&self) -> bool {
+        self.table.iter().any(|parameter| !parameter.trained)
     }
 
     /// The candidate streams of offloaded optimizer state, the one with the least bus traffic first: gradients stay on the
@@ -407,6 +426,11 @@ impl<'a> Sizing<'a> {
                 key: "zero_optimization.stage3_prefetch_bucket_size",
                 value: self.settings.prefetch.into(),
             });
+        }
+        if self.settings.frozen != asked.frozen {
+            let is_sharded = self.settings.frozen == FrozenPlacement::Sharded;
+            let value = if is_sharded { "sharded" } else { "whole" };
+            choices.push(Choice { key: "zeroth.frozen", value: value.into() });
         }
         if let (Some(window), None) = (self.settings.offload.update_window, asked.offload.update_window) {
             choices.push(Choice { key: "zeroth.update_window", value: window.into() });

@@ -93,6 +93,8 @@ pub enum BufferId {
         /// The n-th gathered copy in this section.
         copy: usize,
     },
+    /// A parameter unpacked from nf4 by an instruction, in the compute dtype.
+    Unpacked(usize),
     /// A chunk reduced by an instruction, on its way to host memory.
     ReducedChunk(usize),
     /// A piece of parameters in a staging buffer.
@@ -156,6 +158,7 @@ impl fmt::Display for BufferId {
             Self::CachedKeys(node) => write!(f, "cached_keys{node}"),
             Self::CachedValues(node) => write!(f, "cached_values{node}"),
             Self::Gathered { flat, copy } => write!(f, "gathered{flat}.{copy}"),
+            Self::Unpacked(at) => write!(f, "unpacked%{at}"),
             Self::ReducedChunk(at) => write!(f, "reduced_chunk%{at}"),
             Self::StagedShard(at) => write!(f, "staged_shard%{at}"),
             Self::UpdatedWeights(at) => write!(f, "updated_weights%{at}"),

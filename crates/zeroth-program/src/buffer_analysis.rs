@@ -6,7 +6,7 @@ use zeroth_kernel::{CacheRange, RowKey};
 use zeroth_kernel::{Control, Recipe, StepInput, Tier};
 
 use super::sub_group::SubGroupLayout;
-use super::{Action, Buffer, BufferId, Category, GradientStorage, Program, Section};
+use super::{Action, Buffer, BufferId, Category, Flat, GradientStorage, Program, Section, Storage};
 
 /// A program with its model and target: everything that buffer sizes follow from.
 #[derive(Clone, Copy)]
@@ -38,15 +38,18 @@ impl BufferAnalysis<'_> {
         let home = program.gradient_storage();
         let mut all = Vec::new();
         let mut push_to = |tier, id, category, bytes| all.push(Buffer { id, category, tier, bytes });
-        // Parameters are contiguous: other ranks may map them, from pages that are not private.
-        for (flat, laid) in layout.flats.iter().enumerate() {
+        // Parameters are contiguous: other ranks may map them, from pages that are not private. Records of nf4, which are never
+        // mapped, are no whole pages and come last.
+        let is_nf4 = |(_, laid): &(usize, &Flat)| laid.storage == Storage::Nf4;
+        let (nf4, dense): (Vec<_>, Vec<_>) = layout.flats.iter().enumerate().partition(is_nf4);
+        for (flat, laid) in dense.into_iter().chain(nf4) {
             let shard = laid.shard_capacity(layout.ranks);
             let weights = if program.stays_gathered(flat) { laid.padded() } else { shard };
             push_to(
                 program.residency[flat].weights,
                 BufferId::Weights(flat),
                 Category::Parameters,
-                laid.storage.bytes() * weights,
+                laid.storage.bytes(weights),
             );
         }
         for (flat, laid) in layout.flats.iter().enumerate().filter(|(flat, _)| program.is_trained(*flat)) {
@@ -135,6 +138,12 @@ impl BufferAnalysis<'_> {
             | BufferId::Offloaded(value)
             | BufferId::Reloaded(value) => (Category::Activations, self.value_bytes(value)),
             BufferId::Gathered { flat, .. } => (Category::Buffers, layout.flats[flat].bytes()),
+            BufferId::Unpacked(at) => {
+                let Action::Unpack(param) = section.instructions[at].action else {
+                    unreachable!("only unpacking leaves a parameter")
+                };
+                (Category::Buffers, self.graph.param(param).elements() * types.compute.bytes())
+            }
             BufferId::Grad(flat) => (Category::Buffers, 4 * self.program.f32_elements(section.kind, flat)),
             BufferId::CommGrad(flat) => {
                 (Category::Buffers, layout.flats[flat].padded() * types.communication.bytes())
@@ -164,7 +173,7 @@ impl BufferAnalysis<'_> {
             }
             BufferId::StagedShard(at) | BufferId::UpdatedWeights(at) => {
                 let flat = section.instructions[at].action.flat().expect("a chunk is of a flat");
-                (Category::Buffers, chunk(at) * layout.flats[flat].storage.bytes())
+                (Category::Buffers, layout.flats[flat].storage.bytes(chunk(at)))
             }
             BufferId::SubGroup(at) => {
                 let flat = section.instructions[at].action.flat().expect("a tile is of a flat");

@@ -21,15 +21,17 @@ impl Program {
     }
 
     fn bytes_sent(&self, action: &Action) -> u64 {
-        let (ranks, compute) = (self.layout.ranks, self.types.compute.bytes());
-        let (communication, peers) = (self.types.communication.bytes(), ranks - 1);
+        let (ranks, communication) = (self.layout.ranks, self.types.communication.bytes());
+        let peers = ranks - 1;
         let flat = |flat: usize| &self.layout.flats[flat];
         let own_shard = |at: usize| flat(at).shard(0, ranks).end;
         match action {
             Action::AllGather(flat) | Action::BroadcastWeights { flat, root: 0 } => {
-                peers * own_shard(*flat) * compute
+                peers * self.layout.flats[*flat].storage.bytes(own_shard(*flat))
             }
-            Action::AllGatherWeights(chunk) => peers * part(own_shard(chunk.flat), &chunk.range) * compute,
+            Action::AllGatherWeights(chunk) => {
+                peers * flat(chunk.flat).storage.bytes(part(own_shard(chunk.flat), &chunk.range))
+            }
             Action::AllGatherGrad(flat) => peers * own_shard(*flat) * DType::F32.bytes(),
             Action::AllToAll(chunk) | Action::ReduceScatter(chunk, _) => {
                 let all = all_parts(flat(chunk.flat), ranks, &chunk.range);

@@ -233,6 +233,7 @@ impl Compiled {
                 let node = &self.graph.nodes[*node];
                 format!("recompute {} of {}", node.op.name(), unit(node.unit))
             }
+            Action::Unpack(param) => format!("unpack {}", self.graph.param(*param).spec.name),
             other => match other.flat() {
                 Some(flat) => format!("{} of {}", other.name(), self.flat_name(flat)),
                 None => other.name().to_owned(),
@@ -242,10 +243,11 @@ impl Compiled {
 
     /// The name of the unit a flat belongs to.
     pub fn flat_name(&self, flat: usize) -> String {
-        use crate::FlatKind::{Frozen, Persistent, Trained};
+        use crate::FlatKind::{Frozen, Persistent, Quantized, Trained};
         match self.program.layout.flats[flat].kind {
             Trained(unit) => self.graph.units[unit.index()].name.clone(),
             Frozen(unit) => format!("{} (frozen)", self.graph.units[unit.index()].name),
+            Quantized(unit) => format!("{} (nf4)", self.graph.units[unit.index()].name),
             Persistent => "the persistent parameters".to_owned(),
         }
     }

@@ -76,6 +76,7 @@ impl Compiled {
                 let node = &self.backward.nodes[*node];
                 write!(f, " {}", gradient_name(node.op, self.graph.nodes[node.of].op))
             }
+            Action::Unpack(param) => write!(f, " {}", self.graph.param(*param).spec.name),
             Action::Logits { sequences, .. } => write!(f, " {sequences} sequences"),
             Action::BroadcastWeights { flat, root } => write!(f, " flat{flat}, root {root}"),
             action => match (action.chunk(), action.flat()) {

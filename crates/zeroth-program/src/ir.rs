@@ -8,7 +8,7 @@ use zeroth_kernel::{MasterForm, Optimizer, Queue, ReportLayout, Tier};
 
 use super::shared_buffers::SharedBuffers;
 use super::{BufferId, GradProducers, Operands, Types, World};
-use crate::{FlatKind, Layout};
+use crate::{FlatKind, Layout, Storage};
 
 /// A compiled training step. Every rank runs the same program.
 #[derive(Debug, Clone, PartialEq)]
@@ -147,6 +147,8 @@ pub enum Action {
     /// All-gathers a flat's parameters into a buffer of its own. With zero-copy gathers it only waits until every
     /// rank's shard is complete.
     AllGather(usize),
+    /// Unpacks a parameter from nf4 to the compute dtype, for the next op that reads it.
+    Unpack(ParamId),
     /// Frees a gathered flat.
     Release(usize),
     /// Zeroes the parts of a flat's gradient that ops accumulate into, and its padding.
@@ -242,6 +244,7 @@ impl Action {
             Self::OffloadActivation(_) => "offload_activation",
             Self::ReloadActivation(_) => "reload_activation",
             Self::AllGather(_) => "all_gather",
+            Self::Unpack(_) => "unpack",
             Self::Release(_) => "release",
             Self::ZeroGrad(_) => "zero_grad",
             Self::KeepGrad(_) => "keep_grad",
@@ -404,9 +407,11 @@ impl Program {
     }
 
     /// Whether a sharded flat is mapped from the other ranks instead of copied. Offloaded parameters are copied to the
-    /// device first.
+    /// device first; records of nf4 are no whole pages.
     pub fn is_viewed(&self, flat: usize) -> bool {
-        self.zero_copy_gather && self.is_sharded(flat) && !self.residency[flat].weights.is_offloaded()
+        let is_dense = self.layout.flats[flat].storage != Storage::Nf4;
+        let is_here = !self.residency[flat].weights.is_offloaded();
+        self.zero_copy_gather && is_dense && is_here && self.is_sharded(flat)
     }
 
     /// The layout of a rank's report.
@@ -472,7 +477,7 @@ impl Program {
     /// Whether a flat has fp32 master weights apart from the parameters.
     pub fn has_master(&self, flat: usize) -> bool {
         let (residency, storage) = (self.residency[flat], self.layout.flats[flat].storage);
-        self.is_trained(flat) && (storage != DType::F32 || residency.weights != residency.states)
+        self.is_trained(flat) && (storage != Storage::Dense(DType::F32) || residency.weights != residency.states)
     }
 
     /// How a flat's master weights are stored. Where bf16 weights, states and update are all on the device, only the
@@ -480,7 +485,7 @@ impl Program {
     pub fn master_form(&self, flat: usize) -> MasterForm {
         let residency = self.residency[flat];
         let is_together = [residency.weights, residency.states, residency.updates] == [Tier::Device; 3];
-        let is_bf16 = self.layout.flats[flat].storage == DType::Bf16;
+        let is_bf16 = self.layout.flats[flat].storage == Storage::Dense(DType::Bf16);
         if is_bf16 && is_together { MasterForm::LowBits } else { MasterForm::F32 }
     }
 

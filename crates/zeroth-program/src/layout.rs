@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_graph::{Graph, ParamId, UnitId};
+use zeroth_kernel::Nf4Record;
 
 /// Elements of a block: the alignment of parameters and shards, and the granularity of gradient norms.
 pub const BLOCK: u64 = 2048;
@@ -19,8 +20,40 @@ pub enum FlatKind {
     Trained(UnitId),
     /// A unit's frozen parameters.
     Frozen(UnitId),
+    /// A unit's frozen parameters that are kept in nf4.
+    Quantized(UnitId),
     /// Trained parameters of all units up to the persistence threshold: they stay gathered.
     Persistent,
+}
+
+/// How the parameters of a flat are kept and gathered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// In a dtype: compute reads them as they are.
+    Dense(DType),
+    /// In nf4, one [`Nf4Record`] per block: an op reads an unpacked copy.
+    Nf4,
+}
+
+// A shard of whole blocks is one of whole records.
+const _: () = assert!(BLOCK == Nf4Record::ELEMENTS as u64);
+
+impl Storage {
+    /// Bytes of elements that begin at a block; of nf4 whole records.
+    pub const fn bytes(self, elements: u64) -> u64 {
+        match self {
+            Self::Dense(dtype) => elements * dtype.bytes(),
+            Self::Nf4 => elements.div_ceil(BLOCK) * Nf4Record::BYTES as u64,
+        }
+    }
+
+    /// A dtype for copies of whole blocks, which leave every bit as it is.
+    pub const fn copied_as(self) -> DType {
+        match self {
+            Self::Dense(dtype) => dtype,
+            Self::Nf4 => DType::F32,
+        }
+    }
 }
 
 /// A parameter's range in its flat.
@@ -39,8 +72,8 @@ pub struct Slot {
 pub struct Flat {
     /// Which parameters.
     pub kind: FlatKind,
-    /// The dtype in which they are kept and gathered.
-    pub storage: DType,
+    /// How they are kept and gathered.
+    pub storage: Storage,
     /// Their slots, in order.
     pub slots: Vec<Slot>,
     /// The number of blocks.
@@ -59,7 +92,7 @@ pub struct Layout {
 }
 
 impl Flat {
-    fn new(kind: FlatKind, storage: DType) -> Self {
+    fn new(kind: FlatKind, storage: Storage) -> Self {
         Self { kind, storage, slots: Vec::new(), blocks: 0 }
     }
 
@@ -70,12 +103,12 @@ impl Flat {
 
     /// Whether its parameters are frozen: without gradients and states.
     pub const fn is_frozen(&self) -> bool {
-        matches!(self.kind, FlatKind::Frozen(_))
+        matches!(self.kind, FlatKind::Frozen(_) | FlatKind::Quantized(_))
     }
 
     /// Bytes of its parameters, padding included.
     pub fn bytes(&self) -> u64 {
-        self.padded() * self.storage.bytes()
+        self.storage.bytes(self.padded())
     }
 
     /// Elements including padding.
@@ -144,18 +177,20 @@ pub struct Piece {
 
 impl Layout {
     /// Creates the layout of a model. Trained parameters of at most `persistence` elements stay gathered, in a flat of
-    /// their own, up to `model_persistence` elements in all; a threshold of 0 keeps none. All flats are kept in `storage`.
-    pub fn new(graph: &Graph, ranks: u64, persistence: u64, model_persistence: u64, storage: DType) -> Self {
+    /// their own, up to `model_persistence` elements in all; a threshold of 0 keeps none. Parameters that
+    /// are not quantised are kept in `dtype`.
+    pub fn new(graph: &Graph, ranks: u64, persistence: u64, model_persistence: u64, dtype: DType) -> Self {
         let mut flats = Vec::new();
+        let storage = Storage::Dense(dtype);
         let (mut persistent, mut persistent_elements) = (Flat::new(FlatKind::Persistent, storage), 0);
         for (index, unit) in graph.units.iter().enumerate() {
             let id = UnitId::at(index);
             let (mut trained, mut frozen) =
                 (Flat::new(FlatKind::Trained(id), storage), Flat::new(FlatKind::Frozen(id), storage));
+            let mut quantized = Flat::new(FlatKind::Quantized(id), Storage::Nf4);
             for param in &unit.params {
-                let (elements, is_trained) =
-                    (graph.param(*param).elements(), graph.param(*param).spec.trainable);
-                let flat = match is_trained {
+                let (elements, spec) = (graph.param(*param).elements(), &graph.param(*param).spec);
+                let flat = match spec.trainable {
                     true if elements <= persistence
                         && persistent_elements + elements <= model_persistence =>
                     {
@@ -163,11 +198,12 @@ impl Layout {
                         &mut persistent
                     }
                     true => &mut trained,
+                    false if spec.quantized => &mut quantized,
                     false => &mut frozen,
                 };
                 flat.push(*param, elements);
             }
-            flats.extend([trained, frozen]);
+            flats.extend([trained, frozen, quantized]);
         }
         flats.push(persistent);
         flats.retain(|flat| !flat.slots.is_empty());

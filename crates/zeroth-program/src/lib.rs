@@ -46,7 +46,7 @@ pub use ir::{
     Accumulate, Action, Chunk, GradientStorage, Instruction, Program, Residency, Section, SectionKind,
 };
 pub use launches::{Binding, Collective, Lowering, Work};
-pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot};
+pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot, Storage};
 pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory};
 pub use operands::Operands;
 pub use passes::in_place;
@@ -69,6 +69,7 @@ pub fn compile_inference(
     let layout = Layout::new(graph, 1, 0, 0, run);
     let settings = Settings::inference(run);
     let program = passes::lower_inference(graph, layout, &settings, sequences, cached_tokens);
+    let program = passes::unpack(program, graph, backward);
     passes::operands(program, graph, backward)
 }
 
@@ -97,5 +98,7 @@ pub fn compile(
     // `overlap` reorders what the earlier passes emitted; `offload` inserts copies next to it.
     let program = passes::overlap(program, settings);
     let program = passes::offload(program, settings);
+    // Right before each use: what is unpacked is not kept, and not prefetched.
+    let program = passes::unpack(program, graph, backward);
     Ok(passes::operands(program, graph, backward))
 }

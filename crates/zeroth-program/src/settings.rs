@@ -4,7 +4,7 @@ use crate::{Flat, Target};
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{
-    GatherMode, OffloadDevice, OptimizerType, RecomputePolicy, UpdateDevice, Values,
+    FrozenMode, GatherMode, OffloadDevice, OptimizerType, RecomputePolicy, UpdateDevice, Values,
 };
 use zeroth_kernel::{Optimizer, Tier};
 
@@ -300,7 +300,11 @@ impl Settings {
                 GatherMode::View => Gather::View,
                 GatherMode::Copy => Gather::Copy,
             }),
-            frozen: FrozenPlacement::ByStage,
+            frozen: match zeroth.frozen {
+                FrozenMode::Auto => FrozenPlacement::ByStage,
+                FrozenMode::Sharded => FrozenPlacement::Sharded,
+                FrozenMode::Whole => FrozenPlacement::Whole,
+            },
             head_rounds: true,
         }
     }

@@ -13,7 +13,7 @@ fn graph(units: &[Vec<(u64, bool)>]) -> Graph {
     b.unit(
         "embedding",
         Role::Embedding,
-        vec![ParamSpec { name: "embed".to_owned(), shape: vec![3, 2], trainable: true }],
+        vec![ParamSpec { name: "embed".to_owned(), shape: vec![3, 2], trainable: true, quantized: false }],
     )
     .unwrap();
     let (ids, embed) = (b.ids(), b.param("embed").unwrap());
@@ -23,6 +23,7 @@ fn graph(units: &[Vec<(u64, bool)>]) -> Graph {
             name: format!("{unit}.{index}"),
             shape: vec![*elements],
             trainable: *trainable,
+            quantized: false,
         };
         b.unit(format!("unit {unit}"), Role::Other, params.iter().enumerate().map(spec).collect()).unwrap();
     }

@@ -18,7 +18,12 @@ const HIDDEN: u64 = 64;
 const TOKENS: u64 = 32;
 
 fn model() -> Graph {
-    let param = |name: String, shape: &[u64]| ParamSpec { name, shape: shape.to_vec(), trainable: true };
+    let param = |name: String, shape: &[u64]| ParamSpec {
+        name,
+        shape: shape.to_vec(),
+        trainable: true,
+        quantized: false,
+    };
     let mut b = Builder::new(&[TOKENS]);
     b.unit("embedding", Role::Embedding, vec![param("embed".to_owned(), &[100, HIDDEN])]).unwrap();
     let (ids, table) = (b.ids(), b.param("embed").unwrap());

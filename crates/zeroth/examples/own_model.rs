@@ -23,7 +23,12 @@ const CONFIG: &str = r#"{
 
 /// Two blocks of attention and a gated feed-forward layer, and a head over the 256 bytes.
 fn model(tokens: u64) -> Result<Graph, GraphError> {
-    let param = |name: String, shape: &[u64]| ParamSpec { name, shape: shape.to_vec(), trainable: true };
+    let param = |name: String, shape: &[u64]| ParamSpec {
+        name,
+        shape: shape.to_vec(),
+        trainable: true,
+        quantized: false,
+    };
     let mut b = Builder::new(&[tokens]);
     b.rotary(Rotary { frequencies: (0..8).map(|i| 0.1f64.powi(i)).collect(), scale: 1.0, dynamic: None });
     b.unit("bytes", Role::Embedding, vec![param("bytes".to_owned(), &[256, HIDDEN])])?;

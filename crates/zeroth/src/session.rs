@@ -168,6 +168,7 @@ impl Session {
                 aliases: &[],
                 parts: Vec::new(),
                 trained: spec.trainable,
+                quantized: spec.quantized,
             }
         };
         let all = from_config::decays_all(&self.config);

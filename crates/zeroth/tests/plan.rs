@@ -85,7 +85,7 @@ fn planned(folder: &Path, configs: &[(String, Resolved)], ranks: u64, device: Pl
         states: States::Run,
         accumulation: configs[0].1.values.top_level.gradient_accumulation_steps,
         shape: Some(planning::shape(&model, &table, MICRO_BATCH, ROW, false)),
-        model: Some(TrainableModel::new(model, table.clone(), device).unwrap()),
+        model: Some(TrainableModel::new(model, table.clone(), None, device).unwrap()),
         ..PlanRequest::new(table.total(), ranks)
     };
     plan(&request, &placements).unwrap().rows
@@ -159,7 +159,7 @@ fn collectives_send_what_the_zero_paper_counts() {
         .collect();
     let request = PlanRequest {
         shape: Some(planning::shape(&model, &table, 1, 64, false)),
-        model: Some(TrainableModel::new(model.clone(), table.clone(), PlanDevice::Cuda).unwrap()),
+        model: Some(TrainableModel::new(model.clone(), table.clone(), None, PlanDevice::Cuda).unwrap()),
         ..PlanRequest::new(table.total(), ranks)
     };
     let rows = plan(&request, &placements).unwrap().rows;

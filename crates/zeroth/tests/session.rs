@@ -18,6 +18,7 @@ fn model(rows: u64, probability: f64) -> Graph {
         name: name.to_owned(),
         shape: shape.to_vec(),
         trainable: true,
+        quantized: false,
     };
     let mut b = Builder::new(&[rows]);
     b.unit("embedding", Role::Embedding, vec![param("table", &[40, 16])]).unwrap();

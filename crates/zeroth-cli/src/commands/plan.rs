@@ -7,11 +7,11 @@ use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, r
 use zeroth::config::schema::RecomputePolicy;
 use zeroth::machine::{known_gpu, probe};
 use zeroth::model::{
-    Lora, LoraTargets, ModelConfig, ParameterTable, hidden_size_for_auto, named_config, table,
+    Lora, LoraTargets, ModelConfig, ParameterTable, add_adapters, hidden_size_for_auto, named_config, table,
 };
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{
-    Basis, Placement, Plan, PlanDevice, PlanRequest, States, TrainType, TrainableModel, plan,
+    Basis, Frozen, Placement, Plan, PlanDevice, PlanRequest, States, TrainType, TrainableModel, plan,
 };
 use zeroth::planning;
 use zeroth::program::Bytes;
@@ -24,9 +24,6 @@ use crate::output::{self, Colour, Output};
 use crate::table::Table;
 use crate::unit_hints;
 use crate::value_args::{DeviceArg, TrainTypeArg};
-
-/// LoRA rank if none is given, as in ms-swift.
-const LORA_RANK: u64 = 8;
 
 /// Maximum row length by default.
 const LONGEST_ROW: u64 = 2048;
@@ -161,9 +158,16 @@ fn request(
 ) -> anyhow::Result<PlanRequest> {
     let top_level = configs.first().map(|(_, config)| &config.values.top_level);
     let is_full = arguments.train_type == TrainTypeArg::Full;
+    let targets = match arguments.target_modules.as_slice() {
+        [] => LoraTargets::AllLinear,
+        names => LoraTargets::from_names(names),
+    };
+    let lora = Lora { targets, ..Lora::default() };
+    let lora = Lora { rank: arguments.lora_rank.unwrap_or(lora.rank), ..lora };
     // What cannot be trained yet, and accountings other than a run's, are estimated.
-    let trainable = model.filter(|_| is_full && arguments.states.is_none()).and_then(|model| {
-        TrainableModel::new(model.config.clone(), model.table.clone(), device(arguments)).ok()
+    let trainable = model.filter(|_| arguments.states.is_none()).and_then(|model| {
+        let adapted = add_adapters(&model.table, &lora).ok();
+        TrainableModel::new(model.config.clone(), model.table.clone(), adapted, device(arguments)).ok()
     });
     if trainable.is_none() && configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
         anyhow::bail!(
@@ -171,11 +175,6 @@ fn request(
              --model with a model that can be trained"
         );
     }
-    let targets = match arguments.target_modules.as_slice() {
-        [] => LoraTargets::AllLinear,
-        names => LoraTargets::from_names(names),
-    };
-    let lora = Lora { rank: arguments.lora_rank.unwrap_or(LORA_RANK), targets, ..Lora::default() };
     let states = match arguments.states {
         Some(StatesArg::Plain) => States::Plain,
         Some(StatesArg::Run) => States::Run,
@@ -362,9 +361,11 @@ fn rows(plan: &Plan, request: &PlanRequest, output: &Output) -> String {
             None => "-",
         };
         let saving = row.saving.map_or_else(|| "-".to_owned(), |saving| format!("{saving:.2}x"));
-        let preset = match row.basis {
-            Basis::Program => row.preset.clone(),
-            Basis::Estimate => format!("{} (estimate)", row.preset),
+        let preset = match (row.basis, row.frozen) {
+            (Basis::Program, None) => row.preset.clone(),
+            (Basis::Program, Some(Frozen::Whole)) => format!("{} (frozen whole)", row.preset),
+            (Basis::Program, Some(Frozen::Sharded)) => format!("{} (frozen sharded)", row.preset),
+            (Basis::Estimate, _) => format!("{} (estimate)", row.preset),
         };
         table.row(std::iter::once(preset).chain(figures.into_iter().map(format_bytes)).chain([
             format_bytes(row.comm_bytes_per_step),

@@ -44,6 +44,18 @@ words! {
 }
 
 words! {
+    /// Where frozen parameters are: LoRA's base model.
+    FrozenMode {
+        /// Whole where every rank has room for them, else sharded.
+        Auto = "auto",
+        /// Each rank holds a shard, at every stage.
+        Sharded = "sharded",
+        /// Every rank holds all of them.
+        Whole = "whole",
+    }
+}
+
+words! {
     /// Where an offloaded optimizer state is updated.
     UpdateDevice {
         /// On the GPU: the state passes through it.
@@ -130,6 +142,15 @@ section! {
             .unless(conditions::stage_gathers_units)
             .noting(conditions::views_need_a_cpu)
             => gather: Option<GatherMode>,
+        Key::new("zeroth.frozen", Kind::OneOf(FrozenMode::WORDS))
+            .or_text("auto")
+            .does(
+                "Whether parameters that are not trained (LoRA's base model) are sharded across ranks, at any stage. auto: whole \
+                 where every rank has room for them, else sharded; the run says which. With offload_param they are sharded.",
+            )
+            .set("leave it out; sharded to leave room for larger micro-batches")
+            .read_by(Reader::Gather)
+            => frozen: FrozenMode,
         Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
             .or_text("exact")
             .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")

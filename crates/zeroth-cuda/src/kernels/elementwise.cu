@@ -123,6 +123,30 @@ __device__ void check_finite(const T *values, u64 count, u64 *found_inf) {
     if (non_finite) *found_inf = 1;
 }
 
+// The values of the nf4 codes.
+__constant__ float nf4_codebook[16] = {
+    -1.0f,        -0.6961928f, -0.52507305f, -0.3949175f, -0.28444138f, -0.18477343f, -0.091050036f, 0.0f,
+    0.0795803f,   0.1609302f,  0.2461123f,   0.33791524f, 0.44070983f,  0.562617f,    0.72295684f,   1.0f,
+};
+
+// Records of 2,048 elements: 1,024 bytes of codes, two a byte with the first in the high half, and 32 scales. A thread
+// unpacks the 8 codes of a word. Lanes ask for different codes, which constant memory would answer one at a time.
+template <typename T>
+__device__ void unpack_nf4(const unsigned char *records, T *to, u64 count) {
+    __shared__ float codebook[16];
+    if (threadIdx.x < 16) codebook[threadIdx.x] = nf4_codebook[threadIdx.x];
+    __syncthreads();
+    u64 first = global_thread() * VEC;
+    if (first >= count) return;
+    const unsigned char *record = records + first / 2048 * 1152;
+    unsigned place = first % 2048;
+    unsigned codes = *(const unsigned *)(record + place / 2);
+    float scale = *(const float *)(record + 1024 + place / 64 * 4), vec[VEC];
+#pragma unroll
+    for (int i = 0; i < VEC; i++) vec[i] = codebook[codes >> (4 * (i ^ 1)) & 15] * scale;
+    store_bounded(to, first, count, first + VEC <= count && aligned16(to), vec);
+}
+
 // Sums ranks in rank order, then adds to `to` if `accumulate`.
 template <typename T, typename S>
 __device__ void sum_ranks(const T *parts, u64 ranks, S *to, u64 count, u64 accumulate) {
@@ -246,6 +270,9 @@ __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 widt
     }                                                                                                                  \
     extern "C" __global__ void check_finite_##NAME(const T *values, u64 count, u64 *found_inf) {                       \
         check_finite(values, count, found_inf);                                                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void unpack_nf4_##NAME(const unsigned char *records, T *to, u64 count) {                     \
+        unpack_nf4(records, to, count);                                                                                \
     }                                                                                                                  \
     extern "C" __global__ void convert_##NAME##_f32(const T *from, float *to, u64 count, u64 *found_inf) {             \
         convert(from, to, count, found_inf);                                                                           \

@@ -79,6 +79,7 @@ mod small {
             name: (*name).to_owned(),
             shape: shape.to_vec(),
             trainable: true,
+            quantized: false,
         };
         params.iter().map(spec).collect()
     }

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use zeroth_base::DType;
+use zeroth_graph::ParamId;
 use zeroth_kernel::ExactSum;
 use zeroth_kernel::{Kernel, Rounding};
 
-use super::super::{Accumulate, Action, BufferId, Chunk, GradientStorage};
+use super::super::{Accumulate, Action, BufferId, Chunk, GradientStorage, Storage};
 use super::{At, Collective, Span};
 
 impl At<'_> {
@@ -177,23 +178,32 @@ impl At<'_> {
 
     pub(super) fn stage(&self, chunk: &Chunk) -> Vec<Kernel> {
         let owned = self.owned(chunk, self.binding.rank);
-        let (count, dtype) = (owned.end - owned.start, self.storage(chunk.flat));
-        let from = |count| self.part(self.source_buffer(), chunk.range.start, count, dtype.bytes());
-        let to = |count| self.part(self.destination(), 0, count, dtype.bytes());
+        let (count, flat) = (owned.end - owned.start, chunk.flat);
+        let from = |count| self.kept(self.source_buffer(), flat, chunk.range.start, count);
+        let to = |count| self.kept(self.destination(), flat, 0, count);
+        let dtype = self.storage(flat).copied_as();
         if count > 0 { vec![copy(from(count), to(count), dtype)] } else { Vec::new() }
     }
 
     pub(super) fn bring(&self, chunk: &Chunk) -> Vec<Kernel> {
         let owned = self.owned(chunk, self.binding.rank);
-        let (count, dtype) = (owned.end - owned.start, self.storage(chunk.flat));
+        let (count, flat) = (owned.end - owned.start, chunk.flat);
         if count == 0 {
             return Vec::new();
         }
         // A staging buffer holds the piece alone.
         let from = self.source_buffer();
         let first = if matches!(from, BufferId::StagedShard(_)) { 0 } else { chunk.range.start };
-        let to = self.part(self.destination(), owned.start, count, dtype.bytes());
-        vec![copy(self.part(from, first, count, dtype.bytes()), to, dtype)]
+        let to = self.kept(self.destination(), flat, owned.start, count);
+        vec![copy(self.kept(from, flat, first, count), to, self.storage(flat).copied_as())]
+    }
+
+    /// A parameter in the compute dtype.
+    pub(super) fn unpack(&self, param: ParamId) -> Kernel {
+        let (flat, slot) = self.program().layout.place(param);
+        let records = self.kept(self.source_buffer(), flat, slot.start, slot.elements);
+        let size = self.program().types.compute.bytes();
+        Kernel::Unpack { records, y: self.part(self.destination(), 0, slot.elements, size) }
     }
 
     pub(super) fn put_back(&self, chunk: &Chunk) -> Vec<Kernel> {
@@ -203,10 +213,10 @@ impl At<'_> {
         if count == 0 {
             return Vec::new();
         }
-        let dtype = self.storage(chunk.flat);
-        let first = if program.stays_gathered(chunk.flat) { updated.start } else { 0 };
-        let to = self.part(self.destination(), first + chunk.range.start, count, dtype.bytes());
-        vec![copy(self.part(self.source_buffer(), 0, count, dtype.bytes()), to, dtype)]
+        let (flat, dtype) = (chunk.flat, self.storage(chunk.flat).copied_as());
+        let first = if program.stays_gathered(flat) { updated.start } else { 0 };
+        let to = self.kept(self.destination(), flat, first + chunk.range.start, count);
+        vec![copy(self.kept(self.source_buffer(), flat, 0, count), to, dtype)]
     }
 
     /// The flag in this rank's report that marks a non-finite gradient of a flat.
@@ -320,7 +330,7 @@ impl At<'_> {
                 BufferId::Weights(_) => updated.start,
                 _ => return None,
             };
-            Some(self.part(id, range.start - first, count, self.storage(flat).bytes()))
+            Some(self.kept(id, flat, range.start - first, count))
         });
         let moment = |moment| state(BufferId::Moment(moment, flat), program.moment_dtype.bytes());
         let rounds = program.moment_dtype != DType::F32 && program.stochastic_rounding;
@@ -349,11 +359,11 @@ impl At<'_> {
     }
 
     /// Bytes of each rank's shard of a flat.
-    fn shard_counts(&self, flat: usize, size: u64) -> Vec<usize> {
+    fn shard_counts(&self, flat: usize, storage: Storage) -> Vec<usize> {
         let layout = &self.program().layout;
         let bytes = |rank: u64| {
             let shard = layout.flats[flat].shard(rank, layout.ranks);
-            ((shard.end - shard.start) * size) as usize
+            storage.bytes(shard.end - shard.start) as usize
         };
         (0..layout.ranks).map(bytes).collect()
     }
@@ -362,7 +372,7 @@ impl At<'_> {
         let program = self.program();
         match &self.section.instructions[self.index].action {
             Action::AllGather(flat) => {
-                let counts = self.shard_counts(*flat, self.storage(*flat).bytes());
+                let counts = self.shard_counts(*flat, self.storage(*flat));
                 let own = counts[self.binding.rank as usize] as u64;
                 let all = self.whole(self.destination(), counts.iter().sum::<usize>() as u64);
                 if program.residency[*flat].weights.is_offloaded() {
@@ -372,9 +382,9 @@ impl At<'_> {
                 Collective::AllGather { send: self.whole(self.source_buffer(), own), recv: all, counts }
             }
             Action::AllGatherWeights(chunk) => {
-                let size = self.storage(chunk.flat).bytes();
-                let all = self.shard_counts(chunk.flat, size).iter().sum::<usize>() as u64;
-                let bytes = |elements: u64| (elements * size) as usize;
+                let storage = self.storage(chunk.flat);
+                let all = self.shard_counts(chunk.flat, storage).iter().sum::<usize>() as u64;
+                let bytes = |elements: u64| storage.bytes(elements) as usize;
                 let owned: Vec<Range<u64>> =
                     (0..program.layout.ranks).map(|rank| self.owned(chunk, rank)).collect();
                 Collective::InPlace {
@@ -386,12 +396,11 @@ impl At<'_> {
             Action::BroadcastWeights { flat, root } => {
                 let shard = program.layout.flats[*flat].shard(*root as u64, program.layout.ranks);
                 let count = shard.end - shard.start;
-                let size = self.storage(*flat).bytes();
-                let buffer = self.part(self.destination(), shard.start, count, size);
+                let buffer = self.kept(self.destination(), *flat, shard.start, count);
                 Collective::Broadcast { root: *root, buffer }
             }
             Action::AllGatherGrad(flat) => {
-                let counts = self.shard_counts(*flat, 4);
+                let counts = self.shard_counts(*flat, Storage::Dense(DType::F32));
                 let all = counts.iter().sum::<usize>() as u64;
                 let starts = starts_of(&counts);
                 Collective::InPlace { buffer: self.whole(self.destination(), all), starts, counts }

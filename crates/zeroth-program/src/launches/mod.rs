@@ -17,7 +17,7 @@ use zeroth_kernel::{Kernel, Launch, Span, StepInput};
 use super::buffer::ALIGNMENT;
 use super::buffer_analysis::BufferAnalysis;
 use super::grad_destinations::GradSlice;
-use super::{Action, BufferId, Operands, Program, Section, StreamSizes};
+use super::{Action, BufferId, Operands, Program, Section, Storage, StreamSizes};
 
 /// The work of an instruction on one rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -196,8 +196,8 @@ impl At<'_> {
         self.source.program
     }
 
-    /// The dtype in which a flat's parameters are kept and gathered.
-    fn storage(&self, flat: usize) -> DType {
+    /// How a flat's parameters are kept and gathered.
+    fn storage(&self, flat: usize) -> Storage {
         self.program().layout.flats[flat].storage
     }
 
@@ -234,6 +234,13 @@ impl At<'_> {
         (self.span)(id).part(first, count, size)
     }
 
+    /// The span of `count` elements of a flat from `first` on, in a buffer that holds them as they are kept. Both begin at a
+    /// block, except for parameters that are not quantised.
+    fn kept(&self, id: BufferId, flat: usize, first: u64, count: u64) -> Span {
+        let storage = self.storage(flat);
+        self.part(id, storage.bytes(first), storage.bytes(count), 1)
+    }
+
     /// The span of a value, limited to the rows of this micro-batch.
     fn value(&self, value: Value) -> Span {
         // The forward value, or its recomputed or reloaded copy.
@@ -261,11 +268,15 @@ impl At<'_> {
     fn param(&self, param: ParamId) -> Span {
         let (flat, slot) = self.program().layout.place(param);
         let holds = |id: BufferId| match id {
-            BufferId::Weights(of) | BufferId::Gathered { flat: of, .. } if of == flat => Some(id),
+            BufferId::Weights(of) | BufferId::Gathered { flat: of, .. } if of == flat => {
+                Some(self.kept(id, flat, slot.start, slot.elements))
+            }
+            BufferId::Unpacked(at) if self.section.instructions[at].action == Action::Unpack(param) => {
+                Some(self.part(id, 0, slot.elements, self.program().types.compute.bytes()))
+            }
             _ => None,
         };
-        let id = self.operands().find_map(holds).expect("the parameters of an op are operands");
-        self.part(id, slot.start, slot.elements, self.storage(flat).bytes())
+        self.operands().find_map(holds).expect("the parameters of an op are operands")
     }
 
     /// The span of a gradient slice.
@@ -348,6 +359,7 @@ impl At<'_> {
                 let node = &self.source.graph.nodes[*node];
                 if *from_sum { vec![self.norm_of_sum(node)] } else { self.forward(node) }
             }
+            Action::Unpack(param) => vec![self.unpack(*param)],
             Action::OffloadActivation(value) | Action::ReloadActivation(value) => vec![self.moved(*value)],
             Action::ZeroGrad(flat) => {
                 let parts = program.zeroed(self.section.kind, *flat);

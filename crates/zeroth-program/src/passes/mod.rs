@@ -8,6 +8,7 @@ mod offload;
 mod operands;
 mod overlap;
 mod reduce;
+mod unpack;
 mod update;
 
 pub(super) use checkpoint::checkpoint;
@@ -18,4 +19,5 @@ pub(super) use offload::{hold, offload};
 pub(super) use operands::operands;
 pub(super) use overlap::overlap;
 pub(super) use reduce::reduce;
+pub(super) use unpack::unpack;
 pub(super) use update::update;

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use zeroth_graph::{Backward, Graph, Node, Op, Rows, Value};
+use zeroth_graph::{Backward, Graph, Node, Op, ParamId, Rows, Value};
 
 use super::super::{Action, BufferId, Chunk, GradientStorage, Instruction, Operands, Program, SectionKind};
 
@@ -38,6 +38,8 @@ struct Walk<'a> {
     in_transfer: HashMap<Chunk, BufferId>,
     /// Sub-groups whose states are on the device.
     sub_groups: HashMap<Chunk, BufferId>,
+    /// Unpacked parameters.
+    unpacked: HashMap<ParamId, BufferId>,
     /// By value.
     values: Vec<BufferId>,
 }
@@ -56,6 +58,7 @@ impl<'a> Walk<'a> {
             releases: vec![0; program.layout.flats.len()],
             in_transfer: HashMap::new(),
             sub_groups: HashMap::new(),
+            unpacked: HashMap::new(),
             values: (0..backward.values.len())
                 .map(|value| BufferId::Value(program.shared_buffers.holder(kind, value)))
                 .collect(),
@@ -74,6 +77,7 @@ impl<'a> Walk<'a> {
             Action::ReloadActivation(value) => {
                 self.values[*value] = BufferId::Reloaded(self.holder(*value));
             }
+            Action::Unpack(param) => _ = self.unpacked.insert(*param, BufferId::Unpacked(at)),
             Action::Release(flat) => self.releases[*flat] += 1,
             Action::PackGrad(chunk) | Action::CastAndPackGrad(chunk) => {
                 self.in_transfer.insert(chunk.clone(), BufferId::SendChunk(at));
@@ -123,9 +127,10 @@ impl<'a> Walk<'a> {
         BufferId::Gathered { flat, copy: self.releases[flat] }
     }
 
-    /// The buffers of the parameters that an instruction reads.
-    fn params(&self, instruction: &Instruction) -> impl Iterator<Item = BufferId> {
-        instruction.reads.iter().map(|flat| self.weights(*flat))
+    /// The buffers of the parameters that an instruction reads: flats, and parameters unpacked right before it.
+    fn params(&self, instruction: &Instruction, params: &[ParamId]) -> impl Iterator<Item = BufferId> {
+        let unpacked = params.iter().filter_map(|param| self.unpacked.get(param).copied());
+        instruction.reads.iter().map(|flat| self.weights(*flat)).chain(unpacked)
     }
 
     /// The stream that gives a value of the graph its rows.
@@ -170,7 +175,7 @@ impl<'a> Walk<'a> {
         match &instruction.action {
             Action::Forward(node) => {
                 let node = &self.graph.nodes[*node];
-                let reads = self.inputs(node).chain(self.params(instruction));
+                let reads = self.inputs(node).chain(self.params(instruction, &node.params));
                 let reads = reads.chain(self.of_stream(node)).collect();
                 let outputs = self.values(&node.outputs);
                 let writes = if node.op.is_loss() { vec![BufferId::Report] } else { outputs.collect() };
@@ -183,7 +188,7 @@ impl<'a> Walk<'a> {
                 } else {
                     self.inputs(node).collect()
                 };
-                let reads = inputs.into_iter().chain(self.params(instruction));
+                let reads = inputs.into_iter().chain(self.params(instruction, &node.params));
                 let outputs = node.outputs[usize::from(*from_sum)..].iter();
                 Operands {
                     reads: reads.chain(self.of_stream(node)).collect(),
@@ -193,10 +198,10 @@ impl<'a> Walk<'a> {
             Action::Backward(node) => self.of_gradient(*node, instruction),
             Action::Logits { node, .. } => {
                 // It reads the last rows of x and no labels.
-                let x = &self.graph.nodes[*node].inputs[..1];
+                let (x, params) = (&self.graph.nodes[*node].inputs[..1], &self.graph.nodes[*node].params);
                 let starts = BufferId::Starts(self.stream_of(x[0]));
-                let reads = self.values(x).chain([starts]).chain(self.params(instruction)).collect();
-                Operands { reads, writes: vec![BufferId::Logits] }
+                let reads = self.values(x).chain([starts]).chain(self.params(instruction, params));
+                Operands { reads: reads.collect(), writes: vec![BufferId::Logits] }
             }
             Action::StoreKv(node) => {
                 let inputs = self.values(&self.graph.nodes[*node].inputs[1..]);
@@ -226,6 +231,10 @@ impl<'a> Walk<'a> {
                 lists([], [self.weights(*flat)])
             }
             Action::AllGather(flat) => lists([BufferId::Weights(*flat)], [self.weights(*flat)]),
+            Action::Unpack(param) => {
+                let (flat, _) = program.layout.place(*param);
+                lists([self.weights(flat)], [BufferId::Unpacked(at)])
+            }
             Action::Release(_) => Operands::default(),
             Action::StageShard(chunk) => lists([BufferId::Weights(chunk.flat)], [BufferId::StagedShard(at)]),
             Action::UploadShard(chunk) => {
@@ -320,7 +329,8 @@ impl<'a> Walk<'a> {
     fn of_gradient(&self, node: usize, instruction: &Instruction) -> Operands {
         let (program, node) = (self.program, &self.backward.nodes[node]);
         let of = &self.graph.nodes[node.of];
-        let mut reads: Vec<BufferId> = self.values(&node.inputs).chain(self.params(instruction)).collect();
+        let params = self.params(instruction, &node.params);
+        let mut reads: Vec<BufferId> = self.values(&node.inputs).chain(params).collect();
         let mut writes: Vec<BufferId> = Vec::new();
         for param in &node.accumulates_into {
             let destination = program.grad_buffer(self.kind, *param);
@@ -336,7 +346,7 @@ impl<'a> Walk<'a> {
             reads.extend([BufferId::Input, BufferId::Control]);
         }
         // The loss, and flags of gradients that are not finite.
-        let casts = |param: &zeroth_graph::ParamId| program.producers_cast(self.kind, *param);
+        let casts = |param: &ParamId| program.producers_cast(self.kind, *param);
         if of.op.is_loss() || node.accumulates_into.iter().any(casts) {
             writes.push(BufferId::Report);
         }

@@ -78,7 +78,7 @@ impl Phase {
             | Action::CachedAttention(_) => Self::Forward,
             Action::Backward(_) | Action::ZeroGrad(_) => Self::Backward,
             Action::Recompute { .. } => Self::Recompute,
-            Action::AllGather(_) | Action::Release(_) => Self::Gather,
+            Action::AllGather(_) | Action::Unpack(_) | Action::Release(_) => Self::Gather,
             Action::KeepGrad(_)
             | Action::CastGrad(_)
             | Action::PackGrad(_)

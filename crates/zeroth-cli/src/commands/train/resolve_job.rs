@@ -77,6 +77,7 @@ impl ResolvedJob {
             prefetch: is_open(&self.resolved, "zero_optimization.stage3_prefetch_bucket_size"),
             micro_batch: is_open(&self.resolved, "train_micro_batch_size_per_gpu")
                 && is_open(&self.resolved, "gradient_accumulation_steps"),
+            frozen: is_open(&self.resolved, "zeroth.frozen"),
             update: self.handoff.rates,
         };
         let (compiled, choices) = match self.job.fit(self.target, self.handoff.budget, freedom)? {
@@ -90,6 +91,10 @@ impl ResolvedJob {
                     format_bytes(update),
                     format_bytes(bus)
                 ),
+                _ if choice.key == "zeroth.frozen" && choice.value == "whole" => {
+                    "every rank has room for all frozen weights".to_owned()
+                }
+                _ if choice.key == "zeroth.frozen" => "not every rank has room for all frozen weights".to_owned(),
                 Some(_) if choice.key == "zeroth.recompute" => "chosen for the memory it saves".to_owned(),
                 _ => "chosen to fit the memory".to_owned(),
             };
