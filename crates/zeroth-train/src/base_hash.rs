@@ -30,7 +30,8 @@ impl BaseHash {
     pub(crate) fn add(&mut self, key: u64, first: u64, elements: &[f32]) {
         let part = |(part, values): (usize, &[f32])| {
             let first = first + (part * AT_ONCE) as u64;
-            let hashes = values.iter().zip(first..).map(|(value, place)| of_element(key, place, value.to_bits()));
+            let hashes =
+                values.iter().zip(first..).map(|(value, place)| of_element(key, place, value.to_bits()));
             hashes.fold(0_u64, u64::wrapping_add)
         };
         let sum = elements.par_chunks(AT_ONCE).enumerate().map(part).reduce(|| 0, u64::wrapping_add);
@@ -68,7 +69,10 @@ pub(crate) fn name_key(name: &str) -> u64 {
 }
 
 /// The parts of a range that are in `owned`, ranges in any order.
-pub(crate) fn overlaps<'a>(range: &'a Range<u64>, owned: &'a [Range<u64>]) -> impl Iterator<Item = Range<u64>> + 'a {
+pub(crate) fn overlaps<'a>(
+    range: &'a Range<u64>,
+    owned: &'a [Range<u64>],
+) -> impl Iterator<Item = Range<u64>> + 'a {
     let overlap = |own: &Range<u64>| range.start.max(own.start)..range.end.min(own.end);
     owned.iter().map(overlap).filter(|part| part.start < part.end)
 }

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::train::ExportError;
 use zeroth::train::checkpoint::{
-    Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, Destination, LoraEntry, Verified, export, list,
-    newest_valid, now, resolve, state_name, verify_folder,
+    Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, Destination, LoraEntry, Verified, export,
+    list, newest_valid, now, resolve, state_name, verify_folder,
 };
 
 use crate::cli::{CheckpointCommand, CheckpointExportArgs};
