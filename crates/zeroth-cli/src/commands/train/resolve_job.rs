@@ -156,11 +156,11 @@ pub(super) fn resolve_job(
     // Batch sizes first: the number of steps depends on them, and "auto" schedules depend on the steps.
     let mut resolved = resolve_with(&flags, None)?;
     let base = table(&model);
-    let (lora, table) = match is_lora {
-        true => {
-            lora::resolve(arguments, &base, &folder, &mut notes).map(|(lora, table)| (Some(lora), table))?
-        }
-        false => (None, base),
+    let (lora, table) = if is_lora {
+        let (lora, table) = lora::resolve(arguments, &base, &folder, &mut notes)?;
+        (Some(lora), table)
+    } else {
+        (None, base)
     };
     let mut is_redistributed = false;
     if let Some(checkpoint) = &checkpoint {
