@@ -11,10 +11,10 @@ use super::{
     AttentionSaved, Dropout, Master, Moments, Pool, RopeTable, TokenRows, block_squares, convert, dropout,
     embedding, embedding_backward, embedding_backward_tied, gated_activation, gated_activation_backward,
     head_loss, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch,
-    head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch, linear, linear_add, linear_db,
-    linear_dw, linear_dw_rounded, linear_dx, linear_scratch, logits, logits_scratch, normal, optimize,
-    quantize_nf4, reference, rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope,
-    rope_angles, rope_backward, sum_ranks, unpack_nf4,
+    head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch, linear, linear_add, linear_db, linear_dw,
+    linear_dw_rounded, linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference,
+    quantize_nf4, rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward,
+    sum_ranks, unpack_nf4,
 };
 use super::{attention, attention_backward, attention_backward_scratch, attention_scratch};
 use super::{cached_attention, cached_attention_scratch};

@@ -191,32 +191,28 @@ fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Res
             scale,
             add: true,
         },
-        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, w, dx, add } => {
-            Matmul {
-                size: [rows, inputs, outputs],
-                p: Matrix::rows(cx.typed("dy", dy, rows * outputs)?, outputs),
-                q: Matrix::rows(cx.typed("w", w, outputs * inputs)?, inputs),
-                from,
-                d: Matrix::rows(cx.typed("dx", dx, rows * inputs)?, inputs),
-                to: from,
-                bias: None,
-                scale,
-                add,
-            }
-        }
-        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, x, dw, store } => {
-            Matmul {
-                size: [outputs, inputs, rows],
-                p: Matrix::transposed(cx.typed("dy", dy, rows * outputs)?, outputs),
-                q: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
-                from,
-                d: Matrix::rows(cx.sized("dw", dw, outputs * inputs, to_type(store).bytes())?, inputs),
-                to: to_type(store),
-                bias: None,
-                scale,
-                add: store == GradStore::Add,
-            }
-        }
+        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, w, dx, add } => Matmul {
+            size: [rows, inputs, outputs],
+            p: Matrix::rows(cx.typed("dy", dy, rows * outputs)?, outputs),
+            q: Matrix::rows(cx.typed("w", w, outputs * inputs)?, inputs),
+            from,
+            d: Matrix::rows(cx.typed("dx", dx, rows * inputs)?, inputs),
+            to: from,
+            bias: None,
+            scale,
+            add,
+        },
+        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, x, dw, store } => Matmul {
+            size: [outputs, inputs, rows],
+            p: Matrix::transposed(cx.typed("dy", dy, rows * outputs)?, outputs),
+            q: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
+            from,
+            d: Matrix::rows(cx.sized("dw", dw, outputs * inputs, to_type(store).bytes())?, inputs),
+            to: to_type(store),
+            bias: None,
+            scale,
+            add: store == GradStore::Add,
+        },
         _ => unreachable!("called for matmuls only"),
     };
     matmuls.enqueue(cx, &matmul, workspace)?;

@@ -55,9 +55,15 @@ impl Engine<'_> {
     }
 
     /// Reads elements from `first` of the buffer on, as an op gets them.
-    pub(super) fn get_nf4(&mut self, id: BufferId, first: u64, elements: &mut [f32]) -> Result<(), RunError> {
+    pub(super) fn get_nf4(
+        &mut self,
+        id: BufferId,
+        first: u64,
+        elements: &mut [f32],
+    ) -> Result<(), RunError> {
         let skipped = first as usize % Nf4Record::ELEMENTS;
-        let mut records = vec![Nf4Record::zeroed(); (skipped + elements.len()).div_ceil(Nf4Record::ELEMENTS)];
+        let mut records =
+            vec![Nf4Record::zeroed(); (skipped + elements.len()).div_ceil(Nf4Record::ELEMENTS)];
         let from = self.records(id, first - skipped as u64, records.len());
         let read = self.device.download(Queue::Compute, from, bytemuck::cast_slice_mut(&mut records));
         read.map_err(RunError::device(self.step, "download of weights"))?;

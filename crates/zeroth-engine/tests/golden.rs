@@ -185,8 +185,7 @@ fn adapters_train_like_peft() {
     for (place, name) in lora_goldens().iter().enumerate() {
         let golden = Golden::lora(name, 0.0);
         for (at, (ranks, accumulation, micro_batch)) in splits.iter().copied().enumerate() {
-            for stage in (0..=3).filter(|stage| is_full || (place + 2 * *stage as usize) % splits.len() == at)
-            {
+            for stage in (0..=3).filter(|stage| is_full || (place + 2 * *stage as usize) % splits.len() == at) {
                 let settings = Settings { stage, accumulation, ..ROOMY };
                 let setup = Setup { ranks, micro_batch, settings, sizes: 3, ..Setup::default() };
                 let what = format!("stage {stage}, {ranks} ranks, accumulation {accumulation}");

@@ -288,8 +288,7 @@ impl Pair<'_> {
         let dx = self.empty(ROWS * rank * dtype.bytes() as usize);
         let kernel = Kernel::LinearDx { dims, scale, dy, w, dx, add: false };
         self.compare(kernel, &[Output::Rounded(dtype)])?;
-        let (dy, x, dw) =
-            (self.random(ROWS * outputs), self.random(ROWS * rank), self.random(outputs * rank));
+        let (dy, x, dw) = (self.random(ROWS * outputs), self.random(ROWS * rank), self.random(outputs * rank));
         let store = GradStore::Round { to: dtype, found_inf: self.given(bytes_of(&0u64)) };
         let kernel = Kernel::LinearDw { dims, scale, dy, x, dw, store };
         self.compare(kernel, &[Output::Rounded(dtype), Output::Exact])?;

@@ -477,8 +477,7 @@ impl Program {
     /// Whether a flat has fp32 master weights apart from the parameters.
     pub fn has_master(&self, flat: usize) -> bool {
         let (residency, storage) = (self.residency[flat], self.layout.flats[flat].storage);
-        self.is_trained(flat)
-            && (storage != Storage::Dense(DType::F32) || residency.weights != residency.states)
+        self.is_trained(flat) && (storage != Storage::Dense(DType::F32) || residency.weights != residency.states)
     }
 
     /// How a flat's master weights are stored. Where bf16 weights, states and update are all on the device, only the

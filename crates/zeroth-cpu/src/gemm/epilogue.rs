@@ -68,8 +68,8 @@ mod wide {
     use std::arch::x86_64::{
         __m512, __m512bh, __m512i, _mm256_loadu_epi16, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
         _mm512_castsi512_ps, _mm512_cmpeq_epi16_mask, _mm512_cmpeq_epi32_mask, _mm512_cvtepu16_epi32,
-        _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_epi16, _mm512_set1_epi32,
-        _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+        _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_epi16, _mm512_set1_ps, _mm512_set1_epi32, _mm512_setzero_ps,
+        _mm512_slli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
     };
 
     use zeroth_base::DType;

@@ -131,14 +131,8 @@ fn a_rounded_dw_has_the_bits_of_an_accumulated_one() {
         let mut sums = vec![0.0f32; outputs * inputs];
         linear_dw(&pool, dims, 1.0, &dy, &x, &mut sums, &mut scratch);
         let (mut wide, mut narrow) = (vec![f32::NAN; sums.len()], vec![T::from_f32(f32::NAN); sums.len()]);
-        assert!(
-            !linear_dw_rounded(&pool, dims, 1.0, &dy, &x, &mut wide, &mut scratch),
-            "{isa}: all is finite"
-        );
-        assert!(
-            !linear_dw_rounded(&pool, dims, 1.0, &dy, &x, &mut narrow, &mut scratch),
-            "{isa}: all is finite"
-        );
+        assert!(!linear_dw_rounded(&pool, dims, 1.0, &dy, &x, &mut wide, &mut scratch), "{isa}: all is finite");
+        assert!(!linear_dw_rounded(&pool, dims, 1.0, &dy, &x, &mut narrow, &mut scratch), "{isa}: all is finite");
         let same = |a: f32, b: f32| a.to_bits() == b.to_bits();
         assert!(sums.iter().zip(&wide).all(|(a, b)| same(*a, *b)), "{isa} {dims:?}");
         let rounded = sums.iter().map(|sum| T::from_f32(*sum).to_f32());
@@ -146,10 +140,7 @@ fn a_rounded_dw_has_the_bits_of_an_accumulated_one() {
         for infinite in [f32::NAN, f32::INFINITY] {
             let (mut dy, last) = (dy.clone(), dy.len() - 1);
             dy[last] = T::from_f32(infinite);
-            assert!(
-                linear_dw_rounded(&pool, dims, 1.0, &dy, &x, &mut narrow, &mut scratch),
-                "{isa}: {infinite}"
-            );
+            assert!(linear_dw_rounded(&pool, dims, 1.0, &dy, &x, &mut narrow, &mut scratch), "{isa}: {infinite}");
         }
     }
     for &isa in Isa::available() {

@@ -240,7 +240,12 @@ impl Harness {
     }
 
     /// The matmuls of a low-rank adapter: y plus the scaled product, and the scaled gradients.
-    fn scaled_linear(&mut self, dims: LinearDims, shape: &str, [x, w, dy]: [&Vec<f64>; 3]) -> Outcome {
+    fn scaled_linear(
+        &mut self,
+        dims: LinearDims,
+        shape: &str,
+        [x, w, dy]: [&Vec<f64>; 3],
+    ) -> Outcome {
         let scale = 0.3f32;
         let times = |values: Vec<f64>| -> Vec<f64> {
             values.into_iter().map(|value| f64::from(scale) * value).collect()

@@ -85,17 +85,12 @@ const PAGEABLE: Offload = Offload { pageable: true, param_buffer_size: 1, param_
 fn the_same_bits(types: Types, name: Option<&str>) {
     let golden = || name.map_or_else(model, Golden::named);
     let (base, nf4) = (dequantized(golden(), types.compute), quantized(golden()));
-    for (number, (ranks, accumulation, micro_batch)) in
-        [(1, 1, 4), (2, 1, 2), (3, 1, 4)].into_iter().enumerate()
-    {
+    for (number, (ranks, accumulation, micro_batch)) in [(1, 1, 4), (2, 1, 2), (3, 1, 4)].into_iter().enumerate() {
         let mut setups = programs(ranks, accumulation, micro_batch, types);
         let last = *setups.last().unwrap();
-        let settings =
-            Settings { stage: 3, offload: PAGEABLE, overlap: true, prefetch: 5000, ..last.settings };
+        let settings = Settings { stage: 3, offload: PAGEABLE, overlap: true, prefetch: 5000, ..last.settings };
         let expected = base.train(&Setup { steps: 2, ..setups[0] });
-        setups.retain(|setup| {
-            setup.settings.frozen != FrozenPlacement::ByStage || setup.settings.stage % 3 == 0
-        });
+        setups.retain(|setup| setup.settings.frozen != FrozenPlacement::ByStage || setup.settings.stage % 3 == 0);
         let of_this: Vec<Setup> = setups.into_iter().skip(number).step_by(4).collect();
         for (at, setup) in of_this.into_iter().chain([Setup { settings, ..last }]).enumerate() {
             let chaos = (at % 2 == 1).then_some(700 + at as u64);
@@ -163,9 +158,10 @@ fn quantised_weights_take_four_and_a_half_bits_an_element() {
 #[test]
 fn one_parameter_is_unpacked_at_a_time_and_ops_never_read_records() {
     let golden = quantized(model());
-    for (stage, recompute) in
-        [(0, Recompute::Nothing), (3, Recompute::Block { blocks: None, checkpoints: None, offloaded: false })]
-    {
+    for (stage, recompute) in [
+        (0, Recompute::Nothing),
+        (3, Recompute::Block { blocks: None, checkpoints: None, offloaded: false }),
+    ] {
         let settings = Settings { stage, recompute, types: BF16, gather: Some(Gather::View), ..ROOMY };
         let compiled = golden.compile(&Setup { ranks: 2, settings, ..Setup::default() });
         for (section, memory) in compiled.program.sections.iter().zip(&compiled.memory.sections) {

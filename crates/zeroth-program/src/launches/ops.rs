@@ -143,7 +143,8 @@ impl At<'_> {
                 };
                 // The kernel adds in place; a base that is read again is copied first.
                 let (from, to, dtype) = (input(0), output(0), self.program().types.compute);
-                let copy = Kernel::Convert { from, from_type: dtype, to, to_type: dtype, found_inf: None };
+                let copy =
+                    Kernel::Convert { from, from_type: dtype, to, to_type: dtype, found_inf: None };
                 return (from != to).then_some(copy).into_iter().chain([add]).collect();
             }
             Op::HeadNormRope { rotary, .. } => {
