@@ -27,7 +27,10 @@ fn invalid_arguments_exit_with_2() {
         (vec!["config", "new", "--micro-batch-size", "0"], "0"),
         (vec!["config", "new", "--stage3-prefetch-bucket-size", "many"], "--stage3-prefetch-bucket-size"),
         (vec!["train", "--model", "x"], "--data"),
-        (vec!["train", "--model", "x", "--data", "y", "--output", "z", "--train-type", "lora"], "there is no"),
+        (
+            vec!["train", "--model", "x", "--data", "y", "--output", "z", "--train-type", "lora"],
+            "there is no",
+        ),
         (vec!["checkpoint", "import", "x"], "not yet"),
         (vec!["frobnicate"], "frobnicate"),
     ] {

@@ -98,7 +98,10 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--use_peft", &["false", "true --random_weights"]),
     ("--lora_alpha", &["16 --train_type lora --random_weights --use_rslora", "1e-3"]),
     ("--lora_dropout", &["0 --train_type lora --random_weights", "0.5 --train_type lora --random_weights"]),
-    ("--target_modules", &["q_proj v_proj --train_type lora --random_weights", ".*mlp.* --use_peft --random_weights"]),
+    (
+        "--target_modules",
+        &["q_proj v_proj --train_type lora --random_weights", ".*mlp.* --use_peft --random_weights"],
+    ),
     ("--init_lora_weights", &["gaussian --train_type lora --random_weights"]),
     ("--use_dora", &["false"]),
     ("--do_train", &["", "true"]),

@@ -100,7 +100,8 @@ fn adapters_train_like_peft() {
 fn checkpoints_and_the_model_hold_adapters_only() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let flags = ["--max-steps", "4", "--save-steps", "2", "--lora-rank", "2", "--target-modules", "q_proj,v_proj"];
+    let flags =
+        ["--max-steps", "4", "--save-steps", "2", "--lora-rank", "2", "--target-modules", "q_proj,v_proj"];
     let ended = lora(&run, &flags);
     ended.assert_done();
     // Rank 2 on q_proj (24 → 40) and v_proj (24 → 20) of two blocks, over 13,172 frozen parameters.
@@ -129,18 +130,25 @@ fn checkpoints_and_the_model_hold_adapters_only() {
     assert!(!file.windows(row.len()).any(|window| window == row), "no bytes of the base");
 
     let model = run.join("model");
-    let mut names: Vec<String> =
-        fs::read_dir(&model).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(&model)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors", "export.json"]);
     let config = json(&model.join("adapter_config.json"));
-    assert_eq!((&config["peft_type"], &config["r"], &config["lora_alpha"]), (&"LORA".into(), &2.into(), &32.into()));
+    assert_eq!(
+        (&config["peft_type"], &config["r"], &config["lora_alpha"]),
+        (&"LORA".into(), &2.into(), &32.into())
+    );
     assert_eq!(config["base_model_name_or_path"], text(&golden(BASE).canonicalize().unwrap()));
     // B has left zero, and A has moved.
     let file = adapter(&run);
     for tensor in tensors(&file) {
         assert!(file[tensor.bytes.clone()].iter().any(|byte| *byte != 0), "{}", tensor.name);
     }
+    let inspected = zeroth(&["checkpoint", "inspect", text(&step)]);
+    assert!(inspected.stdout.contains("LoRA r 2, alpha 32"), "{}", inspected.stdout);
     // An export of the last checkpoint is the same adapter, byte for byte.
     let exported = folder.path().join("exported");
     let ended = zeroth(&["checkpoint", "export", text(&step), "--output", text(&exported)]);
@@ -170,9 +178,9 @@ fn the_best_adapter_is_exported() {
         ["--eval-steps", "1"],
         ["--eval-data", text(&rows)],
         ["--load-best-model-at-end", "true"],
-        // Evaluations get worse, so the best is the first.
-        ["--learning-rate", "3"],
-        ["--weight-decay", "0"],
+        // The loss falls, so the largest is the first.
+        ["--greater-is-better", "true"],
+        ["--learning-rate", "1e-2"],
     ];
     let ended = lora(&run, &flags.concat());
     ended.assert_done();
@@ -190,7 +198,18 @@ fn resuming_gives_the_same_bits_and_works_on_other_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let flags = |ranks: &'static str, preset: &'static str| {
-        ["--ranks", ranks, "--deepspeed", preset, "--max-steps", "8", "--save-steps", "4", "--learning-rate", "3e-3"]
+        [
+            "--ranks",
+            ranks,
+            "--deepspeed",
+            preset,
+            "--max-steps",
+            "8",
+            "--save-steps",
+            "4",
+            "--learning-rate",
+            "3e-3",
+        ]
     };
     let batch = ["--per-device-train-batch-size", "3"];
     let whole = |name: &str, precision: &str| {
@@ -198,12 +217,17 @@ fn resuming_gives_the_same_bits_and_works_on_other_ranks() {
         at(name).join("checkpoints/step-4")
     };
     let from = whole("bf16", "--bf16");
-    lora(&at("rest"), &[&flags("2", "zero3")[..], &["--bf16", "--resume", text(&from)]].concat()).assert_done();
+    lora(&at("rest"), &[&flags("2", "zero3")[..], &["--bf16", "--resume", text(&from)]].concat())
+        .assert_done();
     assert_eq!(losses(&at("bf16"))[4..], losses(&at("rest"))[..]);
     assert_eq!(adapter(&at("bf16")), adapter(&at("rest")));
     for rank in 0..2 {
         let part = format!("checkpoints/step-8/rank-0000{rank}-of-00002.safetensors");
-        assert_eq!(fs::read(at("bf16").join(&part)).unwrap(), fs::read(at("rest").join(&part)).unwrap(), "{part}");
+        assert_eq!(
+            fs::read(at("bf16").join(&part)).unwrap(),
+            fs::read(at("rest").join(&part)).unwrap(),
+            "{part}"
+        );
     }
     let from = whole("fp32", "--fp32");
     let identity = |run: &Path| json(&run.join("checkpoints/step-8/manifest.json"))["lora"]["base"].clone();
@@ -241,7 +265,10 @@ fn resuming_over_another_base_or_with_other_adapters_is_refused() {
     refused(&["--lora-alpha", "16"], &["--lora-alpha is 16, that of the checkpoint 32", "--adapter"]);
     refused(&["--lora-rank", "2"], &["--lora-rank is 2, that of the checkpoint 4"]);
     refused(&["--use-rslora"], &["--use-rslora is true, that of the checkpoint false"]);
-    refused(&["--target-modules", "q_proj"], &["--target-modules leaves out model.layers.0.", "has an adapter"]);
+    refused(
+        &["--target-modules", "q_proj"],
+        &["--target-modules leaves out model.layers.0.", "has an adapter"],
+    );
     refused(&["--train-type", "full", "--lora-rank", "4"], &["a checkpoint of LoRA", "--train-type lora"]);
     // Another base of the same name: seen before anything is loaded, or while it is.
     let weights = base.join("model.safetensors");
@@ -252,7 +279,10 @@ fn resuming_over_another_base_or_with_other_adapters_is_refused() {
     fs::write(&weights, &original).unwrap();
     change(&base, "model.layers.1.mlp.up_proj.weight", 700);
     refused(&[], &["adapters of another base"]);
-    refused(&["--ranks", "2", "--per-device-train-batch-size", "1", "--deepspeed", "zero3"], &["cannot share"]);
+    refused(
+        &["--ranks", "2", "--per-device-train-batch-size", "1", "--deepspeed", "zero3"],
+        &["cannot share"],
+    );
     fs::write(&weights, &original).unwrap();
     // Dropout may change, and so may everything that resuming changes elsewhere.
     go(&["--resume", "auto", "--lora-dropout", "0.1"]).assert_done();
@@ -260,9 +290,45 @@ fn resuming_over_another_base_or_with_other_adapters_is_refused() {
     // A checkpoint of full training has no adapters.
     let full = folder.path().join("full");
     train_on(&base, &data, &full, &["--max-steps", "2"]).assert_done();
-    let ended = train_on(&base, &data, &full, &[&LORA[..], &["--max-steps", "4", "--resume", "auto"]].concat());
+    let ended =
+        train_on(&base, &data, &full, &[&LORA[..], &["--max-steps", "4", "--resume", "auto"]].concat());
     assert_eq!(ended.code, 2, "{}", ended.stderr);
     assert!(ended.stderr.contains("a checkpoint of full training"), "{}", ended.stderr);
+}
+
+#[test]
+fn the_base_is_quantised_and_keeps_its_identity() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, more: &[&str]| {
+        let output = folder.path().join(name);
+        let ended =
+            lora(&output, &[&["--max-steps", "3", "--save-steps", "2", "--lora-rank", "4"], more].concat());
+        ended.assert_done();
+        (
+            json(&output.join("checkpoints/step-3/manifest.json"))["lora"].clone(),
+            losses(&output),
+            ended.stderr,
+        )
+    };
+    let (plain, plain_losses, _) = run("plain", &[]);
+    let (packed, packed_losses, said) = run("nf4", &["--quantize", "nf4"]);
+    assert!(said.contains("linear layers are kept in nf4"), "{said}");
+    assert_eq!(packed["quantized"], true);
+    assert_eq!(packed["base"], plain["base"], "the hash is of the weights as they are stored");
+    assert_ne!(packed_losses, plain_losses, "4 bits are fewer than 16");
+    for (one, other) in packed_losses.iter().zip(&plain_losses) {
+        assert!((one - other).abs() < 0.1 * other, "{packed_losses:?} {plain_losses:?}");
+    }
+    // By the names of ms-swift and TRL, sharded over two ranks and resumed: the same base.
+    let from = folder.path().join("nf4/checkpoints/step-2");
+    let (again, _, said) =
+        run("swift", &["--quant_method", "bnb", "--quant_bits", "4", "--resume", text(&from)]);
+    assert!(!said.contains("changed since the checkpoint: --quantize"), "{said}");
+    assert_eq!(again["base"], plain["base"]);
+    let two = ["--load_in_4bit", "--ranks", "2", "--deepspeed", "zero3", "--bnb_4bit_quant_type", "nf4"];
+    assert_eq!(run("trl", &two).0["base"], plain["base"]);
+    let (_, _, said) = run("unpacked", &["--resume", text(&from)]);
+    assert!(said.contains("changed since the checkpoint: --quantize: nf4 → none"), "{said}");
 }
 
 #[test]
@@ -273,7 +339,7 @@ fn killed_runs_resume_to_the_same_bits() {
     let model = new_model(folder.path(), 64, 2, 128, 128);
     let data = new_data(folder.path(), 40, 24, 128);
     let total = steps.to_string();
-    let arguments = |output: &Path| -> Vec<String> {
+    let words = |output: &Path| -> Vec<String> {
         let flags = [
             ["--device", "cpu"],
             ["--model", text(&model)],
@@ -292,7 +358,6 @@ fn killed_runs_resume_to_the_same_bits() {
         ];
         std::iter::once("train").chain(flags.concat()).map(str::to_owned).collect()
     };
-    let words = |output: &Path| -> Vec<String> { arguments(output) };
     let whole = folder.path().join("whole");
     let all = words(&whole);
     let ended = zeroth(&all.iter().map(String::as_str).collect::<Vec<_>>());
@@ -328,7 +393,10 @@ fn bad_input_is_refused_with_what_was_found() {
         (&["--lora-rank", "0"][..], &["LoRA rank of 0", "8 is usual"][..]),
         (&["--lora-rank", "4096"], &["LoRA rank of 4096 is larger than model.layers.0.", "give at most"]),
         (&["--target-modules", "q_prj"], &["`q_prj` matches no module", "did you mean `q_proj`"]),
-        (&["--target-modules", named_for_gpt2], &["`c_attn` matches no module", "q_proj, k_proj, v_proj, o_proj"]),
+        (
+            &["--target-modules", named_for_gpt2],
+            &["`c_attn` matches no module", "q_proj, k_proj, v_proj, o_proj"],
+        ),
         (&["--target-modules", ".*c_attn"], &["`.*c_attn` matches no module", "q_proj, k_proj"]),
         (&["--target-modules", "(q_proj"], &["`(q_proj` is no regular expression"]),
         (&["--target-modules", "lm_head"], &["`lm_head` is tied to model.embed_tokens.weight"]),
@@ -342,7 +410,10 @@ fn bad_input_is_refused_with_what_was_found() {
             &["--lora-rank is 8, that of the adapter 4"],
         ),
         (&["--adapter", text(&all), "--lora-alpha", "7"], &["--lora-alpha is 7, that of the adapter 6"]),
-        (&["--adapter", text(&all), "--target-modules", "q_proj"], &["28 matrices", "--target-modules asks for 4"]),
+        (
+            &["--adapter", text(&all), "--target-modules", "q_proj"],
+            &["28 matrices", "--target-modules asks for 4"],
+        ),
         (&["--adapter", "no/such/folder"], &["--adapter", "no/such/folder"]),
         (&["--use-dora"], &["--use-dora", "DoRA", "not yet built"]),
         (&["--modules-to-save", "embed_tokens"], &["modules_to_save", "not yet built"]),
@@ -353,7 +424,10 @@ fn bad_input_is_refused_with_what_was_found() {
         (&["--quant-bits", "8"], &["--quant-bits", "not yet built"]),
         (&["--quant-method", "bnb"], &["--quant-bits 4"]),
         (&["--train-type", "full", "--use-peft"], &["contradict"]),
-        (&["--train-type", "full", "--quantize", "nf4"], &["--quantize nf4 needs --train-type lora", "small updates"]),
+        (
+            &["--train-type", "full", "--quantize", "nf4"],
+            &["--quantize nf4 needs --train-type lora", "small updates"],
+        ),
         (&["--train-type", "full", "--adapter", text(&all)], &["needs --train-type lora"]),
     ] {
         let ended = lora(&output, flags);
@@ -369,13 +443,18 @@ fn bad_input_is_refused_with_what_was_found() {
     let steps = ["--train-type", "lora", "--max-steps", "1", "--lora-rank", "2"];
     let ended = train_on(&model, &data, &output, &steps);
     assert_eq!(ended.code, 2, "{}", ended.stderr);
-    assert!(ended.stderr.contains("has no weights") && ended.stderr.contains("--random-weights"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("has no weights") && ended.stderr.contains("--random-weights"),
+        "{}",
+        ended.stderr
+    );
     let ended = train_on(&model, &data, &output, &[&steps[..], &["--random-weights"]].concat());
     ended.assert_done();
     assert!(ended.stderr.contains("initialised randomly with seed 42"), "{}", ended.stderr);
     // An adapter inside the output is an input, and stays.
     let own = output.join("model");
-    let again = [&steps[..], &["--random-weights", "--adapter", text(&own), "--overwrite-output-dir"]].concat();
+    let again =
+        [&steps[..], &["--random-weights", "--adapter", text(&own), "--overwrite-output-dir"]].concat();
     let ended = train_on(&model, &data, &output, &again);
     assert_eq!(ended.code, 2, "{}", ended.stderr);
     assert!(own.join("adapter_model.safetensors").exists(), "{}", ended.stderr);
@@ -392,14 +471,25 @@ fn flags_of_other_trainers_are_understood() {
         (ended, manifest)
     };
     // TRL.
-    let trl = ["--use_peft", "--lora_r", "4", "--lora_alpha", "8", "--lora_target_modules", "q_proj", "v_proj"];
+    let trl =
+        ["--use_peft", "--lora_r", "4", "--lora_alpha", "8", "--lora_target_modules", "q_proj", "v_proj"];
     let (ended, trl) = run("trl", &[&trl[..], &["--lora_task_type", "CAUSAL_LM"]].concat());
     assert_eq!((&trl["lora"]["rank"], &trl["lora"]["alpha"]), (&4.into(), &"8".into()));
     assert_eq!(trl["config"]["optimizer"]["params"]["lr"], 1e-4, "the default of LoRA");
     assert!(ended.stderr.contains("note: --lora-task-type has no effect"), "{}", ended.stderr);
     // ms-swift.
-    let swift = ["--tuner_type", "lora", "--lora_rank", "4", "--target_modules", "all-linear", "--use_rslora", "true"];
-    let (_, swift) = run("swift", &[&swift[..], &["--lora_dropout", "0.1", "--init_weights", "gaussian"]].concat());
+    let swift = [
+        "--tuner_type",
+        "lora",
+        "--lora_rank",
+        "4",
+        "--target_modules",
+        "all-linear",
+        "--use_rslora",
+        "true",
+    ];
+    let (_, swift) =
+        run("swift", &[&swift[..], &["--lora_dropout", "0.1", "--init_weights", "gaussian"]].concat());
     assert_eq!((&swift["lora"]["rslora"], &swift["lora"]["dropout"]), (&true.into(), &"0.1".into()));
     assert_eq!(swift["lora"]["target_modules"], "all-linear");
     // A regular expression, as PEFT takes one.
@@ -409,7 +499,10 @@ fn flags_of_other_trainers_are_understood() {
     // LLaMA-Factory and axolotl, in run files.
     for (name, lines) in [
         ("factory", "finetuning_type: lora\nlora_rank: 4\nlora_target: all\nlora_alpha: 16\n"),
-        ("axolotl", "adapter: lora\nlora_r: 4\nlora_alpha: 16\nlora_target_linear: true\nlora_fan_in_fan_out: false\n"),
+        (
+            "axolotl",
+            "adapter: lora\nlora_r: 4\nlora_alpha: 16\nlora_target_linear: true\nlora_fan_in_fan_out: false\n",
+        ),
     ] {
         let file = folder.path().join(format!("{name}.yaml"));
         fs::write(&file, lines).unwrap();

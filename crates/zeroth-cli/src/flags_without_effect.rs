@@ -74,13 +74,10 @@ const ON: &[&str] = &["true"];
 const FSDP: &str = "FSDP is not there: leave it out, and --deepspeed zero3 shards parameters, gradients and optimizer state alike";
 const HUB_DATA: &str = "datasets of a hub are not downloaded: give files with --data, as `hf download --repo-type dataset` leaves them";
 
-const MODULES_TO_SAVE: &str =
-    "modules_to_save (modules trained in full beside the adapters) is not yet built: leave it out, or train with --train-type full";
-const LORA_PLUS: &str =
-    "LoRA+ (another learning rate for the outer matrices) is not yet built: leave it out, and --learning-rate holds for both";
+const MODULES_TO_SAVE: &str = "modules_to_save (modules trained in full beside the adapters) is not yet built: leave it out, or train with --train-type full";
+const LORA_PLUS: &str = "LoRA+ (another learning rate for the outer matrices) is not yet built: leave it out, and --learning-rate holds for both";
 const ONE_SCALE: &str = "blocks of 4-bit weights have f32 scales";
-const DOUBLE_QUANT: &str =
-    "double quantisation of the scales is not yet built: leave it out; the scales take half a bit of 4.5 per weight";
+const DOUBLE_QUANT: &str = "double quantisation of the scales is not yet built: leave it out; the scales take half a bit of 4.5 per weight";
 
 /// All of them, by what they concern.
 const ROWS: &[Row] = &[

@@ -145,8 +145,8 @@ impl LoraArgs {
         }
         let typed: Vec<&str> = self.typed().collect();
         let plural = if typed.len() == 1 { "has" } else { "have" };
-        let note =
-            (!typed.is_empty()).then(|| format!("{} {plural} no effect with --train-type full", typed.join(", ")));
+        let note = (!typed.is_empty())
+            .then(|| format!("{} {plural} no effect with --train-type full", typed.join(", ")));
         Ok(note.into_iter().collect())
     }
 
@@ -283,7 +283,10 @@ mod tests {
         assert_eq!(targets(&["all-linear"]), Ok(Some(LoraTargets::AllLinear)));
         assert_eq!(targets(&["all"]), Ok(Some(LoraTargets::AllLinear)));
         assert_eq!(targets(&["q_proj", "v_proj"]), named(&["q_proj", "v_proj"]));
-        assert_eq!(targets(&["q_proj, v_proj", "self_attn.o_proj"]), named(&["q_proj", "v_proj", "self_attn.o_proj"]));
+        assert_eq!(
+            targets(&["q_proj, v_proj", "self_attn.o_proj"]),
+            named(&["q_proj", "v_proj", "self_attn.o_proj"])
+        );
         let pattern = r"model\.layers\.[0-9]{1,2}\.self_attn\.(q|v)_proj";
         assert_eq!(targets(&[pattern]), Ok(Some(LoraTargets::Pattern(pattern.to_owned()))));
         assert!(targets(&["q_proj", ".*v"]).unwrap_err().contains("stands alone"));

@@ -28,7 +28,11 @@ pub(crate) type Fetch<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<
 impl Job {
     /// The dtype of the exported weights: bf16 of 16-bit runs, else f32; adapters are f32, from their master weights.
     pub fn export_dtype(&self) -> DType {
-        if self.lora.is_some() || self.settings.types.compute == DType::F32 { DType::F32 } else { DType::Bf16 }
+        if self.lora.is_some() || self.settings.types.compute == DType::F32 {
+            DType::F32
+        } else {
+            DType::Bf16
+        }
     }
 }
 

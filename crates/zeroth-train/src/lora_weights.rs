@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use zeroth_engine::{Engine, State};
 use zeroth_model::{Adapter, AdapterError, Parameter, ParameterTable, WeightsError, fill_adapter};
 
+use crate::Job;
 use crate::base_hash::{BaseHash, name_key, overlaps};
 use crate::checkpoint::{BaseEntry, Checkpoint};
 use crate::control::all_gather;
@@ -15,7 +16,6 @@ use crate::load_progress::LoadProgress;
 use crate::lora::{LoraJob, base_table, is_adapter};
 use crate::resume::{ResumeError, restore_optimizer};
 use crate::train_error::TrainError;
-use crate::Job;
 
 /// Elements of each tensor that [`BaseEntry::sample`] covers.
 const SAMPLED: u64 = 256;
@@ -95,7 +95,8 @@ impl LoraWeights {
         let states = from.map_or(1, |from| from.manifest().states.len());
         let mut progress = LoadProgress::new(&job.table, names, states, report);
         let known = job.table.by_name();
-        let found: Vec<&Parameter> = names.iter().filter_map(|name| known.get(name.as_str()).copied()).collect();
+        let found: Vec<&Parameter> =
+            names.iter().filter_map(|name| known.get(name.as_str()).copied()).collect();
         let keys: Vec<u64> = names.iter().map(|name| name_key(name)).collect();
         // Where weights are whole on every rank, each rank reads all of them and hashes its share.
         let mut owned: HashMap<usize, Vec<Range<u64>>> = HashMap::new();

@@ -185,15 +185,18 @@ pub fn check_same_adapters(
         ("--use-rslora", now.rslora.to_string(), saved.rslora.to_string()),
     ];
     let differs = numbers.into_iter().filter(|(_, now, saved)| now != saved);
-    let mut differences: Vec<String> =
-        differs.map(|(flag, now, saved)| format!("{flag} is {now}, that of the checkpoint {saved}")).collect();
+    let mut differences: Vec<String> = differs
+        .map(|(flag, now, saved)| format!("{flag} is {now}, that of the checkpoint {saved}"))
+        .collect();
     let before: BTreeSet<&str> = manifest.model.parameters.iter().filter_map(|p| adapted(&p.name)).collect();
     let after: BTreeSet<&str> = table.iter().filter_map(|p| adapted(&p.name)).collect();
     if let Some(module) = before.difference(&after).next() {
-        differences.push(format!("--target-modules leaves out {module}, which has an adapter in the checkpoint"));
+        differences
+            .push(format!("--target-modules leaves out {module}, which has an adapter in the checkpoint"));
     }
     if let Some(module) = after.difference(&before).next() {
-        differences.push(format!("--target-modules includes {module}, which has no adapter in the checkpoint"));
+        differences
+            .push(format!("--target-modules includes {module}, which has no adapter in the checkpoint"));
     }
     if differences.is_empty() {
         Ok(())

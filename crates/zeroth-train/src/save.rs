@@ -17,9 +17,8 @@ use zeroth_kernel::{Control, Moment};
 
 use crate::checkpoint::{
     BaseEntry, BatchEntry, BestEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry,
-    LoraEntry, Manifest,
-    ModelEntry, Piece, ShardWriter, UnfinishedCheckpoint, WrittenShard, ZEROTH_VERSION, now, prune,
-    shard_name, step_folder,
+    LoraEntry, Manifest, ModelEntry, Piece, ShardWriter, UnfinishedCheckpoint, WrittenShard, ZEROTH_VERSION,
+    now, prune, shard_name, step_folder,
 };
 use crate::control::{ControlRequest, StepStatus, all_gather};
 use crate::finite::first_not_finite;

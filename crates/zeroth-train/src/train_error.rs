@@ -24,7 +24,7 @@ pub enum TrainError {
     Lora(Box<LoraWeightsError>),
     /// The checkpoint cannot be resumed over this base.
     #[error(transparent)]
-    Resume(#[from] ResumeError),
+    Resume(Box<ResumeError>),
     /// A checkpoint could not be saved.
     #[error("{0}")]
     Save(#[source] Box<SaveError>),
@@ -77,6 +77,12 @@ impl From<RunError> for TrainError {
 impl From<LoraWeightsError> for TrainError {
     fn from(error: LoraWeightsError) -> Self {
         Self::Lora(Box::new(error))
+    }
+}
+
+impl From<ResumeError> for TrainError {
+    fn from(error: ResumeError) -> Self {
+        Self::Resume(Box::new(error))
     }
 }
 

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::train::ExportError;
 use zeroth::train::checkpoint::{
-    Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, Destination, Verified, export, list,
-    newest_valid, now, resolve, state_name, verify_folder,
+    Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, Destination, LoraEntry, Verified, export,
+    list, newest_valid, now, resolve, state_name, verify_folder,
 };
 
 use crate::cli::{CheckpointCommand, CheckpointExportArgs};
@@ -43,7 +43,7 @@ fn inspect_one(folder: &Path, output: &Output) -> anyhow::Result<Exit> {
         return Ok(Exit::Done);
     }
     let batch = manifest.batch;
-    let rows = [
+    let mut rows = vec![
         ("step", grouped(manifest.step)),
         ("loss", loss(manifest.loss)),
         (
@@ -78,6 +78,12 @@ fn inspect_one(folder: &Path, output: &Output) -> anyhow::Result<Exit> {
         ("type", manifest.dtype.to_string()),
         ("seed", manifest.seed.to_string()),
     ];
+    if let Some(LoraEntry { rank, alpha, rslora, base, .. }) = &manifest.lora {
+        let scale = if *rslora { " (rslora)" } else { "" };
+        rows.push(("adapters", format!("LoRA r {rank}, alpha {alpha}{scale}")));
+        let total = grouped(base.total);
+        rows.push(("base", format!("{}, {total} parameters, weights {}", base.name, base.hash)));
+    }
     let mut table = Table::new(&["file", "bytes"], &[1]);
     for file in &manifest.files {
         table.row([file.name.clone(), format_bytes(file.bytes)]);

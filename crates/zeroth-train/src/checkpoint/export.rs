@@ -70,7 +70,10 @@ pub(crate) fn export_from(
             // As PEFT sorts them.
             tensors.sort_by(|one, other| one.name.cmp(&other.name));
             let config = adapter_config(checkpoint, lora, &files)?;
-            (StagedFiles::of_adapter(&files, to, &config)?, WeightWriter::create_adapter(to, tensors.clone())?)
+            (
+                StagedFiles::of_adapter(&files, to, &config)?,
+                WeightWriter::create_adapter(to, tensors.clone())?,
+            )
         }
         None => (
             StagedFiles::of_model(&files, to, dtype)?,

@@ -257,11 +257,16 @@ pub(super) mod exact {
     use serde::ser::Serializer;
 
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-    pub(in crate::checkpoint) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(in crate::checkpoint) fn serialize<S: Serializer>(
+        number: &f64,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.collect_str(number)
     }
 
-    pub(in crate::checkpoint) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    pub(in crate::checkpoint) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<f64, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(|_| D::Error::custom(format!("`{text}` is not a number")))
     }

@@ -29,9 +29,12 @@ impl ModelFlops {
             return None;
         }
         let matmuls = |is_trained: bool| -> u64 {
-            let matrices = table.iter().filter(|parameter| parameter.trained == is_trained && is_matmul(parameter));
-            let (experts, dense): (Vec<&Parameter>, Vec<&Parameter>) = matrices.partition(|p| is_of_expert(p));
-            let [experts, dense] = [experts, dense].map(|all| all.into_iter().map(Parameter::elements).sum::<u64>());
+            let matrices =
+                table.iter().filter(|parameter| parameter.trained == is_trained && is_matmul(parameter));
+            let (experts, dense): (Vec<&Parameter>, Vec<&Parameter>) =
+                matrices.partition(|p| is_of_expert(p));
+            let [experts, dense] =
+                [experts, dense].map(|all| all.into_iter().map(Parameter::elements).sum::<u64>());
             // All experts of all blocks are equal, so the division leaves nothing.
             dense + table.routing.map_or(experts, |routing| experts / routing.experts * routing.per_token)
         };
@@ -91,7 +94,8 @@ fn is_matmul(parameter: &Parameter) -> bool {
 
 /// Whether it is an expert's, or the adapter of one.
 fn is_of_expert(parameter: &Parameter) -> bool {
-    parameter.kind == ParameterKind::Expert || (!parameter.kind.is_linear() && parameter.name.contains(".experts."))
+    parameter.kind == ParameterKind::Expert
+        || (!parameter.kind.is_linear() && parameter.name.contains(".experts."))
 }
 
 /// Pairs of tokens in one causal sequence: half of the square, less those outside the window.

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use zeroth::model::{Adapter, Lora, ParameterTable, add_adapters};
-use zeroth::train::{Job, LoraJob, LoraWeights, check_base, describe_lora};
 use zeroth::train::checkpoint::Checkpoint;
+use zeroth::train::{Job, LoraJob, LoraWeights, check_base, describe_lora};
 
 use super::resolve_job::ResolvedJob;
 use crate::cli::TrainArgs;
@@ -29,7 +29,9 @@ pub(super) fn resolve(
     if let (Some(given), Some(adapter)) = (given, &adapter) {
         check_targets(given, adapter, &table)?;
         if flags.init_lora_weights.is_some() {
-            notes.push("--init-lora-weights has no effect with --adapter, whose weights are the first".to_owned());
+            notes.push(
+                "--init-lora-weights has no effect with --adapter, whose weights are the first".to_owned(),
+            );
         }
     }
     let job = LoraJob {
@@ -95,7 +97,8 @@ pub(super) fn summary(resolved_job: &ResolvedJob) -> Option<String> {
     let Lora { alpha, rslora, dropout, .. } = lora;
     let scale = if *rslora { " (rslora)" } else { "" };
     let kept = if *quantized { "; the base's linear layers are kept in nf4" } else { "" };
-    let from = adapter.as_ref().map(|folder| format!("; starts from {}", folder.display())).unwrap_or_default();
+    let from =
+        adapter.as_ref().map(|folder| format!("; starts from {}", folder.display())).unwrap_or_default();
     let words = describe_lora(lora, &resolved_job.job.table);
     Some(format!("{words}; alpha {alpha}{scale}, dropout {dropout}{kept}{from}"))
 }

@@ -94,7 +94,9 @@ impl ResolvedJob {
                 _ if choice.key == "zeroth.frozen" && choice.value == "whole" => {
                     "every rank has room for all frozen weights".to_owned()
                 }
-                _ if choice.key == "zeroth.frozen" => "not every rank has room for all frozen weights".to_owned(),
+                _ if choice.key == "zeroth.frozen" => {
+                    "not every rank has room for all frozen weights".to_owned()
+                }
                 Some(_) if choice.key == "zeroth.recompute" => "chosen for the memory it saves".to_owned(),
                 _ => "chosen to fit the memory".to_owned(),
             };
@@ -154,9 +156,11 @@ pub(super) fn resolve_job(
     // Batch sizes first: the number of steps depends on them, and "auto" schedules depend on the steps.
     let mut resolved = resolve_with(&flags, None)?;
     let base = table(&model);
-    let (lora, table) = match is_lora {
-        true => lora::resolve(arguments, &base, &folder, &mut notes).map(|(lora, table)| (Some(lora), table))?,
-        false => (None, base),
+    let (lora, table) = if is_lora {
+        let (lora, table) = lora::resolve(arguments, &base, &folder, &mut notes)?;
+        (Some(lora), table)
+    } else {
+        (None, base)
     };
     let mut is_redistributed = false;
     if let Some(checkpoint) = &checkpoint {
