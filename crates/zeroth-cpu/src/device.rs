@@ -19,7 +19,7 @@ use super::gated_activation::{gated_activation, gated_activation_backward};
 use super::head_loss::{TokenRows, head_loss, head_loss_backward, head_loss_backward_rounded};
 use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::isa::Isa;
-use super::linear::{linear, linear_db, linear_dw, linear_dw_rounded, linear_dx};
+use super::linear::{linear, linear_add, linear_db, linear_dw, linear_dw_rounded, linear_dx};
 use super::logits::logits;
 use super::norm::block_squares;
 use super::pool::Pool;
@@ -177,29 +177,26 @@ impl CpuDevice {
                     let bias = bias.map(|bias| self.read::<T>(bias)).transpose()?;
                     linear(pool, dims, self.read(x)?, self.read(w)?, bias, self.write(y)?, scratch()?);
                 }
-                Kernel::LinearDx { dims, dy, w, dx, add } => {
-                    linear_dx::<T>(
-                        pool,
-                        dims,
-                        self.read(dy)?,
-                        self.read(w)?,
-                        self.write(dx)?,
-                        add,
-                        scratch()?,
-                    );
+                Kernel::LinearAdd { dims, scale, x, w, y } => {
+                    let (x, w) = (self.read::<T>(x)?, self.read(w)?);
+                    linear_add(pool, dims, scale, x, w, self.write(y)?, scratch()?);
                 }
-                Kernel::LinearDw { dims, dy, x, dw, store } => {
-                    let (dy, x) = (self.read::<T>(dy)?, self.read(x)?);
+                Kernel::LinearDx { dims, scale, dy, w, dx, add } => {
+                    let (dy, w) = (self.read::<T>(dy)?, self.read(w)?);
+                    linear_dx(pool, dims, scale, dy, w, self.write(dx)?, add, scratch()?);
+                }
+                Kernel::LinearDw { dims, scale, dy, x, dw, store } => {
+                    let (dy, x, s) = (self.read::<T>(dy)?, self.read(x)?, scratch()?);
                     match store {
-                        GradStore::Add => linear_dw(pool, dims, dy, x, self.write(dw)?, scratch()?),
+                        GradStore::Add => linear_dw(pool, dims, scale, dy, x, self.write(dw)?, s),
                         GradStore::Write => {
-                            linear_dw_rounded::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?);
+                            linear_dw_rounded::<T, f32>(pool, dims, scale, dy, x, self.write(dw)?, s);
                         }
                         GradStore::Round { to, found_inf } => {
                             let found = if to == DType::F32 {
-                                linear_dw_rounded::<T, f32>(pool, dims, dy, x, self.write(dw)?, scratch()?)
+                                linear_dw_rounded::<T, f32>(pool, dims, scale, dy, x, self.write(dw)?, s)
                             } else if to == T::DTYPE {
-                                linear_dw_rounded::<T, T>(pool, dims, dy, x, self.write(dw)?, scratch()?)
+                                linear_dw_rounded::<T, T>(pool, dims, scale, dy, x, self.write(dw)?, s)
                             } else {
                                 let problem = format!("matmuls of {} are not rounded to {to}", T::DTYPE);
                                 return Err(DeviceError::Operands { what: launch.kernel.name(), problem });

@@ -76,7 +76,7 @@ pub use head_loss::{
 pub use head_norm_rope::{head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch};
 pub use instruction_sets::{InstructionSets, KernelIsa};
 pub use isa::{Isa, IsaError};
-pub use linear::{linear, linear_db, linear_dw, linear_dw_rounded, linear_dx, linear_scratch};
+pub use linear::{linear, linear_add, linear_db, linear_dw, linear_dw_rounded, linear_dx, linear_scratch};
 pub use logits::{logits, logits_scratch};
 pub use norm::block_squares;
 pub use optimizer::{Master, Moments, optimize};

@@ -1,4 +1,6 @@
-//! y = x · wᵀ + bias and its gradients. Weights are [out, in], as in Hugging Face checkpoints.
+//! y = x · wᵀ + bias, y += scale · x · wᵀ, and their gradients. Weights are [out, in], as in Hugging Face checkpoints.
+//!
+//! A scale multiplies the f32 sums before anything is added to them. A scale of 1 changes no bit.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,21 +14,23 @@ use super::{check_len, check_scratch, columns};
 use zeroth_kernel::LinearDims;
 use zeroth_kernel::{Element, is_nonfinite};
 
-/// Rounds to the output type.
-struct Round;
+/// Multiplies by a scale and rounds to the output type.
+struct Round {
+    scale: f32,
+}
 
 impl<T: Element> Epilogue<T> for Round {
     #[inline(always)]
     fn store_row(&self, _: usize, sums: &[f32], out: &mut [T]) {
         for (out, &sum) in out.iter_mut().zip(sums) {
-            *out = T::from_f32(sum);
+            *out = T::from_f32(self.scale * sum);
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn store_wide_row(&self, first: usize, sums: &[f32; WIDE_ROW], out: &mut [T; WIDE_ROW]) {
-        if F32x32::load(sums).store(out).is_none() {
+        if F32x32::load(sums).times(self.scale).store(out).is_none() {
             self.store_row(first, sums, out);
         }
     }
@@ -53,8 +57,10 @@ impl<T: Element> Epilogue<T> for AddBias<'_, T> {
     }
 }
 
-/// Adds to the output.
-struct Accumulate;
+/// Multiplies by a scale and adds to the output.
+struct Accumulate {
+    scale: f32,
+}
 
 impl<T: Element> Epilogue<T> for Accumulate {
     const READS_OUTPUT: bool = true;
@@ -62,23 +68,24 @@ impl<T: Element> Epilogue<T> for Accumulate {
     #[inline(always)]
     fn store_row(&self, _: usize, sums: &[f32], out: &mut [T]) {
         for (out, sum) in out.iter_mut().zip(sums) {
-            *out = T::from_f32(out.to_f32() + sum);
+            *out = T::from_f32(out.to_f32() + self.scale * sum);
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn store_wide_row(&self, first: usize, sums: &[f32; WIDE_ROW], out: &mut [T; WIDE_ROW]) {
-        let sum = F32x32::widen(out).map(|there| there.add(F32x32::load(sums)));
+        let sum = F32x32::widen(out).map(|there| there.add(F32x32::load(sums).times(self.scale)));
         if sum.and_then(|sum| sum.store(out)).is_none() {
             self.store_row(first, sums, out);
         }
     }
 }
 
-/// Rounds to the output type, and sets `found_inf` if a result is not finite. The flag only ever becomes true, so the order
-/// of tasks does not matter.
+/// Multiplies by a scale, rounds to the output type, and sets `found_inf` if a result is not finite. The flag only ever
+/// becomes true, so the order of tasks does not matter.
 struct RoundAndCheck<'a> {
+    scale: f32,
     found_inf: &'a AtomicBool,
 }
 
@@ -88,7 +95,7 @@ impl<T: Element> Epilogue<T> for RoundAndCheck<'_> {
         let mut infinite = false;
         for (out, sum) in out.iter_mut().zip(sums) {
             // Adding 0 turns -0 into 0.
-            *out = T::from_f32(0.0 + sum);
+            *out = T::from_f32(0.0 + self.scale * sum);
             infinite |= is_nonfinite(*out);
         }
         if infinite {
@@ -99,7 +106,7 @@ impl<T: Element> Epilogue<T> for RoundAndCheck<'_> {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn store_wide_row(&self, first: usize, sums: &[f32; WIDE_ROW], out: &mut [T; WIDE_ROW]) {
-        match F32x32::load(sums).add_zero().store(out) {
+        match F32x32::load(sums).times(self.scale).add_zero().store(out) {
             Some(infinite) => {
                 if infinite {
                     self.found_inf.store(true, Ordering::Relaxed);
@@ -139,14 +146,33 @@ pub fn linear<T: Element>(
     let (shape, w) = ([rows, outputs, inputs], MatrixView::row_major(w, inputs).transposed());
     match bias {
         Some(bias) => gemm(pool, shape, x, w, y, dims.y_stride, scratch, &AddBias(bias)),
-        None => gemm(pool, shape, x, w, y, dims.y_stride, scratch, &Round),
+        None => gemm(pool, shape, x, w, y, dims.y_stride, scratch, &Round { scale: 1.0 }),
     }
 }
 
-/// dx[rows, inputs] = dy[rows, outputs] · w[outputs, inputs]; with `add` accumulates into dx.
+/// y[rows, outputs] += scale · x[rows, inputs] · w[outputs, inputs]ᵀ, rounded once.
+pub fn linear_add<T: Element>(
+    pool: &Pool,
+    dims: LinearDims,
+    scale: f32,
+    x: &[T],
+    w: &[T],
+    y: &mut [T],
+    scratch: &mut [f32],
+) {
+    let LinearDims { rows, inputs, outputs, .. } = dims;
+    check_rows("x", x.len(), [rows, inputs], dims.x_stride);
+    let x = MatrixView::row_major(x, dims.x_stride);
+    check_len("w", w.len(), outputs * inputs);
+    let (shape, w) = ([rows, outputs, inputs], MatrixView::row_major(w, inputs).transposed());
+    gemm(pool, shape, x, w, y, dims.y_stride, scratch, &Accumulate { scale });
+}
+
+/// dx[rows, inputs] = scale · dy[rows, outputs] · w[outputs, inputs]; with `add` accumulates into dx.
 pub fn linear_dx<T: Element>(
     pool: &Pool,
     dims: LinearDims,
+    scale: f32,
     dy: &[T],
     w: &[T],
     dx: &mut [T],
@@ -159,9 +185,9 @@ pub fn linear_dx<T: Element>(
     check_len("w", w.len(), outputs * inputs);
     let (shape, w) = ([rows, inputs, outputs], MatrixView::row_major(w, inputs));
     if add {
-        gemm(pool, shape, dy, w, dx, dims.x_stride, scratch, &Accumulate);
+        gemm(pool, shape, dy, w, dx, dims.x_stride, scratch, &Accumulate { scale });
     } else {
-        gemm(pool, shape, dy, w, dx, dims.x_stride, scratch, &Round);
+        gemm(pool, shape, dy, w, dx, dims.x_stride, scratch, &Round { scale });
     }
 }
 
@@ -173,10 +199,11 @@ fn dw_operands<'a, T>(dims: LinearDims, dy: &'a [T], x: &'a [T]) -> (MatrixView<
     (MatrixView::row_major(dy, dims.y_stride), MatrixView::row_major(x, dims.x_stride))
 }
 
-/// dw[outputs, inputs] += dy[rows, outputs]ᵀ · x[rows, inputs], in f32.
+/// dw[outputs, inputs] += scale · dy[rows, outputs]ᵀ · x[rows, inputs], in f32.
 pub fn linear_dw<T: Element>(
     pool: &Pool,
     dims: LinearDims,
+    scale: f32,
     dy: &[T],
     x: &[T],
     dw: &mut [f32],
@@ -184,14 +211,15 @@ pub fn linear_dw<T: Element>(
 ) {
     let LinearDims { rows, inputs, outputs, .. } = dims;
     let (dy, x) = dw_operands(dims, dy, x);
-    gemm_tn(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Accumulate);
+    gemm_tn(pool, [outputs, inputs, rows], dy, x, dw, scratch, &Accumulate { scale });
 }
 
-/// dw[outputs, inputs] = dy[rows, outputs]ᵀ · x[rows, inputs], rounded once; returns whether a result is not finite. The bits
-/// are those that [`linear_dw`] adds to zeros, rounded.
+/// dw[outputs, inputs] = scale · dy[rows, outputs]ᵀ · x[rows, inputs], rounded once; returns whether a result is not finite.
+/// The bits are those that [`linear_dw`] adds to zeros, rounded.
 pub fn linear_dw_rounded<T: Element, O: Element>(
     pool: &Pool,
     dims: LinearDims,
+    scale: f32,
     dy: &[T],
     x: &[T],
     dw: &mut [O],
@@ -200,7 +228,8 @@ pub fn linear_dw_rounded<T: Element, O: Element>(
     let LinearDims { rows, inputs, outputs, .. } = dims;
     let (dy, x) = dw_operands(dims, dy, x);
     let found_inf = AtomicBool::new(false);
-    gemm_tn(pool, [outputs, inputs, rows], dy, x, dw, scratch, &RoundAndCheck { found_inf: &found_inf });
+    let epilogue = RoundAndCheck { scale, found_inf: &found_inf };
+    gemm_tn(pool, [outputs, inputs, rows], dy, x, dw, scratch, &epilogue);
     found_inf.into_inner()
 }
 
@@ -254,18 +283,24 @@ mod row_stride_tests {
             });
             assert_eq!(bits(&found), bits(&apart(&expected, outputs, f32::NAN)), "{case}");
         }
-        for add in [false, true] {
+        let [expected, found] = [0, 1].map(|at| {
+            let mut y = dy[at].clone();
+            linear_add(pool, dims[at], 0.3, &x[at], &w, &mut y, &mut scratch);
+            y
+        });
+        assert_eq!(bits(&found), bits(&apart(&expected, outputs, f32::NAN)), "{case}, linear_add");
+        for (add, scale) in [(false, 1.0), (true, 1.0), (false, 0.3)] {
             let [expected, found] = [0, 1].map(|at| {
                 let mut dx = dx[at].clone();
-                linear_dx(pool, dims[at], &dy[at], &w, &mut dx, add, &mut scratch);
+                linear_dx(pool, dims[at], scale, &dy[at], &w, &mut dx, add, &mut scratch);
                 dx
             });
             assert_eq!(bits(&found), bits(&apart(&expected, inputs, f32::NAN)), "{case}, dx, add: {add}");
         }
         let [expected, found] = [0, 1].map(|at| {
             let (mut added, mut once, mut db) = (dw.clone(), w.clone(), dw[..outputs].to_vec());
-            linear_dw(pool, dims[at], &dy[at], &x[at], &mut added, &mut scratch);
-            let found_inf = linear_dw_rounded(pool, dims[at], &dy[at], &x[at], &mut once, &mut scratch);
+            linear_dw(pool, dims[at], 0.3, &dy[at], &x[at], &mut added, &mut scratch);
+            let found_inf = linear_dw_rounded(pool, dims[at], 0.3, &dy[at], &x[at], &mut once, &mut scratch);
             linear_db(pool, dims[at], &dy[at], &mut db, &mut scratch);
             (found_inf, bits(&added), bits(&once), bits(&db))
         });
@@ -342,16 +377,17 @@ mod tests {
         let there = std::array::from_fn(|at| T::from_f32(at as f32 * 0.37 - 3.0));
         let finite = sums().map(|sum| if sum.is_finite() { sum } else { -1.5 });
         for sums in [sums(), finite] {
-            agree(&Round, &sums, there);
-            agree(&Accumulate, &sums, there);
             agree(&AddBias(&there), &sums, there);
-            let [line, row] = [AtomicBool::new(false), AtomicBool::new(false)];
-            agree(&RoundAndCheck { found_inf: &line }, &sums, there);
-            let mut out = there;
-            Epilogue::<T>::store_row(&RoundAndCheck { found_inf: &row }, 0, &sums, &mut out);
-            let found_inf = AtomicBool::new(false);
-            Epilogue::<T>::store_wide_row(&RoundAndCheck { found_inf: &found_inf }, 0, &sums, &mut out);
-            assert_eq!(found_inf.into_inner(), row.into_inner());
+            for scale in [1.0, 3.0] {
+                agree(&Round { scale }, &sums, there);
+                agree(&Accumulate { scale }, &sums, there);
+                let [line, row, wide] = [(); 3].map(|()| AtomicBool::new(false));
+                agree(&RoundAndCheck { scale, found_inf: &line }, &sums, there);
+                let mut out = there;
+                Epilogue::<T>::store_row(&RoundAndCheck { scale, found_inf: &row }, 0, &sums, &mut out);
+                Epilogue::<T>::store_wide_row(&RoundAndCheck { scale, found_inf: &wide }, 0, &sums, &mut out);
+                assert_eq!(wide.into_inner(), row.into_inner());
+            }
         }
     }
 

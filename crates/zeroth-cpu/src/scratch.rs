@@ -13,10 +13,11 @@ use zeroth_kernel::{GradStore, HeadLossDw, Kernel};
 pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
     let floats = |elements: usize| 4 * elements as u64;
     match kernel {
-        Kernel::Linear { dims, .. } | Kernel::LinearDx { dims, .. } | Kernel::LinearDw { dims, .. } => {
-            floats(linear_scratch(*dims, threads))
-        }
-        Kernel::LinearDb { dims, .. } => floats(linear_scratch(*dims, threads)),
+        Kernel::Linear { dims, .. }
+        | Kernel::LinearAdd { dims, .. }
+        | Kernel::LinearDx { dims, .. }
+        | Kernel::LinearDw { dims, .. }
+        | Kernel::LinearDb { dims, .. } => floats(linear_scratch(*dims, threads)),
         Kernel::RmsNormBackward { dw: None, .. } | Kernel::HeadNormRopeBackward { dw: None, .. } => 0,
         Kernel::RmsNormBackward { dims, .. } => floats(rms_norm_scratch(*dims)),
         Kernel::HeadNormRopeBackward { dims, .. } => floats(head_norm_rope_scratch(*dims)),

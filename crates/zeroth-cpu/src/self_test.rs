@@ -10,7 +10,7 @@ use super::{
     AttentionSaved, Dropout, Master, Moments, Pool, RopeTable, TokenRows, block_squares, convert, dropout,
     embedding, embedding_backward, embedding_backward_tied, gated_activation, gated_activation_backward,
     head_loss, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch,
-    head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch, linear, linear_db, linear_dw,
+    head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch, linear, linear_add, linear_db, linear_dw,
     linear_dw_rounded, linear_dx, linear_scratch, logits, logits_scratch, normal, optimize, reference,
     rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch, rope, rope_angles, rope_backward,
     sum_ranks,
@@ -60,7 +60,8 @@ impl<T: Element> SelfTester<'_, T> {
     }
 
     fn compare<A: Element>(&mut self, name: &str, found: &[A], expected: &[f64]) {
-        // Rounding to bf16 is off by up to 2^-9 of an element, to f16 by 2^-12; an f32 sum by some parts in 10^7. Gradients of
+        // Rounding to bf16 is off by up to 2^-8 of an element, to f16 by 2^-11, and by less than half of that over many; an f32
+        // sum by some parts in 10^7. Gradients of
         // logits and attention weights are rounded to bf16 before they are multiplied. Maximum errors are about twice those seen.
         let rounded = name.starts_with("head_loss dw");
         let bound = match (A::DTYPE, T::DTYPE) {
@@ -91,6 +92,7 @@ impl<T: Element> SelfTester<'_, T> {
         self.logits();
         self.head_norm_rope();
         self.cached_attention();
+        self.adapter();
     }
 
     fn linear(&mut self) {
@@ -103,16 +105,44 @@ impl<T: Element> SelfTester<'_, T> {
         self.compare("linear", &y, &reference::linear(dims, &wide(&x), &wide(&w), Some(&wide(&bias))));
         let mut dx = vec![T::default(); x.len()];
         let (mut dw, mut db) = (vec![0.0f32; w.len()], vec![0.0f32; bias.len()]);
-        linear_dx(self.pool, dims, &dy, &w, &mut dx, false, &mut scratch);
-        linear_dw(self.pool, dims, &dy, &x, &mut dw, &mut scratch);
+        linear_dx(self.pool, dims, 1.0, &dy, &w, &mut dx, false, &mut scratch);
+        linear_dw(self.pool, dims, 1.0, &dy, &x, &mut dw, &mut scratch);
         linear_db(self.pool, dims, &dy, &mut db, &mut scratch);
         let mut once = w.clone();
-        linear_dw_rounded(self.pool, dims, &dy, &x, &mut once, &mut scratch);
+        linear_dw_rounded(self.pool, dims, 1.0, &dy, &x, &mut once, &mut scratch);
         let expected = reference::linear_backward(dims, &wide(&x), &wide(&w), &wide(&dy));
         self.compare("linear dx", &dx, &expected[0]);
         self.compare("linear dw", &dw, &expected[1]);
         self.compare("linear dw once", &once, &expected[1]);
         self.compare("linear db", &db, &expected[2]);
+    }
+
+    /// The matmuls of a low-rank adapter: y plus the scaled product, and the scaled gradients.
+    fn adapter(&mut self) {
+        for rank in [3, 16] {
+            let (dims, scale) = (LinearDims::new(201, rank, 275), 0.3f32);
+            let (x, w) = (self.random(201 * rank), self.random(275 * rank));
+            let (before, dy) = (self.random(201 * 275), self.random(201 * 275));
+            let mut scratch = vec![0.0; linear_scratch(dims, self.pool.threads())];
+            let mut y = before.clone();
+            linear_add(self.pool, dims, scale, &x, &w, &mut y, &mut scratch);
+            let product = reference::linear(dims, &wide(&x), &wide(&w), None);
+            let sums = wide(&before).into_iter().zip(product);
+            let expected: Vec<f64> = sums.map(|(before, sum)| before + f64::from(scale) * sum).collect();
+            self.compare(&format!("linear_add rank {rank}"), &y, &expected);
+            let (mut dx, mut dw, mut once) = (x.clone(), vec![0.0f32; w.len()], w.clone());
+            linear_dx(self.pool, dims, scale, &dy, &w, &mut dx, false, &mut scratch);
+            linear_dw(self.pool, dims, scale, &dy, &x, &mut dw, &mut scratch);
+            linear_dw_rounded(self.pool, dims, scale, &dy, &x, &mut once, &mut scratch);
+            let [mut expected_dx, mut expected_dw, _] =
+                reference::linear_backward(dims, &wide(&x), &wide(&w), &wide(&dy));
+            for value in expected_dx.iter_mut().chain(&mut expected_dw) {
+                *value *= f64::from(scale);
+            }
+            self.compare(&format!("linear_add dx rank {rank}"), &dx, &expected_dx);
+            self.compare(&format!("linear_add dw rank {rank}"), &dw, &expected_dw);
+            self.compare(&format!("linear_add dw once rank {rank}"), &once, &expected_dw);
+        }
     }
 
     fn embedding(&mut self) {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use zeroth_base::DType;
 
-use super::cublaslt::{CublasLt, MatmulProblem, MatrixLayout, Plan, Pointers};
+use super::cublaslt::{CublasLt, Factors, MatmulProblem, MatrixLayout, Plan, Pointers};
 use super::driver::Address;
 use super::launch_context::LaunchContext;
 use super::modules::EntryPoint;
@@ -60,7 +60,7 @@ pub(super) fn autotune(
     library: &CublasLt,
     plan: &mut Plan,
     problem: &MatmulProblem,
-    beta: f32,
+    factors: Factors,
     workspace: Address,
     max_bytes: Option<u64>,
 ) -> Result<(), DeviceError> {
@@ -68,7 +68,7 @@ pub(super) fn autotune(
     let Some(bytes) = worth.filter(|bytes| max_bytes.is_none_or(|max| *bytes <= max)) else { return Ok(()) };
     // Without free memory the first algorithm stays.
     let Ok(memory) = cx.driver.allocate(bytes) else { return Ok(()) };
-    let trial = Trial::new(cx, library, problem, beta, workspace, memory);
+    let trial = Trial::new(cx, library, problem, factors, workspace, memory);
     let chosen = trial.and_then(|trial| trial.fastest(plan));
     let synchronised = cx.driver.synchronise(cx.stream);
     cx.driver.free(memory);
@@ -81,7 +81,7 @@ pub(super) fn autotune(
 struct Trial<'a> {
     cx: &'a LaunchContext<'a>,
     library: &'a CublasLt,
-    beta: f32,
+    factors: Factors,
     pointers: Pointers,
     /// Two results with their size and type, and a mismatch flag.
     results: [Address; 2],
@@ -95,7 +95,7 @@ impl<'a> Trial<'a> {
         cx: &'a LaunchContext<'a>,
         library: &'a CublasLt,
         problem: &MatmulProblem,
-        beta: f32,
+        factors: Factors,
         workspace: Address,
         memory: Address,
     ) -> Result<Self, DeviceError> {
@@ -116,7 +116,7 @@ impl<'a> Trial<'a> {
         let pointers =
             Pointers { a: a_at, b: b_at, d: results[0], bias: (*bias != 0).then_some(bias_at), workspace };
         let (result_bytes, result_type) = (bytes(d), dtype(d));
-        Ok(Self { cx, library, beta, pointers, results, result_bytes, result_type, mismatch })
+        Ok(Self { cx, library, factors, pointers, results, result_bytes, result_type, mismatch })
     }
 
     /// Index of the fastest algorithm.
@@ -155,7 +155,7 @@ impl<'a> Trial<'a> {
     fn matmul(&self, plan: &Plan, algorithm: usize, to: Address) -> Result<(), DeviceError> {
         let pointers = Pointers { d: to, ..self.pointers };
         // SAFETY: buffers of the trial, sized for the matrices of the planned problem.
-        unsafe { self.library.matmul(plan, algorithm, &pointers, self.beta, WORKSPACE, self.cx.stream) }
+        unsafe { self.library.matmul(plan, algorithm, &pointers, self.factors, WORKSPACE, self.cx.stream) }
     }
 
     fn results_are_equal(&self) -> Result<bool, DeviceError> {

@@ -125,6 +125,13 @@ impl MatmulProblem {
     }
 }
 
+/// d = alpha · a · b + beta · d. Neither changes the choice of an algorithm.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Factors {
+    pub(super) alpha: f32,
+    pub(super) beta: f32,
+}
+
 /// Device pointers of one matmul.
 pub(super) struct Pointers {
     pub(super) a: Address,
@@ -318,7 +325,7 @@ impl CublasLt {
         Ok(!plan.algorithms.is_empty())
     }
 
-    /// Enqueues d = a · b + beta · d (+ bias) with one of the plan's algorithms.
+    /// Enqueues d = alpha · a · b + beta · d (+ bias) with one of the plan's algorithms.
     ///
     /// # Safety
     /// The pointers must hold the matrices of the planned problem, and `workspace` bytes of workspace.
@@ -327,14 +334,14 @@ impl CublasLt {
         plan: &Plan,
         algorithm: usize,
         pointers: &Pointers,
-        beta: f32,
+        factors: Factors,
         workspace: u64,
         stream: Handle,
     ) -> Result<(), DeviceError> {
         if let Some(bias) = pointers.bias {
             self.set_matmul(plan.matmul, MatmulAttribute::BiasPointer, bias)?;
         }
-        let ([a, b, d], alpha) = (plan.layouts, 1.0f32);
+        let ([a, b, d], Factors { alpha, beta }) = (plan.layouts, factors);
         // SAFETY: upheld by the caller; alpha and beta are read before the call returns.
         let code = unsafe {
             (self.functions.cublasLtMatmul)(

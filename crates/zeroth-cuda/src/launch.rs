@@ -46,9 +46,10 @@ pub(super) fn dispatch(
                 "on a GPU the gradient of the LM head is stored in f32 and rounded later".to_owned();
             Err(DeviceError::Operands { what: kernel.name(), problem })
         }
-        Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => {
-            linear(cx, matmuls, kernel)
-        }
+        Kernel::Linear { .. }
+        | Kernel::LinearAdd { .. }
+        | Kernel::LinearDx { .. }
+        | Kernel::LinearDw { .. } => linear(cx, matmuls, kernel),
         Kernel::LinearDb { dims, dy, db } => {
             let dy = cx.typed("dy", dy, dims.rows * dims.outputs)?;
             let db = cx.words("db", db, dims.outputs)?;
@@ -170,9 +171,21 @@ fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Res
             d: Matrix::rows(cx.typed("y", y, rows * outputs)?, outputs),
             to: from,
             bias: bias.map(|bias| cx.typed("bias", bias, outputs)).transpose()?,
+            scale: 1.0,
             add: false,
         },
-        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs, .. }, dy, w, dx, add } => Matmul {
+        Kernel::LinearAdd { dims: LinearDims { rows, inputs, outputs, .. }, scale, x, w, y } => Matmul {
+            size: [rows, outputs, inputs],
+            p: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
+            q: Matrix::transposed(cx.typed("w", w, outputs * inputs)?, inputs),
+            from,
+            d: Matrix::rows(cx.typed("y", y, rows * outputs)?, outputs),
+            to: from,
+            bias: None,
+            scale,
+            add: true,
+        },
+        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, w, dx, add } => Matmul {
             size: [rows, inputs, outputs],
             p: Matrix::rows(cx.typed("dy", dy, rows * outputs)?, outputs),
             q: Matrix::rows(cx.typed("w", w, outputs * inputs)?, inputs),
@@ -180,9 +193,10 @@ fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Res
             d: Matrix::rows(cx.typed("dx", dx, rows * inputs)?, inputs),
             to: from,
             bias: None,
+            scale,
             add,
         },
-        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs, .. }, dy, x, dw, store } => Matmul {
+        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, x, dw, store } => Matmul {
             size: [outputs, inputs, rows],
             p: Matrix::transposed(cx.typed("dy", dy, rows * outputs)?, outputs),
             q: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
@@ -190,6 +204,7 @@ fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Res
             d: Matrix::rows(cx.sized("dw", dw, outputs * inputs, to_type(store).bytes())?, inputs),
             to: to_type(store),
             bias: None,
+            scale,
             add: store == GradStore::Add,
         },
         _ => unreachable!("called for matmuls only"),

@@ -71,6 +71,7 @@ pub(super) fn loss(
             d: Matrix::rows(logits, row_stride),
             to: dtype,
             bias: None,
+            scale: 1.0,
             add: false,
         };
         matmuls.enqueue(cx, &forward, workspace)?;
@@ -130,6 +131,7 @@ pub(super) fn logits(
         d: Matrix::rows(logits, vocab),
         to: DType::F32,
         bias: None,
+        scale: 1.0,
         add: false,
     };
     matmuls.enqueue(cx, &forward, workspace)

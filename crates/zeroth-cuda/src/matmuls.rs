@@ -12,9 +12,9 @@ use std::collections::btree_map::Entry;
 use zeroth_base::DType;
 
 use super::autotune::autotune;
-use super::cublaslt::{CublasLt, MatmulProblem, MatrixLayout, Plan, Pointers, dtype_index};
+use super::cublaslt::{CublasLt, Factors, MatmulProblem, MatrixLayout, Plan, Pointers, dtype_index};
 use super::driver::Address;
-use super::launch_context::{LaunchContext, THREADS};
+use super::launch_context::{LaunchContext, THREADS, float};
 use super::modules::EntryPoint;
 use super::scratch::WORKSPACE;
 use zeroth_kernel::DeviceError;
@@ -42,7 +42,7 @@ impl Matrix {
     }
 }
 
-/// d [m, n] = p [m, k] · q [k, n] (+ bias [n] or + d), accumulated in f32 and rounded once.
+/// d [m, n] = scale · p [m, k] · q [k, n] (+ bias [n] or + d), accumulated in f32 and rounded once.
 pub(super) struct Matmul {
     /// m, n and k.
     pub(super) size: [usize; 3],
@@ -54,6 +54,7 @@ pub(super) struct Matmul {
     /// Data type of d and the bias.
     pub(super) to: DType,
     pub(super) bias: Option<Address>,
+    pub(super) scale: f32,
     /// Adds to d instead of overwriting it.
     pub(super) add: bool,
 }
@@ -91,13 +92,13 @@ impl Matmuls {
             _ => return own_matmul(cx, matmul),
         };
         let problem = problem(matmul);
-        let beta = if matmul.add { 1.0 } else { 0.0 };
+        let factors = Factors { alpha: matmul.scale, beta: if matmul.add { 1.0 } else { 0.0 } };
         let plan = match self.plans.entry(problem) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(entry) => {
                 let mut plan = library.plan(&problem)?;
                 if let Some(plan) = &mut plan {
-                    autotune(cx, library, plan, &problem, beta, workspace, self.autotune_bytes)?;
+                    autotune(cx, library, plan, &problem, factors, workspace, self.autotune_bytes)?;
                 }
                 entry.insert(plan)
             }
@@ -106,7 +107,7 @@ impl Matmuls {
         let pointers =
             Pointers { a: matmul.q.at, b: matmul.p.at, d: matmul.d.at, bias: matmul.bias, workspace };
         // SAFETY: the addresses hold matrices of the sizes that the plan was made for.
-        unsafe { library.matmul(plan, plan.chosen(), &pointers, beta, WORKSPACE, cx.stream) }
+        unsafe { library.matmul(plan, plan.chosen(), &pointers, factors, WORKSPACE, cx.stream) }
     }
 
     /// Destroys all plans and closes the library.
@@ -169,6 +170,7 @@ fn own_matmul(cx: &LaunchContext, matmul: &Matmul) -> Result<(), DeviceError> {
         m as u64,
         n as u64,
         k as u64,
+        float(matmul.scale),
         add,
     ];
     let grid = [m.div_ceil(TILE), n.div_ceil(TILE), 1];
@@ -184,8 +186,8 @@ mod tests {
         // y[5, 7] = x[5, 3] · w[7, 3]ᵀ.
         let (p, q) = (Matrix::rows(16, 3), Matrix::transposed(24, 3));
         let (from, to) = (DType::Bf16, DType::F32);
-        let matmul =
-            Matmul { size: [5, 7, 3], p, q, from, d: Matrix::rows(32, 7), to, bias: None, add: false };
+        let d = Matrix::rows(32, 7);
+        let matmul = Matmul { size: [5, 7, 3], p, q, from, d, to, bias: None, scale: 1.0, add: false };
         let MatmulProblem { a, b, d, .. } = problem(&matmul);
         assert_eq!((a.rows, a.columns, a.leading_dimension, a.transposed, a.alignment), (3, 7, 3, true, 8));
         assert_eq!((b.rows, b.columns, b.leading_dimension, b.transposed, b.alignment), (3, 5, 3, false, 16));

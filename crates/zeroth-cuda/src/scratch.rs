@@ -65,7 +65,10 @@ pub(super) fn exact_sums(blocks: u64) -> u64 {
 /// Bytes of scratch that a kernel needs on a GPU.
 pub fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
     let parts = match *kernel {
-        Kernel::Linear { .. } | Kernel::LinearDx { .. } | Kernel::LinearDw { .. } => [WORKSPACE, 0, 0],
+        Kernel::Linear { .. }
+        | Kernel::LinearAdd { .. }
+        | Kernel::LinearDx { .. }
+        | Kernel::LinearDw { .. } => [WORKSPACE, 0, 0],
         Kernel::LinearDb { dims, .. } => [column_sums(dims.rows, dims.outputs), 0, 0],
         Kernel::RmsNormBackward { dw: None, .. } | Kernel::HeadNormRopeBackward { dw: None, .. } => [0; 3],
         Kernel::RmsNormBackward { dims, .. } => [column_sums(dims.rows, dims.width), 0, 0],

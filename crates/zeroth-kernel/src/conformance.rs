@@ -255,19 +255,43 @@ impl Pair<'_> {
         for add in [false, true] {
             let (dy, w, dx) =
                 (self.random(ROWS * outputs), self.random(outputs * inputs), self.random(ROWS * inputs));
-            self.compare(Kernel::LinearDx { dims, dy, w, dx, add }, &[Output::Rounded(dtype)])?;
+            let kernel = Kernel::LinearDx { dims, scale: 1.0, dy, w, dx, add };
+            self.compare(kernel, &[Output::Rounded(dtype)])?;
         }
         for store in [GradStore::Add, GradStore::Write] {
             let (dy, x, dw) =
                 (self.random(ROWS * outputs), self.random(ROWS * inputs), self.words(outputs * inputs));
-            self.compare(Kernel::LinearDw { dims, dy, x, dw, store }, &[Output::Rounded(DType::F32)])?;
+            let kernel = Kernel::LinearDw { dims, scale: 1.0, dy, x, dw, store };
+            self.compare(kernel, &[Output::Rounded(DType::F32)])?;
         }
         let (dy, x, dw) =
             (self.random(ROWS * outputs), self.random(ROWS * inputs), self.random(outputs * inputs));
         let store = GradStore::Round { to: dtype, found_inf: self.given(bytes_of(&0u64)) };
-        self.compare(Kernel::LinearDw { dims, dy, x, dw, store }, &[Output::Rounded(dtype), Output::Exact])?;
+        let kernel = Kernel::LinearDw { dims, scale: 1.0, dy, x, dw, store };
+        self.compare(kernel, &[Output::Rounded(dtype), Output::Exact])?;
         let (dy, db) = (self.random(ROWS * outputs), self.words(outputs));
-        self.compare(Kernel::LinearDb { dims, dy, db }, &[Output::Rounded(DType::F32)])
+        self.compare(Kernel::LinearDb { dims, dy, db }, &[Output::Rounded(DType::F32)])?;
+        // Ranks with rows of whole vectors and others.
+        [16, 3].into_iter().try_for_each(|rank| self.adapter(rank))
+    }
+
+    /// The matmuls of a low-rank adapter, with its scale.
+    fn adapter(&mut self, rank: usize) -> Result<(), DeviceError> {
+        let (outputs, scale, dtype) = (104, 0.3, self.dtype);
+        let dims = LinearDims::new(ROWS, rank, outputs);
+        let (x, w, y) = (self.random(ROWS * rank), self.random(outputs * rank), self.random(ROWS * outputs));
+        self.compare(Kernel::LinearAdd { dims, scale, x, w, y }, &[Output::Rounded(dtype)])?;
+        let (dy, w) = (self.random(ROWS * outputs), self.random(outputs * rank));
+        let dx = self.empty(ROWS * rank * dtype.bytes() as usize);
+        let kernel = Kernel::LinearDx { dims, scale, dy, w, dx, add: false };
+        self.compare(kernel, &[Output::Rounded(dtype)])?;
+        let (dy, x, dw) = (self.random(ROWS * outputs), self.random(ROWS * rank), self.random(outputs * rank));
+        let store = GradStore::Round { to: dtype, found_inf: self.given(bytes_of(&0u64)) };
+        let kernel = Kernel::LinearDw { dims, scale, dy, x, dw, store };
+        self.compare(kernel, &[Output::Rounded(dtype), Output::Exact])?;
+        let (dy, x, dw) = (self.random(ROWS * outputs), self.random(ROWS * rank), self.words(outputs * rank));
+        let kernel = Kernel::LinearDw { dims, scale, dy, x, dw, store: GradStore::Add };
+        self.compare(kernel, &[Output::Rounded(DType::F32)])
     }
 
     fn row_kernels(&mut self) -> Result<(), DeviceError> {

@@ -107,10 +107,12 @@ pub enum Kernel {
     },
     /// `y[rows, outputs]` = x · wᵀ + bias.
     Linear { dims: LinearDims, x: Span, w: Span, bias: Option<Span>, y: Span },
-    /// dx = dy · w, plus the old dx where `add` (one rounding).
-    LinearDx { dims: LinearDims, dy: Span, w: Span, dx: Span, add: bool },
-    /// Stores dyᵀ · x in dw `[outputs, inputs]`.
-    LinearDw { dims: LinearDims, dy: Span, x: Span, dw: Span, store: GradStore },
+    /// Adds `scale` · x · wᵀ to `y[rows, outputs]`, in f32 and with one rounding: a low-rank adapter, whose base y already holds.
+    LinearAdd { dims: LinearDims, scale: f32, x: Span, w: Span, y: Span },
+    /// dx = `scale` · dy · w, plus the old dx where `add` (one rounding).
+    LinearDx { dims: LinearDims, scale: f32, dy: Span, w: Span, dx: Span, add: bool },
+    /// Stores `scale` · dyᵀ · x in dw `[outputs, inputs]`.
+    LinearDw { dims: LinearDims, scale: f32, dy: Span, x: Span, dw: Span, store: GradStore },
     /// Adds the column sums of dy to db `[outputs]`.
     LinearDb { dims: LinearDims, dy: Span, db: Span },
     /// y = x · rstd · w for rows of `dims.width`; writes rstd `[rows]`.
@@ -337,6 +339,7 @@ impl Kernel {
                 dims.row_stride != dims.width
             }
             Self::Linear { dims, .. }
+            | Self::LinearAdd { dims, .. }
             | Self::LinearDx { dims, .. }
             | Self::LinearDw { dims, .. }
             | Self::LinearDb { dims, .. } => dims.x_stride != dims.inputs || dims.y_stride != dims.outputs,
@@ -378,6 +381,7 @@ impl Kernel {
             Self::Embedding { .. } => "embedding",
             Self::EmbeddingBackward { .. } => "embedding_backward",
             Self::Linear { .. } => "linear",
+            Self::LinearAdd { .. } => "linear_add",
             Self::LinearDx { .. } => "linear_dx",
             Self::LinearDw { .. } => "linear_dw",
             Self::LinearDb { .. } => "linear_db",
@@ -425,6 +429,7 @@ impl Kernel {
                 touch!([ids, dy], [dtable, rows, found_inf]);
             }
             Self::Linear { x, w, bias, y, .. } => touch!([x, w, bias], [y]),
+            Self::LinearAdd { x, w, y, .. } => touch!([x, w], [y]),
             Self::LinearDx { dy, w, dx, .. } => touch!([dy, w], [dx]),
             Self::LinearDw { dy, x, dw, store, .. } => touch!([dy, x], [dw, store.found_inf()]),
             Self::LinearDb { dy, db, .. } => touch!([dy], [db]),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::Target;
 use zeroth_base::DType;
-use zeroth_graph::{Backward, Graph, GraphError, Op};
+use zeroth_graph::{Backward, Graph, GraphError};
 use zeroth_kernel::{LOSSES, Span, Tier};
 
 use crate::{
@@ -137,11 +137,6 @@ impl Compiled {
         check_rows(&graph, &row_sizes)?;
         check_losses(&graph)?;
         graph.params.iter_mut().for_each(|param| param.spec.trainable = false);
-        for node in &mut graph.nodes {
-            if let Op::Dropout { probability, .. } = &mut node.op {
-                *probability = 0.0;
-            }
-        }
         let backward = graph.backward()?;
         let program = compile_inference(&graph, &backward, run, sequences, cached_tokens);
         let most_rows = row_sizes.last().copied().unwrap_or(0);

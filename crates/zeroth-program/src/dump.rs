@@ -102,6 +102,8 @@ const fn gradient_name(op: GradOp, of: Op) -> &'static str {
     match op {
         GradOp::LinearInput => "linear_input",
         GradOp::LinearParams => "linear_params",
+        GradOp::LinearAddInput { .. } => "linear_add_input",
+        GradOp::LinearAddParams { .. } => "linear_add_params",
         GradOp::Sum => "sum",
         _ => of.name(),
     }

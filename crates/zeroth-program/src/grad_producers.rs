@@ -41,7 +41,8 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
     let of = |(place, nodes): (usize, &Vec<&GradNode>)| {
         let is_matmul = |node: &GradNode| {
             let weight = graph.nodes[node.of].params.first().map(|weight| weight.index());
-            node.op == GradOp::LinearParams && weight == Some(place)
+            let is_dw = matches!(node.op, GradOp::LinearParams | GradOp::LinearAddParams { .. });
+            is_dw && weight == Some(place)
         };
         match nodes[..] {
             [node] if is_matmul(node) => GradProducers::Matmul,

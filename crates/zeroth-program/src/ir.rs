@@ -6,6 +6,7 @@ use zeroth_base::DType;
 use zeroth_graph::{LossPart, ParamId};
 use zeroth_kernel::{MasterForm, Optimizer, Queue, ReportLayout, Tier};
 
+use super::shared_buffers::SharedBuffers;
 use super::{BufferId, GradProducers, Operands, Types, World};
 use crate::{FlatKind, Layout};
 
@@ -47,6 +48,8 @@ pub struct Program {
     pub zero_copy_gather: bool,
     /// Tokens whose keys and values the cache of an inference program holds; 0 without a cache.
     pub cached_tokens: u64,
+    /// Values without a buffer of their own.
+    pub(crate) shared_buffers: SharedBuffers,
 }
 
 /// Where a flat's parts are between steps.
@@ -332,8 +335,7 @@ impl Instruction {
 impl Section {
     /// Whether it is a training micro-batch.
     pub fn is_micro_batch(&self) -> bool {
-        use SectionKind::{Decode, Eval, Logits, Update};
-        !matches!(self.kind, Update | Eval | Logits | Decode)
+        self.kind.is_micro_batch()
     }
 }
 
@@ -350,6 +352,11 @@ impl SectionKind {
             Self::Logits => "logits",
             Self::Decode => "decode",
         }
+    }
+
+    /// Whether it is a micro-batch of a step: forward and backward.
+    pub const fn is_micro_batch(self) -> bool {
+        matches!(self, Self::Only | Self::First | Self::Middle | Self::Last)
     }
 
     /// Whether it is a step's first micro-batch.

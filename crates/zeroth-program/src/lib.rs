@@ -25,6 +25,7 @@ mod passes;
 mod placement;
 mod plan_memory;
 mod settings;
+mod shared_buffers;
 mod stream_sizes;
 mod sub_group;
 mod target;

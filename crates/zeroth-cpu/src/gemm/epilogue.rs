@@ -68,7 +68,7 @@ mod wide {
     use std::arch::x86_64::{
         __m512, __m512bh, __m512i, _mm256_loadu_epi16, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
         _mm512_castsi512_ps, _mm512_cmpeq_epi16_mask, _mm512_cmpeq_epi32_mask, _mm512_cvtepu16_epi32,
-        _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_setzero_ps,
+        _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_epi16, _mm512_set1_ps, _mm512_set1_epi32, _mm512_setzero_ps,
         _mm512_slli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
     };
 
@@ -95,6 +95,16 @@ mod wide {
             let ([a, b], [c, d]) = (self.0, other.0);
             // SAFETY: as in `load`.
             unsafe { Self([_mm512_add_ps(a, c), _mm512_add_ps(b, d)]) }
+        }
+
+        /// Every element times a scale.
+        #[inline(always)]
+        pub(crate) fn times(self, scale: f32) -> Self {
+            // SAFETY: as in `load`.
+            unsafe {
+                let ([a, b], scale) = (self.0, _mm512_set1_ps(scale));
+                Self([_mm512_mul_ps(a, scale), _mm512_mul_ps(b, scale)])
+            }
         }
 
         /// Adds 0, which turns -0 into 0.

@@ -39,7 +39,7 @@ fn rounded_once(pool: &Pool) {
     let mut scratch = vec![0.0; linear_scratch(dims, 2)];
     let (mut y, mut dx) = (vec![bf16::ZERO; 33 * 40], vec![bf16::ZERO; 33 * 300]);
     linear(pool, dims, &x, &w, None, &mut y, &mut scratch);
-    linear_dx(pool, dims, &dy, &w, &mut dx, false, &mut scratch);
+    linear_dx(pool, dims, 1.0, &dy, &w, &mut dx, false, &mut scratch);
     let linear_y = ulps(&y, &reference::linear(dims, &wide(&x), &wide(&w), None));
     let linear_dx = ulps(&dx, &reference::linear_backward(dims, &wide(&x), &wide(&w), &wide(&dy))[0]);
 

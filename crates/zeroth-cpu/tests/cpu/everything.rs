@@ -16,6 +16,9 @@ const HEAD_ROWS: usize = 1_100;
 const FLAT: usize = 40_001;
 
 const LINEAR: LinearDims = LinearDims::new(ROWS, WIDTH, 290);
+/// A low-rank adapter of it.
+const RANK: usize = 5;
+const ADAPTER: LinearDims = LinearDims::new(ROWS, RANK, 290);
 const EMBEDDING: EmbeddingDims = EmbeddingDims::new(90, WIDTH);
 const NORM: RmsNormDims = RmsNormDims::new(ROWS, WIDTH, 1e-5);
 const ROPE: RopeDims = RopeDims::new(ROWS, 10, 28, 28);
@@ -158,9 +161,10 @@ impl<T: Element> Everything<T> {
         };
         self.moments.iter_mut().for_each(|moments| moments.fill(bf16::ONE));
         linear(pool, LINEAR, x, &self.weight, Some(&self.weight[..290]), y, s);
-        linear_dx(pool, LINEAR, &self.x, &self.weight, dx, false, s);
-        linear_dw(pool, LINEAR, &self.x, other, dw, s);
+        linear_dx(pool, LINEAR, 1.0, &self.x, &self.weight, dx, false, s);
+        linear_dw(pool, LINEAR, 1.0, &self.x, other, dw, s);
         linear_db(pool, LINEAR, &self.x, db, s);
+        linear_add(pool, ADAPTER, 0.3, &x[..ROWS * RANK], &self.weight[..290 * RANK], y, s);
         embedding(pool, EMBEDDING, &self.ids, &self.weight[..90 * WIDTH], embedded);
         embedding_backward(pool, EMBEDDING, &self.ids, x, dtable);
         rms_norm_residual(pool, NORM, x, other, w, h, normed, rstd);

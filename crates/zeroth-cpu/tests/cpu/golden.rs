@@ -91,8 +91,8 @@ fn linear_and_its_gradients_agree_with_pytorch() {
         linear(pool, dims, &x, &w, Some(&bias), &mut y, &mut scratch);
         golden.near("y", &y);
         let (mut dx, mut dw, mut db) = (vec![0.0; x.len()], vec![0.0; w.len()], vec![0.0; bias.len()]);
-        linear_dx(pool, dims, &dy, &w, &mut dx, false, &mut scratch);
-        linear_dw(pool, dims, &dy, &x, &mut dw, &mut scratch);
+        linear_dx(pool, dims, 1.0, &dy, &w, &mut dx, false, &mut scratch);
+        linear_dw(pool, dims, 1.0, &dy, &x, &mut dw, &mut scratch);
         linear_db(pool, dims, &dy, &mut db, &mut scratch);
         golden.near("dx", &dx);
         golden.near("dw", &dw);
@@ -101,8 +101,8 @@ fn linear_and_its_gradients_agree_with_pytorch() {
         linear(pool, dims, &x, &w, None, &mut y, &mut scratch);
         y.chunks_exact_mut(bias.len()).for_each(|y| y.iter_mut().zip(&bias).for_each(|(y, b)| *y += b));
         golden.near("y", &y);
-        linear_dx(pool, dims, &dy, &w, &mut dx, true, &mut scratch);
-        linear_dw(pool, dims, &dy, &x, &mut dw, &mut scratch);
+        linear_dx(pool, dims, 1.0, &dy, &w, &mut dx, true, &mut scratch);
+        linear_dw(pool, dims, 1.0, &dy, &x, &mut dw, &mut scratch);
         golden.near("dx", &dx.iter().map(|dx| dx / 2.0).collect::<Vec<_>>());
         golden.near("dw", &dw.iter().map(|dw| dw / 2.0).collect::<Vec<_>>());
     });

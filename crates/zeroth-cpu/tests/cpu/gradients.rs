@@ -49,8 +49,8 @@ fn linear_gradients_match_finite_differences() {
     let (x, w, bias, dy) = (random("x", 35), random("w", 63), random("b", 9), random("dy", 45));
     let mut scratch = vec![0.0; linear_scratch(dims, 2)];
     let (mut dx, mut dw, mut db) = (vec![0.0; 35], vec![0.0; 63], vec![0.0; 9]);
-    linear_dx(&pool, dims, &dy, &w, &mut dx, false, &mut scratch);
-    linear_dw(&pool, dims, &dy, &x, &mut dw, &mut scratch);
+    linear_dx(&pool, dims, 1.0, &dy, &w, &mut dx, false, &mut scratch);
+    linear_dw(&pool, dims, 1.0, &dy, &x, &mut dw, &mut scratch);
     linear_db(&pool, dims, &dy, &mut db, &mut scratch);
     let (x64, w64) = (wide(&x), wide(&w));
     near("dx", &dx, &differences(&x, |x| dot(&reference::linear(dims, x, &w64, None), &dy)));

@@ -56,8 +56,8 @@ fn check_edge_shapes<T: Element>(bound: f64) {
             let mut scratch = vec![f32::NAN; linear_scratch(dims, 2)];
             let (mut y, mut dx, mut dw) = (dy.clone(), x.clone(), vec![0.0f32; w.len()]);
             linear(&pool, dims, &x, &w, None, &mut y, &mut scratch);
-            linear_dx(&pool, dims, &dy, &w, &mut dx, false, &mut scratch);
-            linear_dw(&pool, dims, &dy, &x, &mut dw, &mut scratch);
+            linear_dx(&pool, dims, 1.0, &dy, &w, &mut dx, false, &mut scratch);
+            linear_dw(&pool, dims, 1.0, &dy, &x, &mut dw, &mut scratch);
             let errors = [
                 relative_error(&y, &expected),
                 relative_error(&dx, &expected_dx),
@@ -129,10 +129,10 @@ fn a_rounded_dw_has_the_bits_of_an_accumulated_one() {
         }
         let mut scratch = vec![f32::NAN; linear_scratch(dims, 2)];
         let mut sums = vec![0.0f32; outputs * inputs];
-        linear_dw(&pool, dims, &dy, &x, &mut sums, &mut scratch);
+        linear_dw(&pool, dims, 1.0, &dy, &x, &mut sums, &mut scratch);
         let (mut wide, mut narrow) = (vec![f32::NAN; sums.len()], vec![T::from_f32(f32::NAN); sums.len()]);
-        assert!(!linear_dw_rounded(&pool, dims, &dy, &x, &mut wide, &mut scratch), "{isa}: all is finite");
-        assert!(!linear_dw_rounded(&pool, dims, &dy, &x, &mut narrow, &mut scratch), "{isa}: all is finite");
+        assert!(!linear_dw_rounded(&pool, dims, 1.0, &dy, &x, &mut wide, &mut scratch), "{isa}: all is finite");
+        assert!(!linear_dw_rounded(&pool, dims, 1.0, &dy, &x, &mut narrow, &mut scratch), "{isa}: all is finite");
         let same = |a: f32, b: f32| a.to_bits() == b.to_bits();
         assert!(sums.iter().zip(&wide).all(|(a, b)| same(*a, *b)), "{isa} {dims:?}");
         let rounded = sums.iter().map(|sum| T::from_f32(*sum).to_f32());
@@ -140,7 +140,7 @@ fn a_rounded_dw_has_the_bits_of_an_accumulated_one() {
         for infinite in [f32::NAN, f32::INFINITY] {
             let (mut dy, last) = (dy.clone(), dy.len() - 1);
             dy[last] = T::from_f32(infinite);
-            assert!(linear_dw_rounded(&pool, dims, &dy, &x, &mut narrow, &mut scratch), "{isa}: {infinite}");
+            assert!(linear_dw_rounded(&pool, dims, 1.0, &dy, &x, &mut narrow, &mut scratch), "{isa}: {infinite}");
         }
     }
     for &isa in Isa::available() {
@@ -158,7 +158,7 @@ fn amx_sums_in_the_order_of_the_manual() {
     let dims = LinearDims::new(100, 21, 19);
     let (x, dy) = (random::<bf16>("x", 100 * 21), random::<bf16>("dy", 100 * 19));
     let (mut dw, mut scratch) = (vec![0.0; 19 * 21], vec![f32::NAN; linear_scratch(dims, 1)]);
-    linear_dw(&pool, dims, &dy, &x, &mut dw, &mut scratch);
+    linear_dw(&pool, dims, 1.0, &dy, &x, &mut dw, &mut scratch);
     for (at, dw) in dw.into_iter().enumerate() {
         let (output, input) = (at / 21, at % 21);
         let term =

@@ -58,8 +58,8 @@ impl Harness {
             let dx = self.allocate(2 * rows * inputs);
             let flops = || Work::Flops(2.0 * (rows * inputs) as f64 * outputs as f64);
             let shape = format!("{rows}x{inputs}x{outputs}");
-            self.time(&shape, flops(), Kernel::LinearDx { dims, dy: y, w, dx, add: false })?;
-            self.time(&shape, flops(), Kernel::LinearDw { dims, dy: y, x, dw, store: GradStore::Add })?;
+            self.time(&shape, flops(), Kernel::LinearDx { dims, scale: 1.0, dy: y, w, dx, add: false })?;
+            self.time(&shape, flops(), Kernel::LinearDw { dims, scale: 1.0, dy: y, x, dw, store: GradStore::Add })?;
             self.time(&shape, flops(), Kernel::Linear { dims, x, w, bias: None, y })?;
             self.next = 0;
         }

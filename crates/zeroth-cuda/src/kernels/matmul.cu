@@ -4,10 +4,10 @@
 #define TILE_K 32
 #define THREADS 256
 
-// d [m, n] = a [m, k] @ b [k, n], plus bias[j] or plus d if `accumulate`; rounded once.
+// d [m, n] = scale * a [m, k] @ b [k, n], plus bias[j] or plus d if `accumulate`; rounded once.
 template <typename T, typename D>
 __device__ void matmul(const T *a, u64 a_row_stride, u64 a_col_stride, const T *b, u64 b_row_stride, u64 b_col_stride,
-                       D *d, u64 d_row_stride, const D *bias, u64 m, u64 n, u64 k, u64 accumulate) {
+                       D *d, u64 d_row_stride, const D *bias, u64 m, u64 n, u64 k, float scale, u64 accumulate) {
     __shared__ float a_tile[TILE][TILE_K + 1], b_tile[TILE][TILE_K + 1];
     u64 first_row = (u64)blockIdx.x * TILE, first_column = (u64)blockIdx.y * TILE;
     int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16;
@@ -48,7 +48,7 @@ __device__ void matmul(const T *a, u64 a_row_stride, u64 a_col_stride, const T *
             u64 to_row = first_row + row + i, to_column = first_column + column + 16 * j;
             if (to_row >= m || to_column >= n) continue;
             D *to = d + to_row * d_row_stride + to_column;
-            float sum = sums[i][j];
+            float sum = scale * sums[i][j];
             if (bias) sum += to_f32(bias[to_column]);
             if (accumulate) sum += to_f32(*to);
             *to = from_f32<D>(sum);
@@ -58,9 +58,10 @@ __device__ void matmul(const T *a, u64 a_row_stride, u64 a_col_stride, const T *
 #define INSTANTIATE_MATMUL(NAME, T, TO, D)                                                                      \
     extern "C" __global__ void matmul_##NAME##_##TO(const T *a, u64 a_row_stride, u64 a_col_stride, const T *b, \
                                                     u64 b_row_stride, u64 b_col_stride, D *d, u64 d_row_stride, \
-                                                    const D *bias, u64 m, u64 n, u64 k, u64 accumulate) {       \
+                                                    const D *bias, u64 m, u64 n, u64 k, float scale,            \
+                                                    u64 accumulate) {                                           \
         matmul(a, a_row_stride, a_col_stride, b, b_row_stride, b_col_stride, d, d_row_stride, bias, m, n, k,    \
-               accumulate);                                                                                     \
+               scale, accumulate);                                                                              \
     }
 
 INSTANTIATE_MATMUL(f32, float, f32, float)

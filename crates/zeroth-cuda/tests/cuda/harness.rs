@@ -99,10 +99,11 @@ impl Harness {
         from_bytes(dtype, &to_bytes(dtype, &values))
     }
 
-    /// Largest relative L2 error that rounding explains.
+    /// Largest relative L2 error that rounding explains. One rounding to bf16 is off by up to 2^-8 of an element, one to f16 by
+    /// 2^-11; a row of a few elements may consist of one that is.
     pub(crate) fn bound(&self, stored: DType) -> f64 {
         match (stored, self.dtype) {
-            (DType::Bf16, _) => 3e-3,
+            (DType::Bf16, _) => 4e-3,
             (DType::F16, _) => 5e-4,
             (DType::F32, DType::F32) => 3e-6,
             (DType::F32, _) => 1e-5,

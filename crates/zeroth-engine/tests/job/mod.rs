@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+mod lora;
+
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -14,11 +16,13 @@ use zeroth_cuda::CudaDevice;
 use zeroth_engine::{Engine, MicroBatch, Rank, State};
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
-use zeroth_kernel::{Device, Optimizer, Recipe, Record, Tier};
+use zeroth_kernel::{Device, Optimizer, Recipe, Record, RowKey, Tier};
 use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward_training, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 use zeroth_program::{Offload, Recompute, Settings, Types, compile, plan_memory};
+
+pub(crate) use lora::lora_goldens;
 
 pub(crate) const F32: Types = Types { compute: DType::F32, communication: DType::F32 };
 pub(crate) const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
@@ -73,6 +77,7 @@ struct Packed {
     labels: Vec<i32>,
     positions: Vec<i32>,
     starts: Vec<u32>,
+    keys: Vec<RowKey>,
 }
 
 /// How a golden model is trained.
@@ -255,6 +260,9 @@ impl Golden {
             let row = &self.rows[place as usize % self.rows.len()];
             packed.starts.push(packed.ids.len() as u32);
             packed.positions.extend(0..row.ids.len() as i32);
+            let epoch = (place / self.rows.len() as u64) as u32;
+            let key = |position| RowKey { sample: place % self.rows.len() as u64, position, epoch };
+            packed.keys.extend((0..row.ids.len() as u32).map(key));
             packed.ids.extend(&row.ids);
             packed.labels.extend(&row.labels);
         }
@@ -373,9 +381,10 @@ impl Golden {
         comm: Option<Box<dyn Comm>>,
         scaling: Option<Recipe>,
     ) -> Engine<'c> {
-        let undecayed = self.steps["recipe"]["undecayed"].as_array().unwrap();
+        let undecayed = self.steps["recipe"]["undecayed"].as_array();
         let name = |param: zeroth_graph::ParamId| &compiled.graph.param(param).spec.name;
-        let decayed = |param| !undecayed.iter().any(|other| other.as_str() == Some(name(param)));
+        let decayed =
+            |param| !undecayed.into_iter().flatten().any(|other| other.as_str() == Some(name(param)));
         let [on_device, on_host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
         let device: Box<dyn Device> = match compiled.target {
             Target::Cpu { .. } => Box::new(CpuDevice::new(threads, on_device, on_host).unwrap()),
@@ -452,6 +461,15 @@ impl Golden {
     }
 }
 
+/// A tensor of a safetensors file: a header of JSON with the byte ranges of f32 data.
+pub(crate) fn tensor(file: &Path, name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let table: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let at = |place: usize| 8 + header + table[name]["data_offsets"][place].as_u64().unwrap() as usize;
+    bytes[at(0)..at(1)].as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
 fn collect<'o>(
     engine: &mut Engine<'_>,
     state: State,
@@ -471,8 +489,8 @@ fn collect<'o>(
 
 impl Packed {
     fn view(&self) -> MicroBatch<'_> {
-        let Self { ids, labels, positions, starts } = self;
-        MicroBatch { ids, labels, positions, starts, keys: &[] }
+        let Self { ids, labels, positions, starts, keys } = self;
+        MicroBatch { ids, labels, positions, starts, keys }
     }
 }
 

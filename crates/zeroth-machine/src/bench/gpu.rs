@@ -29,8 +29,8 @@ pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, 
         let dw = operand(3, 4);
         [
             Kernel::Linear { dims, x, w, bias: None, y },
-            Kernel::LinearDx { dims, dy: y, w, dx: x, add: false },
-            Kernel::LinearDw { dims, dy: y, x, dw, store: GradStore::Add },
+            Kernel::LinearDx { dims, scale: 1.0, dy: y, w, dx: x, add: false },
+            Kernel::LinearDw { dims, scale: 1.0, dy: y, x, dw, store: GradStore::Add },
         ]
     };
     let all = || {

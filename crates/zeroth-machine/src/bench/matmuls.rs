@@ -87,8 +87,8 @@ impl<T: Element> MatmulBench<T> {
         let start = Instant::now();
         match self.form {
             MatmulKind::Forward => linear(pool, *dims, x, w, None, y, scratch),
-            MatmulKind::Dx => linear_dx(pool, *dims, y, w, x, false, scratch),
-            MatmulKind::Dw => linear_dw(pool, *dims, y, x, dw, scratch),
+            MatmulKind::Dx => linear_dx(pool, *dims, 1.0, y, w, x, false, scratch),
+            MatmulKind::Dw => linear_dw(pool, *dims, 1.0, y, x, dw, scratch),
         }
         start.elapsed().as_secs_f64()
     }

@@ -237,7 +237,8 @@ impl At<'_> {
     /// The span of a value, limited to the rows of this micro-batch.
     fn value(&self, value: Value) -> Span {
         // The forward value, or its recomputed or reloaded copy.
-        let holds = |id: BufferId| (id.value() == Some(value.index())).then_some(id);
+        let holder = self.program().shared_buffers.holder(self.section.kind, value.index());
+        let holds = |id: BufferId| (id.value() == Some(holder)).then_some(id);
         let id = self.operands().find_map(holds).expect("the values of an op are operands");
         self.part(id, 0, self.rows(value), self.source.row_bytes(value.index()))
     }
@@ -336,7 +337,7 @@ impl At<'_> {
                 let bytes = program.report().bytes() as u64;
                 vec![Kernel::Zero { to: self.whole(BufferId::Report, bytes) }]
             }
-            Action::Forward(node) => vec![self.forward(&self.source.graph.nodes[*node])],
+            Action::Forward(node) => self.forward(&self.source.graph.nodes[*node]),
             Action::Logits { node, sequences } => {
                 vec![self.logits(&self.source.graph.nodes[*node], *sequences)]
             }
@@ -345,7 +346,7 @@ impl At<'_> {
             Action::Backward(node) => self.backward(&self.source.backward.nodes[*node]),
             Action::Recompute { node, from_sum } => {
                 let node = &self.source.graph.nodes[*node];
-                vec![if *from_sum { self.norm_of_sum(node) } else { self.forward(node) }]
+                if *from_sum { vec![self.norm_of_sum(node)] } else { self.forward(node) }
             }
             Action::OffloadActivation(value) | Action::ReloadActivation(value) => vec![self.moved(*value)],
             Action::ZeroGrad(flat) => {

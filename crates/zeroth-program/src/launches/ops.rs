@@ -112,10 +112,10 @@ impl At<'_> {
         HeadLossDims { rows: self.rows(x) as usize, hidden, vocab, row_stride: self.row_stride(hidden) }
     }
 
-    pub(super) fn forward(&self, node: &Node) -> Kernel {
+    pub(super) fn forward(&self, node: &Node) -> Vec<Kernel> {
         let (input, output) =
             (|place: usize| self.value(node.inputs[place]), |place: usize| self.value(node.outputs[place]));
-        match node.op {
+        let kernel = match node.op {
             Op::Embedding => {
                 let [vocab, width] = self.shape(node.params[0]);
                 Kernel::Embedding {
@@ -133,6 +133,20 @@ impl At<'_> {
                 bias: node.params.get(1).map(|bias| self.param(*bias)),
                 y: output(0),
             },
+            Op::LinearAdd { scale } => {
+                let add = Kernel::LinearAdd {
+                    dims: self.linear_dims(node.params[0], node.inputs[1]),
+                    scale: scale as f32,
+                    x: input(1),
+                    w: self.param(node.params[0]),
+                    y: output(0),
+                };
+                // The kernel adds in place; a base that is read again is copied first.
+                let (from, to, dtype) = (input(0), output(0), self.program().types.compute);
+                let copy =
+                    Kernel::Convert { from, from_type: dtype, to, to_type: dtype, found_inf: None };
+                return (from != to).then_some(copy).into_iter().chain([add]).collect();
+            }
             Op::HeadNormRope { rotary, .. } => {
                 let [cos, sin] = self.angles(rotary, node.inputs[1]);
                 Kernel::HeadNormRope {
@@ -182,7 +196,8 @@ impl At<'_> {
                 labels: input(1),
                 loss: self.loss(part),
             },
-        }
+        };
+        vec![kernel]
     }
 
     /// The head on the last token of each sequence.
@@ -293,18 +308,20 @@ impl At<'_> {
                     }),
                 }
             }
-            GradOp::LinearInput => Kernel::LinearDx {
+            GradOp::LinearInput | GradOp::LinearAddInput { .. } => Kernel::LinearDx {
                 dims: self.linear_dims(node.params[0], node.inputs[0]),
+                scale: scale(node.op),
                 dy: input(0),
                 w: self.param(node.params[0]),
                 dx: output(0),
                 add: node.outputs[0].1 == GradWrite::Add,
             },
-            GradOp::LinearParams => {
+            GradOp::LinearParams | GradOp::LinearAddParams { .. } => {
                 let dims = self.linear_dims(of.params[0], node.inputs[0]);
                 let is_trained = |param: &&ParamId| node.accumulates_into.contains(*param);
                 let weight = of.params.first().filter(is_trained).map(|weight| Kernel::LinearDw {
                     dims,
+                    scale: scale(node.op),
                     dy: input(1),
                     x: input(0),
                     dw: self.gradient(*weight),
@@ -381,5 +398,13 @@ impl At<'_> {
             GradOp::Sum => Kernel::Sum { a: input(0), b: input(1), y: output(0) },
         };
         vec![kernel]
+    }
+}
+
+/// The factor of a matmul's gradient.
+const fn scale(op: GradOp) -> f32 {
+    match op {
+        GradOp::LinearAddInput { scale } | GradOp::LinearAddParams { scale } => scale as f32,
+        _ => 1.0,
     }
 }

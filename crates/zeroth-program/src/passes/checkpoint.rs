@@ -7,10 +7,14 @@
 //! same bits, later. With `block`, blocks are grouped into runs so that the requested number of inputs is kept;
 //! everything a run computes that no other unit reads is dropped and recomputed before the run's backward. Where only
 //! some blocks are recomputed, they are the first: backward reaches them when the memory of the others is free again.
+//!
+//! The input of an adapter behind dropout is dropped in any case: otherwise every adapter would keep a masked copy of the
+//! input that it shares with others. Each is recomputed alone, right before the gradient of the adapter's inner matrix.
+//! What that matrix makes of it, [tokens, rank], is kept even where the block around it is recomputed.
 
 use std::collections::{BTreeSet, HashMap};
 
-use zeroth_graph::{Backward, Graph, Op, UnitId, Value};
+use zeroth_graph::{Backward, Graph, Node, Op, UnitId, Value};
 
 use super::super::{Action, Instruction, Program, Recompute, Section, Settings};
 
@@ -24,10 +28,16 @@ pub(in super::super) fn checkpoint(
     for input in backward.nodes.iter().flat_map(|node| &node.inputs) {
         is_read_by_backward[input.index()] = true;
     }
-    let model = Model { graph, backward, is_read_by_backward: &is_read_by_backward };
+    let masked = masked_inputs(graph, &is_read_by_backward);
+    // Recomputing a masked input reads what it masks.
+    for input in masked.iter().flat_map(|masked| &graph.nodes[masked.dropout].inputs) {
+        is_read_by_backward[input.index()] = true;
+    }
+    let model = Model { graph, backward, is_read_by_backward: &is_read_by_backward, masked: &masked };
     let all: Vec<UnitId> = (0..graph.units.len()).map(UnitId::at).collect();
     let (runs, single) = match settings.recompute {
-        Recompute::Nothing => return program,
+        Recompute::Nothing if masked.is_empty() => return program,
+        Recompute::Nothing => (Vec::new(), Vec::new()),
         Recompute::NormSwiGlu => (Vec::new(), model.single(&all, |op| !matches!(op, Op::Attention { .. }))),
         Recompute::Attention => (Vec::new(), model.single(&all, |_| true)),
         Recompute::Block { blocks: most, checkpoints: kept, .. } => {
@@ -39,7 +49,11 @@ pub(in super::super) fn checkpoint(
     };
     let parked = matches!(settings.recompute, Recompute::Block { offloaded: true, .. });
     let entering = if parked { model.entering(&runs) } else { Vec::new() };
-    let groups: Vec<Group> = runs.into_iter().chain(single).collect();
+    let alone = masked.iter().map(|masked| Group {
+        dropped: BTreeSet::from([graph.nodes[masked.dropout].outputs[0].index()]),
+        nodes: vec![masked.dropout],
+    });
+    let groups: Vec<Group> = runs.into_iter().chain(single).chain(alone).collect();
     let sections = std::mem::take(&mut program.sections);
     program.sections = sections
         .into_iter()
@@ -60,12 +74,43 @@ struct Group {
     nodes: Vec<usize>,
 }
 
+/// The input of an adapter behind dropout.
+struct MaskedInput {
+    /// The dropout node.
+    dropout: usize,
+    /// What the inner matrices of adapters make of it.
+    projected: Vec<Value>,
+}
+
+/// The dropouts that only inner matrices of adapters read, where backward reads their output.
+fn masked_inputs(graph: &Graph, is_read_by_backward: &[bool]) -> Vec<MaskedInput> {
+    let mut readers: Vec<Vec<&Node>> = vec![Vec::new(); graph.values.len()];
+    for node in &graph.nodes {
+        node.inputs.iter().for_each(|input| readers[input.index()].push(node));
+    }
+    let is_inner = |node: &&Node| {
+        let u = node.outputs[0];
+        let is_outer = |outer: &&Node| matches!(outer.op, Op::LinearAdd { .. }) && outer.inputs[1] == u;
+        node.op == Op::Linear && readers[u.index()].iter().any(is_outer)
+    };
+    let dropouts = graph.nodes.iter().enumerate().filter(|(_, node)| {
+        let y = node.outputs[0].index();
+        matches!(node.op, Op::Dropout { .. }) && is_read_by_backward[y] && readers[y].iter().all(is_inner)
+    });
+    let masked = |(dropout, node): (usize, &Node)| MaskedInput {
+        dropout,
+        projected: readers[node.outputs[0].index()].iter().map(|inner| inner.outputs[0]).collect(),
+    };
+    dropouts.map(masked).collect()
+}
+
 #[derive(Clone, Copy)]
 struct Model<'a> {
     graph: &'a Graph,
     backward: &'a Backward,
     /// By value.
     is_read_by_backward: &'a [bool],
+    masked: &'a [MaskedInput],
 }
 
 impl Model<'_> {
@@ -122,12 +167,16 @@ impl Model<'_> {
 
     fn run(&self, units: &[UnitId]) -> Group {
         let is_inside = self.inside(units);
-        let inside = |node: &zeroth_graph::Node| is_inside[node.unit.index()];
+        let inside = |node: &Node| is_inside[node.unit.index()];
         let own = self.graph.nodes.iter().filter(|node| inside(node));
         let mut dropped: BTreeSet<usize> =
             own.flat_map(|node| node.outputs.iter().map(|o| o.index())).collect();
         for input in self.graph.nodes.iter().filter(|node| !inside(node)).flat_map(|node| &node.inputs) {
             dropped.remove(&input.index());
+        }
+        for MaskedInput { dropout, projected } in self.masked {
+            dropped.remove(&self.graph.nodes[*dropout].outputs[0].index());
+            projected.iter().for_each(|value| _ = dropped.remove(&value.index()));
         }
         // Backwards over the nodes: one is needed if backward or a needed node reads its output.
         let mut needed: BTreeSet<usize> =
@@ -158,15 +207,34 @@ impl Model<'_> {
                 let due: BTreeSet<usize> =
                     reads.iter().filter_map(|value| owners.get(&value.index()).copied()).collect();
                 for place in due {
-                    let group = &groups[place];
-                    if !std::mem::replace(&mut is_done[place], true) {
-                        out.extend(group.nodes.iter().map(|node| self.again(program, *node, group)));
-                    }
+                    self.recompute(program, groups, &owners, place, &mut is_done, &mut out);
                 }
             }
             out.push(instruction);
         }
         Section { kind: section.kind, instructions: out }
+    }
+
+    /// Recomputes a group, after those that drop what it reads.
+    fn recompute(
+        &self,
+        program: &Program,
+        groups: &[Group],
+        owners: &HashMap<usize, usize>,
+        place: usize,
+        is_done: &mut [bool],
+        out: &mut Vec<Instruction>,
+    ) {
+        if std::mem::replace(&mut is_done[place], true) {
+            return;
+        }
+        let group = &groups[place];
+        for input in group.nodes.iter().flat_map(|node| &self.graph.nodes[*node].inputs) {
+            if let Some(earlier) = owners.get(&input.index()) {
+                self.recompute(program, groups, owners, *earlier, is_done, out);
+            }
+        }
+        out.extend(group.nodes.iter().map(|node| self.again(program, *node, group)));
     }
 
     fn again(&self, program: &Program, index: usize, group: &Group) -> Instruction {

@@ -6,6 +6,7 @@ use zeroth_graph::{Backward, Graph, Node, Op};
 
 use super::super::buffer::ALIGNMENT;
 use super::super::grad_producers::grad_producers;
+use super::super::shared_buffers::SharedBuffers;
 use super::super::{
     Action, Gather, GradProducers, Instruction, Program, Section, SectionKind, Settings, World,
 };
@@ -56,7 +57,7 @@ pub(in super::super) fn lower_inference(
             }
             _ => vec![instruction],
         };
-        let forward = forward(graph, &layout, |op| !op.is_loss());
+        let forward = forward(graph, &layout, |op| !op.is_loss() && !is_dropout(op));
         let mut instructions: Vec<Instruction> = forward.into_iter().flat_map(with_cache).collect();
         instructions.extend(graph.losses().map(|node| Instruction {
             reads: Program::flats_of(&layout, &graph.nodes[node].params),
@@ -68,6 +69,10 @@ pub(in super::super) fn lower_inference(
         if cached_tokens > 0 { &[SectionKind::Logits, SectionKind::Decode] } else { &[SectionKind::Logits] };
     let sections = kinds.iter().map(|kind| of_kind(*kind)).collect();
     Program { cached_tokens, ..program(graph, World::from(1), layout, sections, Vec::new(), settings) }
+}
+
+const fn is_dropout(op: Op) -> bool {
+    matches!(op, Op::Dropout { .. })
 }
 
 const fn is_attention(node: &Node) -> bool {
@@ -104,6 +109,7 @@ fn program(
         moment_dtype: settings.moment_dtype,
         stochastic_rounding: settings.stochastic_rounding,
         cached_tokens: 0,
+        shared_buffers: SharedBuffers::find(graph),
     }
 }
 
@@ -131,8 +137,9 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
     instructions
 }
 
+/// Forward with its losses. Dropout is off.
 fn evaluation(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
     let mut instructions = vec![Instruction::new(Action::ZeroLoss)];
-    instructions.extend(forward(graph, layout, |_| true));
+    instructions.extend(forward(graph, layout, |op| !is_dropout(op)));
     instructions
 }

@@ -56,7 +56,9 @@ impl<'a> Walk<'a> {
             releases: vec![0; program.layout.flats.len()],
             in_transfer: HashMap::new(),
             sub_groups: HashMap::new(),
-            values: (0..backward.values.len()).map(BufferId::Value).collect(),
+            values: (0..backward.values.len())
+                .map(|value| BufferId::Value(program.shared_buffers.holder(kind, value)))
+                .collect(),
         }
     }
 
@@ -66,10 +68,12 @@ impl<'a> Walk<'a> {
         match &instruction.action {
             Action::Recompute { node, from_sum } => {
                 for output in &self.graph.nodes[*node].outputs[usize::from(*from_sum)..] {
-                    self.values[output.index()] = BufferId::Recomputed(output.index());
+                    self.values[output.index()] = BufferId::Recomputed(self.holder(output.index()));
                 }
             }
-            Action::ReloadActivation(value) => self.values[*value] = BufferId::Reloaded(*value),
+            Action::ReloadActivation(value) => {
+                self.values[*value] = BufferId::Reloaded(self.holder(*value));
+            }
             Action::Release(flat) => self.releases[*flat] += 1,
             Action::PackGrad(chunk) | Action::CastAndPackGrad(chunk) => {
                 self.in_transfer.insert(chunk.clone(), BufferId::SendChunk(at));
@@ -94,6 +98,21 @@ impl<'a> Walk<'a> {
 
     fn values(&self, values: &[Value]) -> impl Iterator<Item = BufferId> {
         values.iter().map(|value| self.values[value.index()])
+    }
+
+    /// The value whose buffer holds a value.
+    fn holder(&self, value: usize) -> usize {
+        self.program.shared_buffers.holder(self.kind, value)
+    }
+
+    /// The buffers of a forward node's inputs, without one that it updates in place.
+    fn inputs<'n>(&'n self, node: &'n Node) -> impl Iterator<Item = BufferId> + 'n {
+        let updated = match node.op {
+            Op::LinearAdd { .. } => Some(self.holder(node.outputs[0].index())),
+            _ => None,
+        };
+        let is_read = move |value: &&Value| updated != Some(self.holder(value.index()));
+        node.inputs.iter().filter(is_read).map(|value| self.values[value.index()])
     }
 
     /// The buffer that holds a flat's parameters.
@@ -151,7 +170,7 @@ impl<'a> Walk<'a> {
         match &instruction.action {
             Action::Forward(node) => {
                 let node = &self.graph.nodes[*node];
-                let reads = self.values(&node.inputs).chain(self.params(instruction));
+                let reads = self.inputs(node).chain(self.params(instruction));
                 let reads = reads.chain(self.of_stream(node)).collect();
                 let outputs = self.values(&node.outputs);
                 let writes = if node.op.is_loss() { vec![BufferId::Report] } else { outputs.collect() };
@@ -159,12 +178,16 @@ impl<'a> Walk<'a> {
             }
             Action::Recompute { node, from_sum } => {
                 let node = &self.graph.nodes[*node];
-                let inputs = if *from_sum { &node.outputs[..1] } else { &node.inputs[..] };
-                let reads = self.values(inputs).chain(self.params(instruction));
+                let inputs: Vec<BufferId> = if *from_sum {
+                    self.values(&node.outputs[..1]).collect()
+                } else {
+                    self.inputs(node).collect()
+                };
+                let reads = inputs.into_iter().chain(self.params(instruction));
                 let outputs = node.outputs[usize::from(*from_sum)..].iter();
                 Operands {
                     reads: reads.chain(self.of_stream(node)).collect(),
-                    writes: outputs.map(|output| BufferId::Recomputed(output.index())).collect(),
+                    writes: outputs.map(|output| BufferId::Recomputed(self.holder(output.index()))).collect(),
                 }
             }
             Action::Backward(node) => self.of_gradient(*node, instruction),
@@ -192,10 +215,11 @@ impl<'a> Walk<'a> {
                 }
             }
             Action::OffloadActivation(value) => {
-                lists([BufferId::Value(*value)], [BufferId::Offloaded(*value)])
+                lists([self.values[*value]], [BufferId::Offloaded(self.holder(*value))])
             }
             Action::ReloadActivation(value) => {
-                lists([BufferId::Offloaded(*value)], [BufferId::Reloaded(*value)])
+                let holder = self.holder(*value);
+                lists([BufferId::Offloaded(holder)], [BufferId::Reloaded(holder)])
             }
             // This rank's shard was uploaded into its part of the gathered flat.
             Action::AllGather(flat) if program.residency[*flat].weights.is_offloaded() => {

@@ -157,7 +157,7 @@ fn row(graph: &Graph, node: usize, lengths: &[u64]) -> Row {
     let tokens: u64 = lengths.iter().sum();
     let params = || node.params.iter().map(|id| graph.param(*id));
     let forward = match node.op {
-        Op::Linear | Op::HeadLoss { .. } => {
+        Op::Linear | Op::LinearAdd { .. } | Op::HeadLoss { .. } => {
             let weight = params().next().map_or(0, Param::elements);
             2.0 * weight as f64 * tokens as f64
         }

@@ -311,7 +311,7 @@ fn shares(compiled: &Compiled, seconds: f64, times: &[InstructionTime]) -> StepS
             _ => None,
         };
         let share = match (node.map(|node| &graph.nodes[node].op), Phase::of(section.kind, action)) {
-            (Some(Op::Linear | Op::HeadLoss { .. }), _) => &mut shares.matmuls,
+            (Some(Op::Linear | Op::LinearAdd { .. } | Op::HeadLoss { .. }), _) => &mut shares.matmuls,
             (Some(Op::Attention { .. }), _) => &mut shares.attention,
             (_, Phase::Gather) => &mut shares.gather,
             (_, Phase::Reduce) => &mut shares.reduce,
