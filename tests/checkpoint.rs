@@ -87,6 +87,7 @@ fn save(folder: &Path, step: u64) {
         states: STATES.to_vec(),
         weights_only: false,
         best: None,
+        lora: None,
         config: json!({}),
         files: vec![written.entry().clone()],
     };

@@ -193,7 +193,8 @@ fn not_a_model(folder: &Path, has_config: bool) -> Option<ModelError> {
     if has(ADAPTER_CONFIG) && !has("model.safetensors") && !has("model.safetensors.index.json") {
         let config = fs::read(folder.join(ADAPTER_CONFIG)).ok();
         let config = config.and_then(|bytes| serde_json::from_slice::<Map<String, Value>>(&bytes).ok());
-        let base = config.and_then(|config| Some(config.get("base_model_name_or_path")?.as_str()?.to_owned()));
+        let base =
+            config.and_then(|config| Some(config.get("base_model_name_or_path")?.as_str()?.to_owned()));
         return Some(ModelError::IsAnAdapter { folder: folder.to_owned(), base });
     }
     // A run's config.json is the DeepSpeed config, which has no model_type.

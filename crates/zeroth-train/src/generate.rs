@@ -20,9 +20,8 @@ use zeroth_base::{DType, counted};
 use zeroth_engine::{Engine, MicroBatch, NewToken, Rank, RunError};
 use zeroth_kernel::{Device, Recipe};
 use zeroth_model::{
-    Adapter, AdapterError,
-    Batch, ForwardError, Lora, LoraError, ModelConfig, ModelError, Parameter, ParameterKind, ParameterTable,
-    WeightFiles, WeightsError, add_adapters, forward, has_weights, table,
+    Adapter, AdapterError, Batch, ForwardError, Lora, LoraError, ModelConfig, ModelError, Parameter,
+    ParameterKind, ParameterTable, WeightFiles, WeightsError, add_adapters, forward, has_weights, table,
 };
 use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};

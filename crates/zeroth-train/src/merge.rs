@@ -16,7 +16,8 @@ use zeroth_model::{
 use crate::ModelFiles;
 use crate::base_hash::{BaseHash, name_key};
 use crate::checkpoint::{
-    BaseEntry, Checkpoint, Destination, enclosing_checkpoint, free_bytes, is_inside, needed_bytes, refuse_taken,
+    BaseEntry, Checkpoint, Destination, enclosing_checkpoint, free_bytes, is_inside, needed_bytes,
+    refuse_taken,
 };
 use crate::export::stream;
 use crate::export_error::{ExportError, failed};
@@ -92,7 +93,8 @@ impl MergeBase {
 
     /// The dtype of the stored weights: that of the first.
     pub fn dtype(&self) -> Result<DType, ExportError> {
-        let first = self.table.iter().next().map(|parameter| self.files.dtype(&parameter.name)).transpose()?;
+        let first =
+            self.table.iter().next().map(|parameter| self.files.dtype(&parameter.name)).transpose()?;
         Ok(first.unwrap_or(DType::F32))
     }
 
@@ -206,9 +208,10 @@ fn matrices_by_weight(adapters: &ParameterTable) -> HashMap<String, (&Parameter,
     let mut matrices = HashMap::new();
     for a in adapters.iter().filter(|parameter| parameter.kind == ParameterKind::LoraA) {
         let Some(module) = a.name.strip_suffix(".lora_A.weight") else { continue };
-        let (Some(b), Some(of_base)) =
-            (by_name.get(format!("{module}.lora_B.weight").as_str()), module.strip_prefix("base_model.model."))
-        else {
+        let (Some(b), Some(of_base)) = (
+            by_name.get(format!("{module}.lora_B.weight").as_str()),
+            module.strip_prefix("base_model.model."),
+        ) else {
             continue;
         };
         matrices.insert(format!("{of_base}.weight"), (a, *b));

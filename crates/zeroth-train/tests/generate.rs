@@ -87,7 +87,10 @@ fn adapters_give_the_logits_and_text_of_peft() {
     let other = Inference::open_with(&golden().join("llama-dynamic"), Some(&lora.join("qwen3-tied-qv")));
     let Err(error) = other else { panic!("an adapter of another base was taken") };
     let error = error.to_string();
-    assert!(error.starts_with("--adapter: ") && error.contains("[4, 24]") && error.contains("[4, 30]"), "{error}");
+    assert!(
+        error.starts_with("--adapter: ") && error.contains("[4, 24]") && error.contains("[4, 30]"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -95,7 +95,9 @@ fn open_base(arguments: &CheckpointExportArgs, checkpoint: Option<&Checkpoint>) 
     };
     let named = named.with_context(|| format!("{dir} does not name its base: give it with --model"))?;
     let base = locate(&named).map_err(anyhow::Error::from).and_then(|folder| Ok(MergeBase::open(&folder)?));
-    base.map_err(|error| anyhow::anyhow!("{error}. {dir} names it as its base: give another place of it with --model"))
+    base.map_err(|error| {
+        anyhow::anyhow!("{error}. {dir} names it as its base: give another place of it with --model")
+    })
 }
 
 /// Whether what was given is wrong, and not the work that failed.

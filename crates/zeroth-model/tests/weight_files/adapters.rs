@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use zeroth_base::DType;
 use zeroth_model::{
-    ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, adapter_config_json, adapter_tensors,
-    Lora, LoraTargets, ModelConfig, ParameterTable, WeightWriter, add_adapters, lora_table, table,
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, Lora, LoraTargets, ModelConfig,
+    ParameterTable, WeightWriter, adapter_config_json, adapter_tensors, add_adapters, lora_table, table,
 };
 
 use crate::made::{self, Filled};
@@ -196,7 +196,8 @@ fn harmless_keys_are_passed_over_and_unknown_ones_noted() {
 fn folder(map: &Map<String, Value>, change: impl FnOnce(&mut Vec<Filled>)) -> TempDir {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join(ADAPTER_CONFIG), Value::Object(map.clone()).to_string()).unwrap();
-    let mut tensors = made::filled(&lora_table(&made::tiny_table(true), &config(&plain()).unwrap().lora()).unwrap());
+    let mut tensors =
+        made::filled(&lora_table(&made::tiny_table(true), &config(&plain()).unwrap().lora()).unwrap());
     change(&mut tensors);
     made::write(&folder.path().join(ADAPTER_WEIGHTS), &tensors);
     folder
@@ -217,7 +218,8 @@ fn matrices_that_do_not_fit_are_named() {
             assert!(error.contains(word), "{word}: {error}");
         }
     };
-    let lacking = folder(&plain(), |tensors| tensors.retain(|(name, ..)| name != &format!("{Q}.lora_A.weight")));
+    let lacking =
+        folder(&plain(), |tensors| tensors.retain(|(name, ..)| name != &format!("{Q}.lora_A.weight")));
     refused(&lacking, &[&format!("`{Q}.lora_A.weight` is missing"), "the other matrix"]);
     let other_base = folder(&plain(), |tensors| tensors[0].1 = vec![2, 64]);
     refused(&other_base, &[&format!("`{Q}.lora_A.weight`"), "[2, 64]", "[2, 2]"]);
@@ -231,7 +233,10 @@ fn matrices_that_do_not_fit_are_named() {
     // Targets of another family are passed over beside good ones; alone, those that exist are listed.
     let some = folder(&with("target_modules", json!(["q_proj", "c_attn", "down_proj"])), |_| ());
     assert!(open(&some).unwrap().notes()[0].contains("c_attn"));
-    refused(&folder(&with("target_modules", json!(["c_attn"])), |_| ()), &["`c_attn`", "q_proj", "gate_proj"]);
+    refused(
+        &folder(&with("target_modules", json!(["c_attn"])), |_| ()),
+        &["`c_attn`", "q_proj", "gate_proj"],
+    );
     refused(&folder(&with("target_modules", json!("(")), |_| ()), &["regular expression"]);
     refused(&folder(&with("target_modules", json!(["embed_tokens"])), |_| ()), &["not a linear map"]);
     refused(&folder(&with("target_modules", json!(["lm_head"])), |_| ()), &["tied"]);

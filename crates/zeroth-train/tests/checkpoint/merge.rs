@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_model::{
-    Adapter, DEFAULT_SHARD_BYTES, ModelConfig, NewTensor, ParameterTable, WeightFiles, WeightWriter, read_header,
-    stored_to_f32, table,
+    Adapter, DEFAULT_SHARD_BYTES, ModelConfig, NewTensor, ParameterTable, WeightFiles, WeightWriter,
+    read_header, stored_to_f32, table,
 };
 use zeroth_train::checkpoint::{Checkpoint, Destination};
 use zeroth_train::{ExportError, MergeBase, MergeOutput};
@@ -42,7 +42,8 @@ fn read(files: &WeightFiles, table: &ParameterTable, name: &str) -> Vec<f32> {
 
 /// The tensors of a safetensors file by name, as f32.
 fn tensors(path: &Path) -> Vec<(String, Vec<f32>)> {
-    let (header, bytes) = (read_header(&fs::File::open(path).unwrap()).unwrap().unwrap(), fs::read(path).unwrap());
+    let (header, bytes) =
+        (read_header(&fs::File::open(path).unwrap()).unwrap().unwrap(), fs::read(path).unwrap());
     let tensor = |entry: zeroth_model::TensorEntry| {
         let mut values = vec![0.0; entry.shape.iter().product::<u64>() as usize];
         let range = entry.bytes.start as usize..entry.bytes.end as usize;
@@ -134,11 +135,13 @@ fn every_element_is_within_1e_6_in_fp32_and_one_step_in_bf16() {
 fn folders_that_are_read_are_never_written_to() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    for (from, to) in [("qwen3-tied", "base"), ("lora/qwen3-tied-qv", "adapter")] {
+    for (from, to, files) in [
+        ("qwen3-tied", "base", ["config.json", "model.safetensors"]),
+        ("lora/qwen3-tied-qv", "adapter", ["adapter_config.json", "adapter_model.safetensors"]),
+    ] {
         fs::create_dir(at(to)).unwrap();
-        for entry in fs::read_dir(golden().join(from)).unwrap() {
-            let entry = entry.unwrap();
-            fs::copy(entry.path(), at(to).join(entry.file_name())).unwrap();
+        for name in files {
+            fs::copy(golden().join(from).join(name), at(to).join(name)).unwrap();
         }
     }
     fs::write(at("base/tokenizer.json"), "{}").unwrap();
@@ -155,7 +158,10 @@ fn folders_that_are_read_are_never_written_to() {
     assert_eq!((names_in(&at("base")), names_in(&at("adapter"))), before);
 
     merge(&at("base"), &at("adapter"), output(&at("merged"))).unwrap();
-    assert_eq!(names_in(&at("merged")), ["config.json", "export.json", "model.safetensors", "tokenizer.json"]);
+    assert_eq!(
+        names_in(&at("merged")),
+        ["config.json", "export.json", "model.safetensors", "tokenizer.json"]
+    );
     let error = merge(&at("base"), &at("adapter"), output(&at("merged"))).unwrap_err();
     assert!(matches!(error, ExportError::NotEmpty { .. }), "{error}");
     // The merged model is a base like any other.
