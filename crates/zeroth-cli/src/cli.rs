@@ -274,23 +274,32 @@ pub(crate) enum CheckpointCommand {
         /// A step-N folder, or a run folder
         dir: PathBuf,
     },
-    /// Export a checkpoint, or a run's newest valid one, as a Hugging Face folder
+    /// Export a checkpoint, or a run's newest valid one, as a Hugging Face folder; merge adapters into their base
     Export(CheckpointExportArgs),
 }
 
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
-    after_help = "Example: zeroth checkpoint export run/checkpoints/step-500 --output my-model --dtype bf16\n\n\
-                  Weights are streamed, so memory use does not grow with the model. Exit code 4 if the checkpoint is damaged."
+    after_help = "Examples:\n  zeroth checkpoint export run/checkpoints/step-500 --output my-model --dtype bf16\n  \
+                  zeroth checkpoint export run/model --merge --output my-model\n\n\
+                  Weights are streamed, so memory use does not grow with the model. --merge computes W + scale · B·A in fp32 \
+                  and rounds once, to the dtype of the base. Exit code 4 if the checkpoint is damaged."
 )]
 pub(crate) struct CheckpointExportArgs {
-    /// A step-N folder, or a run folder
+    /// A step-N folder, or a run folder; with --merge also the folder of an adapter that zeroth or PEFT wrote
     pub(crate) dir: PathBuf,
+    /// Merge LoRA adapters into the weights of their base
+    #[arg(long, alias = "merge-lora", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value = "false")]
+    pub(crate) merge: bool,
+    /// With --merge: the base, a folder or a name in the local Hugging Face cache [default: the base that the adapters name]
+    #[arg(long, aliases = ["model-name-or-path", "base-model"], value_name = "DIR")]
+    pub(crate) model: Option<String>,
     /// Output folder
     #[arg(short, long, alias = "output-dir", value_name = "DIR")]
     pub(crate) output: PathBuf,
-    /// Dtype of the weights [default: bf16 for 16-bit runs, else fp32]
+    /// Dtype of the weights [default: bf16 for 16-bit runs, else fp32; with --merge that of the base]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) dtype: Option<DTypeArg>,
     /// Maximum size of a weight file

@@ -14,6 +14,7 @@ use crate::value_args::DeviceArg;
                   zeroth generate --model run/model --prompt \"A bird\" --chat false --temperature 0.8 --top-p 0.95 --seed 7\n  \
                   zeroth generate --model run/model --prompt-ids 1,2,3 --max-new-tokens 0 --logits --format json\n  \
                   zeroth generate --model run/model --data held-out.jsonl\n  \
+                  zeroth generate --model Qwen/Qwen3-8B --adapter run/model --prompt \"A bird\"\n  \
                   zeroth generate --model run/model\n\n\
                   Without a prompt it is a chat: turns are typed at a terminal, or read from standard input line by line. \
                   Text is streamed to standard output without the prompt; --data prints the first rows with their \
@@ -23,6 +24,9 @@ pub(crate) struct GenerateArgs {
     /// Hugging Face folder with weights, or a name in the local Hugging Face cache
     #[arg(long, alias = "model-name-or-path", value_name = "DIR")]
     pub(crate) model: String,
+    /// Folder of a LoRA adapter that zeroth or PEFT wrote, over --model; it is not merged
+    #[arg(long, aliases = ["adapters", "adapter-name-or-path", "lora-model-dir"], value_name = "DIR")]
+    pub(crate) adapter: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]

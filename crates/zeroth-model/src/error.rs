@@ -42,6 +42,18 @@ pub enum ModelError {
         /// The folder.
         folder: PathBuf,
     },
+    /// The folder of an adapter, which needs its base.
+    #[error(
+        "{} is the folder of a PEFT adapter and not a model's: give {} as --model, and this folder as --adapter; `zeroth \
+         checkpoint export {} --merge --output MODEL` merges both to the folder MODEL",
+        folder.display(), base.as_deref().map_or("its base".to_owned(), |base| format!("its base {base}")), folder.display()
+    )]
+    IsAnAdapter {
+        /// The folder.
+        folder: PathBuf,
+        /// The base that it names.
+        base: Option<String>,
+    },
     /// Neither a folder nor a model of the Hugging Face cache.
     #[error(
         "there is no folder `{name}`, and no model of that name in the Hugging Face cache {}; {}{}",

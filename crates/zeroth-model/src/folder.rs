@@ -11,6 +11,7 @@ use zeroth_base::nearest;
 
 use crate::builtin::{builtin_config, builtin_names};
 use crate::fields::kind;
+use crate::peft::ADAPTER_CONFIG;
 use crate::{ModelError, Needs};
 
 const CONFIG: &str = "config.json";
@@ -187,6 +188,14 @@ fn not_a_model(folder: &Path, has_config: bool) -> Option<ModelError> {
     let has = |name: &str| folder.join(name).is_file();
     if !has_config && has("manifest.json") && has("SHA256SUMS") {
         return Some(ModelError::IsACheckpoint { folder: folder.to_owned() });
+    }
+    // Some trainers put the base's config.json beside an adapter: weights make a folder a model's.
+    if has(ADAPTER_CONFIG) && !has("model.safetensors") && !has("model.safetensors.index.json") {
+        let config = fs::read(folder.join(ADAPTER_CONFIG)).ok();
+        let config = config.and_then(|bytes| serde_json::from_slice::<Map<String, Value>>(&bytes).ok());
+        let base =
+            config.and_then(|config| Some(config.get("base_model_name_or_path")?.as_str()?.to_owned()));
+        return Some(ModelError::IsAnAdapter { folder: folder.to_owned(), base });
     }
     // A run's config.json is the DeepSpeed config, which has no model_type.
     let is_model = has_config && {

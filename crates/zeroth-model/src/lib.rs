@@ -45,8 +45,8 @@ pub use load::table;
 pub use lora::{Lora, LoraError, LoraInit, LoraTargets, add_adapters, lora_table};
 pub use new_folder::{ModelSizes, NewFolder, NewFolderError, new_folder};
 pub use peft::{
-    ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, AdapterProblem, adapter_config_json,
-    adapter_tensors, is_adapter_folder,
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, AdapterProblem,
+    adapter_config_json, adapter_tensors, is_adapter_folder,
 };
 pub use rope::{Rope, RopeScaling};
 pub use safetensors::{

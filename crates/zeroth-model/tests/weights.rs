@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
+#[path = "weight_files/adapters.rs"]
+mod adapters;
 #[path = "weight_files/attacks.rs"]
 mod attacks;
 #[path = "weight_files/folders.rs"]

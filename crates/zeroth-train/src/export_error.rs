@@ -3,9 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use zeroth_base::grouped;
+use zeroth_base::{format_bytes, grouped};
 use zeroth_engine::RunError;
-use zeroth_model::WeightsError;
+use zeroth_model::{LoraError, ModelError, WeightsError};
 
 use crate::checkpoint::CheckpointError;
 use crate::model_files::ModelFilesError;
@@ -80,6 +80,59 @@ pub enum ExportError {
         /// The folder.
         folder: PathBuf,
     },
+    /// The destination is a folder that the model is read from, or lies in it.
+    #[error(
+        "{} is in the folder of the {what}, {}, which is only read: give a folder outside of it", folder.display(), input.display()
+    )]
+    InsideInput {
+        /// The destination.
+        folder: PathBuf,
+        /// What is read from there.
+        what: &'static str,
+        /// The folder that is read.
+        input: PathBuf,
+    },
+    /// The disk is too small.
+    #[error(
+        "a merged model needs {} in {}, but the disk has {}: nothing was written; give a folder on a larger disk, or a smaller          --dtype", format_bytes(*needed), folder.display(), format_bytes(*free)
+    )]
+    NoSpace {
+        /// The destination.
+        folder: PathBuf,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// The base of an adapter has no weights.
+    #[error("{} has no weights (*.safetensors), and adapters are merged into the weights of their base", folder.display())]
+    NoBase {
+        /// The base's folder.
+        folder: PathBuf,
+    },
+    /// The base is not the one that the adapters were trained over.
+    #[error(
+        "nothing was written: the adapters were trained over {saved}, and {} has other weights; give that base with --model",
+        given.display()
+    )]
+    AnotherBase {
+        /// The base that they were trained over.
+        saved: String,
+        /// The base that was given.
+        given: PathBuf,
+    },
+    /// A checkpoint of full training.
+    #[error("{} is a checkpoint of full training and has no adapters to merge: leave out --merge", checkpoint.display())]
+    NoAdapters {
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
+    /// The base could not be read.
+    #[error(transparent)]
+    Base(#[from] ModelError),
+    /// The adapters do not fit the base.
+    #[error("the adapters do not fit the base model: {0}")]
+    Adapters(#[from] LoraError),
     /// A file of the source model could not be read.
     #[error(transparent)]
     ModelFiles(#[from] ModelFilesError),

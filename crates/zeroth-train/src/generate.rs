@@ -20,12 +20,13 @@ use zeroth_base::{DType, counted};
 use zeroth_engine::{Engine, MicroBatch, NewToken, Rank, RunError};
 use zeroth_kernel::{Device, Recipe};
 use zeroth_model::{
-    Batch, ForwardError, ModelConfig, ModelError, ParameterTable, WeightsError, forward, table,
+    Adapter, AdapterError, Batch, ForwardError, Lora, LoraError, ModelConfig, ModelError, Parameter,
+    ParameterKind, ParameterTable, WeightFiles, WeightsError, add_adapters, forward, has_weights, table,
 };
 use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
 
-use crate::{InitialWeights, RowSizes};
+use crate::RowSizes;
 
 pub use self::batch::BatchSize;
 pub use self::stops::{begin_id, stop_ids};
@@ -134,6 +135,12 @@ pub enum GenerateError {
     /// Weights could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// The adapter could not be read.
+    #[error("--adapter: {0}")]
+    Adapter(#[from] AdapterError),
+    /// The adapter cannot be added to the model.
+    #[error("--adapter: {0}")]
+    Lora(#[from] LoraError),
     /// The model uses ops that are not implemented.
     #[error("cannot generate text: {0}")]
     Forward(#[from] ForwardError),
@@ -151,11 +158,12 @@ impl From<RunError> for GenerateError {
     }
 }
 
-/// A model folder opened for inference.
+/// A model folder opened for inference, with an adapter beside it or without.
 pub struct Inference {
     model: ModelConfig,
     table: ParameterTable,
-    weights: InitialWeights,
+    weights: WeightFiles,
+    adapter: Option<Adapter>,
     /// The dtype of the stored weights.
     stored: DType,
 }
@@ -163,15 +171,26 @@ pub struct Inference {
 impl Inference {
     /// Reads the config and locates the weights.
     pub fn open(folder: &Path) -> Result<Self, GenerateError> {
+        Self::open_with(folder, None)
+    }
+
+    /// As [`Self::open`], with the PEFT adapter of another folder, whose products are added as the model runs.
+    pub fn open_with(folder: &Path, adapter: Option<&Path>) -> Result<Self, GenerateError> {
         let model = ModelConfig::from_folder(folder)?;
-        let table = table(&model);
-        let weights = InitialWeights::open(folder, &model, &table, 0)?;
-        let InitialWeights::Files(files) = &weights else {
+        let base = table(&model);
+        if !has_weights(folder)? {
             return Err(GenerateError::NoWeights { folder: folder.to_owned() });
-        };
-        let first = table.iter().next().map(|parameter| files.dtype(&parameter.name)).transpose()?;
+        }
+        let weights = WeightFiles::open(folder, &base)?;
+        let first = base.iter().next().map(|parameter| weights.dtype(&parameter.name)).transpose()?;
         let stored = first.unwrap_or(DType::F32);
-        Ok(Self { model, table, weights, stored })
+        let adapter = adapter.map(|folder| Adapter::open(folder, &base)).transpose()?;
+        let table = match &adapter {
+            // Dropout is for training.
+            Some(adapter) => add_adapters(&base, &Lora { dropout: 0.0, ..adapter.lora().clone() })?,
+            None => base,
+        };
+        Ok(Self { model, table, weights, adapter, stored })
     }
 
     /// The model's config.
@@ -184,9 +203,10 @@ impl Inference {
         self.stored
     }
 
-    /// Warnings about the weights.
+    /// Warnings about the weights and the adapter.
     pub fn warnings(&self) -> Vec<String> {
-        self.weights.notes()
+        let of_adapter = self.adapter.iter().flat_map(|adapter| adapter.notes().iter().cloned());
+        self.weights.warnings().iter().map(ToString::to_string).chain(of_adapter).collect()
     }
 
     /// Compiles the inference program for a prompt plus `max_new_tokens`, computing in `run`.
@@ -248,7 +268,19 @@ impl Inference {
         let rank = Rank { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 0 };
         let mut engine = Engine::new(compiled, rank)?;
         let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
-        self.weights.load(&self.table, &mut engine, &names, &mut |_, _| ())?;
+        let known = self.table.by_name();
+        let found: Vec<&Parameter> =
+            names.iter().filter_map(|name| known.get(name.as_str()).copied()).collect();
+        engine.load(&mut |param, range, elements| {
+            let parameter = found[param.index()];
+            match (&self.adapter, parameter.kind) {
+                (Some(adapter), ParameterKind::LoraA | ParameterKind::LoraB) => {
+                    adapter.read_f32(&parameter.name, range, elements)?;
+                }
+                _ => self.weights.read_f32(&parameter.name, range, elements)?,
+            }
+            Ok(())
+        })?;
         Ok(Generator { model: self, engine, compiled, cached: Vec::new() })
     }
 }

@@ -26,6 +26,7 @@ mod load_progress;
 mod lora;
 mod lora_weights;
 mod loss_curve;
+mod merge;
 mod metrics;
 mod model_files;
 mod overwrite_plan;
@@ -66,6 +67,7 @@ pub use job::{Evaluation, Job};
 pub use lora::{LoraJob, adapted_modules, adapter_table, base_table, describe as describe_lora};
 pub use lora_weights::{LoraWeights, LoraWeightsError, check_base};
 pub use loss_curve::{loss_curve, loss_curves};
+pub use merge::{MergeBase, MergeOutput};
 pub use metrics::{
     EvalMetrics, LossParts, MetricsError, MetricsFile, StepMetrics, StepSummary, read_evaluation_losses,
     read_losses, summarize_steps,

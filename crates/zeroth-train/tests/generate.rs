@@ -55,12 +55,50 @@ fn generate(name: &str, prompt: &[i32], generation: &Generation) -> Generated {
     generated
 }
 
+/// Compares logits and greedy text with those of a golden prompt.
+fn check_case(generator: &mut Generator<'_>, case: &Value, name: &str) {
+    let prompt = ids(&case["prompt"]);
+    let logits = generator.logits(&prompt).unwrap();
+    let expected: Vec<f64> =
+        case["logits"].as_array().unwrap().iter().map(|logit| logit.as_f64().unwrap()).collect();
+    assert_eq!(logits.len(), expected.len());
+    for (found, expected) in logits.iter().zip(&expected) {
+        assert!((f64::from(*found) - expected).abs() < 1e-5, "{name} {prompt:?}: {found} {expected}");
+    }
+    let generated = generator.generate(&prompt, &GREEDY, &mut on).unwrap();
+    assert_eq!((generated.ids, generated.end), (ids(&case["greedy"]), End::Length), "{name} {prompt:?}");
+}
+
+#[test]
+fn adapters_give_the_logits_and_text_of_peft() {
+    let lora = golden().join("lora");
+    let text = std::fs::read_to_string(lora.join("adapters.json")).unwrap();
+    let cases: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(cases.as_object().unwrap().len(), 12);
+    for (name, adapter) in cases.as_object().unwrap() {
+        let base = golden().join(adapter["base"].as_str().unwrap());
+        let model = Inference::open_with(&base, Some(&lora.join(name))).unwrap();
+        assert_eq!((model.stored(), model.warnings().len()), (DType::F32, 0));
+        for case in adapter["prompts"].as_array().unwrap() {
+            let compiled = model.compile(&ids(&case["prompt"]), 8, DType::F32, TARGET).unwrap();
+            check_case(&mut start(&model, &compiled), case, name);
+        }
+    }
+    let other = Inference::open_with(&golden().join("llama-dynamic"), Some(&lora.join("qwen3-tied-qv")));
+    let Err(error) = other else { panic!("an adapter of another base was taken") };
+    let error = error.to_string();
+    assert!(
+        error.starts_with("--adapter: ") && error.contains("[4, 24]") && error.contains("[4, 30]"),
+        "{error}"
+    );
+}
+
 #[test]
 fn logits_and_greedy_text_match_transformers() {
     let text = std::fs::read_to_string(golden().join("next_tokens.json")).unwrap();
     let models: Value = serde_json::from_str(&text).unwrap();
-    let folders =
-        std::fs::read_dir(golden()).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir());
+    let folders = std::fs::read_dir(golden()).unwrap();
+    let folders = folders.filter(|entry| entry.as_ref().unwrap().path().join("config.json").exists());
     assert_eq!(models.as_object().unwrap().len(), folders.count());
     for (name, cases) in models.as_object().unwrap() {
         let model = Inference::open(&golden().join(name)).unwrap();
@@ -69,16 +107,7 @@ fn logits_and_greedy_text_match_transformers() {
             let prompt = ids(&case["prompt"]);
             let compiled = model.compile(&prompt, 8, DType::F32, TARGET).unwrap();
             let mut generator = start(&model, &compiled);
-            let logits = generator.logits(&prompt).unwrap();
-            let expected: Vec<f64> =
-                case["logits"].as_array().unwrap().iter().map(|logit| logit.as_f64().unwrap()).collect();
-            assert_eq!(logits.len(), expected.len());
-            for (found, expected) in logits.iter().zip(&expected) {
-                assert!((f64::from(*found) - expected).abs() < 1e-5, "{name} {prompt:?}: {found} {expected}");
-            }
-            let generated = generator.generate(&prompt, &GREEDY, &mut on).unwrap();
-            assert_eq!(generated.ids, ids(&case["greedy"]), "{name} {prompt:?}");
-            assert_eq!(generated.end, End::Length);
+            check_case(&mut generator, case, name);
         }
     }
 }

@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use zeroth::base::{DType, counted, format_bytes, grouped};
+use zeroth::model::is_adapter_folder;
 use zeroth::train::ExportError;
 use zeroth::train::checkpoint::{
     Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, Destination, LoraEntry, Verified, export,
     list, newest_valid, now, resolve, state_name, verify_folder,
 };
 
+use super::checkpoint_merge;
 use crate::cli::{CheckpointCommand, CheckpointExportArgs};
 use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
@@ -22,6 +24,7 @@ pub(super) fn run(command: &CheckpointCommand, output: &Output) -> anyhow::Resul
             CheckpointPath::Run(checkpoints) => inspect_all(&checkpoints, output),
         },
         CheckpointCommand::Verify { dir } => verify(dir, output),
+        CheckpointCommand::Export(arguments) if arguments.merge => checkpoint_merge::run(arguments, output),
         CheckpointCommand::Export(arguments) => export_model(arguments, output),
     }
 }
@@ -201,18 +204,16 @@ fn verify(dir: &Path, output: &Output) -> anyhow::Result<Exit> {
 }
 
 fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Result<Exit> {
-    let checkpoint = match resolve(&arguments.dir)? {
-        CheckpointPath::Step(folder) => {
-            Checkpoint::open(&folder).and_then(|found| found.verify().map(|_| found))
-        }
-        CheckpointPath::Run(checkpoints) => {
-            let newest = newest_valid(&checkpoints)?;
-            for (_, error) in &newest.refused {
-                output::note(&format!("skipped: {error}"));
-            }
-            newest.found.ok_or(CheckpointError::NoneValid { folder: checkpoints })
-        }
-    };
+    anyhow::ensure!(
+        arguments.model.is_none(),
+        "--model names the base that adapters are merged into: it needs --merge"
+    );
+    anyhow::ensure!(
+        !is_adapter_folder(&arguments.dir),
+        "{} is the folder of an adapter: --merge writes its base with the adapter merged",
+        arguments.dir.display()
+    );
+    let checkpoint = open_verified(&arguments.dir)?;
     let checkpoint = match checkpoint {
         Ok(checkpoint) => checkpoint,
         Err(error) => return Ok(refused(&error)),
@@ -260,8 +261,24 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
     Ok(Exit::Done)
 }
 
+/// Opens and verifies a checkpoint, or the newest valid one of a run. The outer error is a path that has none.
+pub(super) fn open_verified(dir: &Path) -> anyhow::Result<Result<Checkpoint, CheckpointError>> {
+    Ok(match resolve(dir)? {
+        CheckpointPath::Step(folder) => {
+            Checkpoint::open(&folder).and_then(|found| found.verify().map(|_| found))
+        }
+        CheckpointPath::Run(checkpoints) => {
+            let newest = newest_valid(&checkpoints)?;
+            for (_, error) in &newest.refused {
+                output::note(&format!("skipped: {error}"));
+            }
+            newest.found.ok_or(CheckpointError::NoneValid { folder: checkpoints })
+        }
+    })
+}
+
 /// Reports a checkpoint that exists but cannot be used.
-fn refused(error: &CheckpointError) -> Exit {
+pub(super) fn refused(error: &CheckpointError) -> Exit {
     output::error(&error.to_string());
     Exit::Problems
 }

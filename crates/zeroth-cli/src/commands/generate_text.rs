@@ -32,7 +32,7 @@ const MAX_NEW_TOKENS: u64 = 128;
 pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
     anyhow::ensure!(!arguments.logits || output.is_json(), "--logits needs --format json");
     let folder = locate(&arguments.model)?;
-    let model = Inference::open(&folder)?;
+    let model = Inference::open_with(&folder, arguments.adapter.as_deref())?;
     for warning in model.warnings() {
         output::note(&format!("note: {warning}"));
     }

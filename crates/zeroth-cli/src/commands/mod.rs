@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod checkpoint;
+mod checkpoint_merge;
 mod config_file;
 mod data;
 mod data_inputs;

@@ -135,11 +135,9 @@ fn problems(
             WeightProblem::Missing { name, .. } => {
                 AdapterProblem::Missing { name: name.clone(), has_other: stored.contains(&other(name)) }
             }
-            WeightProblem::Shape { name, found, expected, .. } => AdapterProblem::Shape {
-                name: name.clone(),
-                found: found.clone(),
-                expected: expected.clone(),
-            },
+            WeightProblem::Shape { name, found, expected, .. } => {
+                AdapterProblem::Shape { name: name.clone(), found: found.clone(), expected: expected.clone() }
+            }
             // Its text alone: an I/O error cannot be cloned.
             problem => AdapterProblem::File { problem: problem.to_string() },
         })

@@ -130,7 +130,8 @@ impl AdapterConfig {
             }
             None => return Err(fields.missing("peft_type")),
         }
-        if let Some((field, what)) = NOT_YET.into_iter().find(|(field, _)| map.get(*field).is_some_and(is_on)) {
+        if let Some((field, what)) = NOT_YET.into_iter().find(|(field, _)| map.get(*field).is_some_and(is_on))
+        {
             return Err(unsupported(field, format!("{what} is not yet built")));
         }
         if fields.text("bias")?.is_some_and(|bias| bias != "none") {

@@ -108,7 +108,9 @@ pub enum AdapterProblem {
         near: Option<String>,
     },
     /// A matrix of another shape: the adapter of another base, or of another rank.
-    #[error("`{name}` has the shape {found:?}: the base model and `r` of {ADAPTER_CONFIG} ask for {expected:?}")]
+    #[error(
+        "`{name}` has the shape {found:?}: the base model and `r` of {ADAPTER_CONFIG} ask for {expected:?}"
+    )]
     Shape {
         /// Its name.
         name: String,
@@ -131,9 +133,7 @@ impl AdapterError {
         let model = folder.join("model");
         let folder = folder.to_owned();
         match folder.exists() {
-            true => {
-                Self::NoConfig { folder, model: model.join(ADAPTER_CONFIG).is_file().then_some(model) }
-            }
+            true => Self::NoConfig { folder, model: model.join(ADAPTER_CONFIG).is_file().then_some(model) },
             false => Self::NoSuchFolder { folder },
         }
     }

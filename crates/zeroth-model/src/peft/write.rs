@@ -24,8 +24,11 @@ pub fn adapter_config_json(lora: &Lora, base: &ParameterTable, base_name: &str) 
         LoraTargets::Pattern(pattern) => pattern.as_str().into(),
     };
     // PEFT declares alpha as a whole number; others load too.
-    let alpha: Value =
-        if lora.alpha.fract() == 0.0 && lora.alpha < 1e15 { (lora.alpha as u64).into() } else { lora.alpha.into() };
+    let alpha: Value = if lora.alpha.fract() == 0.0 && lora.alpha < 1e15 {
+        (lora.alpha as u64).into()
+    } else {
+        lora.alpha.into()
+    };
     let config = json!({
         "alpha_pattern": {},
         "auto_mapping": null,
@@ -61,7 +64,8 @@ fn sorted(mut names: Vec<String>) -> Value {
 /// base's parameters too.
 pub fn adapter_tensors(table: &ParameterTable) -> Vec<NewTensor> {
     let matrices = table.iter().filter(|p| matches!(p.kind, ParameterKind::LoraA | ParameterKind::LoraB));
-    let mut tensors: Vec<NewTensor> = matrices.map(|parameter| NewTensor::of(parameter, DType::F32)).collect();
+    let mut tensors: Vec<NewTensor> =
+        matrices.map(|parameter| NewTensor::of(parameter, DType::F32)).collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     tensors
 }

@@ -98,6 +98,7 @@ impl WeightWriter {
     /// They go to one file, or to shards of at most `shard_bytes` and an index file. A tensor larger than that has a
     /// separate shard.
     pub fn create(folder: &Path, tensors: Vec<NewTensor>, shard_bytes: u64) -> Result<Self, WeightsError> {
+        refuse_unwritable(&tensors)?;
         let shards = cut(&tensors, shard_bytes);
         Self::of_shards(folder, tensors, shards, true)
     }
@@ -105,6 +106,7 @@ impl WeightWriter {
     /// Starts writing the matrices of an adapter to an existing folder, as PEFT's `adapter_model.safetensors`. Weights of a
     /// model in the folder stay.
     pub fn create_adapter(folder: &Path, tensors: Vec<NewTensor>) -> Result<Self, WeightsError> {
+        refuse_unwritable(&tensors)?;
         let shard = Shard { name: ADAPTER_WEIGHTS.to_owned(), tensors: 0..tensors.len() };
         Self::of_shards(folder, tensors, vec![shard], false)
     }
@@ -115,7 +117,6 @@ impl WeightWriter {
         shards: Vec<Shard>,
         replaces_model: bool,
     ) -> Result<Self, WeightsError> {
-        refuse_unwritable(&tensors)?;
         let mut writer = Self {
             folder: folder.to_owned(),
             tensors,

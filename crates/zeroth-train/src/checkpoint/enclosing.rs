@@ -10,10 +10,20 @@ use super::file_names::{StaleName, is_shard_name, parse_step_folder};
 
 /// The checkpoint that contains `path`, symlinks resolved. `path` itself need not exist yet.
 pub(crate) fn enclosing_checkpoint(path: &Path) -> Option<PathBuf> {
+    nearest_existing(path)?.ancestors().find(|folder| is_checkpoint(folder)).map(Path::to_owned)
+}
+
+/// Whether `path`, which need not exist yet, is `folder` or lies in it, symlinks resolved.
+pub(crate) fn is_inside(path: &Path, folder: &Path) -> bool {
+    let around = nearest_existing(path);
+    around.is_some_and(|around| around.ancestors().any(|ancestor| is_same_folder(ancestor, folder)))
+}
+
+/// The nearest existing folder at or around a path, symlinks resolved.
+fn nearest_existing(path: &Path) -> Option<PathBuf> {
     let there =
         path.ancestors().find(|folder| folder.exists()).filter(|folder| !folder.as_os_str().is_empty());
-    let real = there.unwrap_or(Path::new(".")).canonicalize().ok()?;
-    real.ancestors().find(|folder| is_checkpoint(folder)).map(Path::to_owned)
+    there.unwrap_or(Path::new(".")).canonicalize().ok()
 }
 
 /// Recognises a checkpoint by its manifest or, if that is lost, by its name and a rank file in it.

@@ -101,7 +101,8 @@ fn adapter_config(
     Ok(adapter_config_json(&lora.lora(), &table(&model), &lora.base.name))
 }
 
-fn refuse_taken(to: &Path, destination: Destination) -> Result<(), ExportError> {
+/// Refuses a run folder and, unless it is to be overwritten, a folder that is not empty.
+pub(crate) fn refuse_taken(to: &Path, destination: Destination) -> Result<(), ExportError> {
     let Ok(entries) = fs::read_dir(to) else { return Ok(()) };
     let names: Vec<PathBuf> = entries.flatten().map(|entry| PathBuf::from(entry.file_name())).collect();
     let is_run = names.iter().any(|name| MARKERS.iter().any(|mark| name == Path::new(mark)));

@@ -29,10 +29,10 @@ pub use directory::{
     CheckpointEntry, CheckpointPath, NewestValid, Pruned, clean, list, newest_resumable, newest_valid, prune,
     resolve,
 };
-pub(crate) use enclosing::enclosing_checkpoint;
+pub(crate) use enclosing::{enclosing_checkpoint, is_inside};
 pub use error::CheckpointError;
-pub(crate) use export::export_from;
 pub use export::{Destination, export};
+pub(crate) use export::{export_from, refuse_taken};
 pub(crate) use file_names::{StaleName, foreign_files};
 pub use file_names::{parse_step_folder, shard_name, step_folder};
 pub use lora_entry::{BaseEntry, LoraEntry, TargetsEntry};

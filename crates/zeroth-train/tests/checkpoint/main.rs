@@ -8,6 +8,7 @@ mod disk;
 mod export;
 mod forged;
 mod kills;
+mod merge;
 mod own_files;
 mod round_trip;
 mod sample;
