@@ -29,8 +29,8 @@ use serde_json::Value;
 use crate::view::Switch;
 
 pub use activation::{
-    ActivationCheckpointing, DecayedParameters, FrozenMode, GatherMode, HF_SCHEDULES, RecomputePolicy, UpdateDevice,
-    Zeroth,
+    ActivationCheckpointing, DecayedParameters, FrozenMode, GatherMode, HF_SCHEDULES, RecomputePolicy,
+    UpdateDevice, Zeroth,
 };
 pub use batch::TopLevel;
 pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
