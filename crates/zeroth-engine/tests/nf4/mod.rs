@@ -154,9 +154,11 @@ fn quantised_weights_take_four_and_a_half_bits_an_element() {
         let memory = &compiled.memory;
         let found: u64 = Tier::ALL.iter().map(|tier| memory.peak(*tier, Category::Parameters)).sum();
         assert_eq!(found, parameters, "{what}");
-        let before = dense.compile(&setup).memory;
-        let before: u64 = Tier::ALL.iter().map(|tier| before.peak(*tier, Category::Parameters)).sum();
-        assert!(found < before / 2, "{what}: {found} of {before}");
+        if stage == 0 {
+            // 27 records instead of blocks of bf16, and 128 bytes up to the alignment of one of the two flats.
+            let before = dense.compile(&setup).memory.peak(Tier::Device, Category::Parameters);
+            assert_eq!(before - found, 27 * (2 * BLOCK - 1152) - 128);
+        }
     }
 }
 
