@@ -186,9 +186,8 @@ fn adapters_train_like_peft() {
     for (place, name) in lora_goldens().iter().enumerate() {
         let golden = Golden::lora(name, 0.0);
         for (at, (ranks, accumulation, micro_batch)) in splits.iter().copied().enumerate() {
-            let is_due = |stage: usize| {
-                (place + stage).is_multiple_of(2) && (place + 2 * stage) % splits.len() == at
-            };
+            let is_due =
+                |stage: usize| (place + stage).is_multiple_of(2) && (place + 2 * stage) % splits.len() == at;
             for stage in (0..=3).filter(|stage| is_full || is_due(usize::from(*stage))) {
                 let settings = Settings { stage, accumulation, ..ROOMY };
                 let setup = Setup { ranks, micro_batch, settings, sizes: 3, ..Setup::default() };
