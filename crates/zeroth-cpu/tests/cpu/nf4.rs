@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bytemuck::{Zeroable, cast_slice};
+use bytemuck::Zeroable;
 use half::bf16;
 use serde_json::Value;
 use zeroth_cpu::*;
@@ -67,8 +67,15 @@ fn compare<T: Element>(golden: &Golden, case: &str, dtype: &str) {
         assert_eq!(bits(&found[..scales.len()]), bits(&scales), "{case} on {isa:?}: scales");
         let mut unpacked = vec![T::default(); weights.len()];
         unpack_nf4(&pool, &records, &mut unpacked);
-        let expected = golden.bytes(&format!("{case}.unpacked"), dtype);
-        assert!(cast_slice::<T, u8>(&unpacked) == expected, "{case} on {isa:?}: unpacked");
+        let expected: Vec<T> = elements(golden.bytes(&format!("{case}.unpacked"), dtype));
+        // With AVX-512, bitsandbytes stores subnormal bf16 as 0; its other kernels, and a short last block, do not.
+        let is_same = |(found, expected): (&T, &T)| {
+            let [found, expected] = [found, expected].map(|element| element.to_f32());
+            let is_flushed = dtype == "BF16" && found.is_subnormal() && expected == 0.0;
+            is_flushed || found.to_bits() == expected.to_bits()
+        };
+        assert_eq!(unpacked.len(), expected.len(), "{case}");
+        assert!(unpacked.iter().zip(&expected).all(is_same), "{case} on {isa:?}: unpacked");
     }
 }
 
