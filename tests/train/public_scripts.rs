@@ -141,7 +141,8 @@ fn refusals(refused: &[Refusal]) -> String {
 #[test]
 fn flags_of_public_scripts_act_are_noted_or_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let model = new_model(folder.path(), 16, 1, 16, 32);
+    // Wide enough for the rank of 256 that one of them asks for.
+    let model = new_model(folder.path(), 256, 1, 256, 32);
     let data = new_data(folder.path(), 8, 6, 32);
     let all = scripts();
     assert!(all.len() >= 10);

@@ -24,6 +24,7 @@ pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 /// [`philox4x32`] of N counters with one key: element i of each word belongs to counter i. The compiler vectorizes the loop over
 /// counters where the caller's instruction set allows it.
 #[inline(always)]
+#[allow(clippy::inline_always, reason = "it is compiled with the target features of its caller")]
 pub fn philox4x32_lanes<const N: usize>(mut counters: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
     for _ in 0..10 {
         let mut next = [[0; N]; 4];

@@ -12,7 +12,7 @@ mod job;
 
 use std::process::ExitCode;
 
-use job::lora::lora_goldens;
+use job::lora::{lora_goldens, name_in_steps};
 use job::{Golden, Outcome, ROOMY, Setup};
 use zeroth_program::{Offload, Recompute, Settings};
 
@@ -64,7 +64,7 @@ fn largest_error(golden: &Golden, outcome: &Outcome) -> f64 {
         if golden.is_frozen(&parameter.name) && before != after {
             return f64::INFINITY;
         }
-        let Some(expected) = run["final"][golden.name_in_steps(&parameter.name)]["norm"].as_f64() else {
+        let Some(expected) = run["final"][name_in_steps(&parameter.name)]["norm"].as_f64() else {
             assert!(golden.is_frozen(&parameter.name), "{} has no final norm", parameter.name);
             continue;
         };

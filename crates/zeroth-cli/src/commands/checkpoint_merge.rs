@@ -30,15 +30,14 @@ pub(super) fn run(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::
         dtype,
         shard_bytes: arguments.max_shard_size,
     };
-    let written = match &checkpoint {
-        Some(checkpoint) => base.merge_checkpoint(checkpoint, to),
-        None => {
-            let adapter = Adapter::open(dir, base.table())?;
-            for note in adapter.notes() {
-                output::note(&format!("note: {note}"));
-            }
-            base.merge_adapter(&adapter, dir, to)
+    let written = if let Some(checkpoint) = &checkpoint {
+        base.merge_checkpoint(checkpoint, to)
+    } else {
+        let adapter = Adapter::open(dir, base.table())?;
+        for note in adapter.notes() {
+            output::note(&format!("note: {note}"));
         }
+        base.merge_adapter(&adapter, dir, to)
     };
     let written = match written {
         Ok(written) => written,
@@ -84,13 +83,13 @@ fn open_base(arguments: &CheckpointExportArgs, checkpoint: Option<&Checkpoint>) 
     }
     let dir = arguments.dir.display();
     let named = match checkpoint {
-        Some(checkpoint) => match &checkpoint.manifest().lora {
-            Some(lora) => Some(lora.base.name.clone()),
-            None => {
+        Some(checkpoint) => {
+            let Some(lora) = &checkpoint.manifest().lora else {
                 let checkpoint = checkpoint.folder().to_owned();
                 return Err(ExportError::NoAdapters { checkpoint }.into());
-            }
-        },
+            };
+            Some(lora.base.name.clone())
+        }
         None => AdapterConfig::read(&arguments.dir)?.base,
     };
     let named = named.with_context(|| format!("{dir} does not name its base: give it with --model"))?;

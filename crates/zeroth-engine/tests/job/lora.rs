@@ -21,6 +21,11 @@ pub(crate) fn lora_goldens() -> Vec<String> {
     names
 }
 
+/// A parameter's name in `steps.json`.
+pub(crate) fn name_in_steps(name: &str) -> &str {
+    name.strip_prefix(PREFIX).unwrap_or(name)
+}
+
 fn json(file: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
@@ -52,11 +57,6 @@ impl Golden {
         let frozen = table.iter().filter(|parameter| !parameter.trained);
         let frozen = frozen.map(|parameter| parameter.name.clone()).collect();
         Self { name, folder, table, weights, steps, frozen, config: base.config, rows: base.rows }
-    }
-
-    /// A parameter's name in `steps.json`.
-    pub(crate) fn name_in_steps<'n>(&self, name: &'n str) -> &'n str {
-        name.strip_prefix(PREFIX).unwrap_or(name)
     }
 
     /// Calls `of` with the first `count` rows as one micro-batch.

@@ -49,9 +49,10 @@ impl Adapter {
         if matches!(path.try_exists(), Ok(false)) {
             let is_pickle = folder.join(ADAPTER_PICKLE).exists();
             let folder = folder.to_owned();
-            return Err(match is_pickle {
-                true => AdapterError::Pickle { folder },
-                false => AdapterError::NoWeights { folder },
+            return Err(if is_pickle {
+                AdapterError::Pickle { folder }
+            } else {
+                AdapterError::NoWeights { folder }
             });
         }
         let opened = WeightFiles::open_file(&path, &table);
@@ -125,9 +126,10 @@ fn problems(
         Some(WeightsError::DoNotFit { problems, .. }) => problems.as_slice(),
         _ => &[],
     };
-    let other = |name: &str| match name.contains(".lora_A.") {
-        true => name.replace(".lora_A.", ".lora_B."),
-        false => name.replace(".lora_B.", ".lora_A."),
+    let other = |name: &str| {
+        let [from, to] =
+            if name.contains(".lora_A.") { [".lora_A.", ".lora_B."] } else { [".lora_B.", ".lora_A."] };
+        name.replace(from, to)
     };
     let mut problems: Vec<AdapterProblem> = found
         .iter()

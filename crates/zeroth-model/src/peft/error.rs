@@ -132,10 +132,10 @@ impl AdapterError {
     pub(super) fn no_config(folder: &Path) -> Self {
         let model = folder.join("model");
         let folder = folder.to_owned();
-        match folder.exists() {
-            true => Self::NoConfig { folder, model: model.join(ADAPTER_CONFIG).is_file().then_some(model) },
-            false => Self::NoSuchFolder { folder },
+        if !folder.exists() {
+            return Self::NoSuchFolder { folder };
         }
+        Self::NoConfig { folder, model: model.join(ADAPTER_CONFIG).is_file().then_some(model) }
     }
 }
 

@@ -235,9 +235,10 @@ impl WeightWriter {
             write_synced(&path, index.as_bytes()).map_err(at(&path))?;
             new.push(INDEX);
         }
-        let old = match self.replaces_model {
-            true => weight_files(&self.folder).map_err(at(&self.folder))?,
-            false => BTreeSet::new(),
+        let old = if self.replaces_model {
+            weight_files(&self.folder).map_err(at(&self.folder))?
+        } else {
+            BTreeSet::new()
         };
         let is_mixed = shards.iter().any(|shard| shards.len() > 1 && old.contains(&shard.name));
         if is_mixed && old.contains(INDEX) {

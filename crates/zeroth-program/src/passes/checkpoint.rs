@@ -176,7 +176,9 @@ impl Model<'_> {
         }
         for MaskedInput { dropout, projected } in self.masked {
             dropped.remove(&self.graph.nodes[*dropout].outputs[0].index());
-            projected.iter().for_each(|value| _ = dropped.remove(&value.index()));
+            for value in projected {
+                dropped.remove(&value.index());
+            }
         }
         // Backwards over the nodes: one is needed if backward or a needed node reads its output.
         let mut needed: BTreeSet<usize> =
