@@ -47,10 +47,14 @@ each_isa! {
                 if elements.len() == NF4_BLOCK {
                     *scale = most;
                     let factor = 1.0 / divisor;
-                    block.iter_mut().for_each(|element| *element *= factor);
+                    for element in &mut block {
+                        *element *= factor;
+                    }
                 } else {
                     *scale = divisor;
-                    block.iter_mut().for_each(|element| *element /= divisor);
+                    for element in &mut block {
+                        *element /= divisor;
+                    }
                 }
                 let mut numbers = [0u32; NF4_BLOCK];
                 for (number, element) in numbers.iter_mut().zip(&block) {
