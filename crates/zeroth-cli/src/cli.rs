@@ -12,6 +12,7 @@ use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
 pub(crate) use crate::train_args::{DataCommand, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
+use crate::lora_args::QuantizeArg;
 pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
 
 /// ZeRO training of transformer language models in one binary: plans memory before it starts, reads DeepSpeed configs
@@ -128,8 +129,14 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) lora_rank: Option<u64>,
     /// Linear layers that LoRA adapts [default: all-linear]
-    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, value_name = "NAME|REGEX", num_args = 1..)]
     pub(crate) target_modules: Vec<String>,
+    /// Dropout on the input of the adapters [default: 0.05]
+    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = crate::lora_args::dropout)]
+    pub(crate) lora_dropout: Option<f64>,
+    /// With LoRA: keep the frozen linear layers in 4 bits (QLoRA)
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) quantize: Option<QuantizeArg>,
     /// With --params: parameters of the largest layer, which stage 3 gathers at once [default: a typical transformer block]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) largest_layer: Option<u64>,

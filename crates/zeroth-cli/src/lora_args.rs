@@ -74,7 +74,7 @@ fn alpha(text: &str) -> Result<f64, String> {
     }
 }
 
-fn dropout(text: &str) -> Result<f64, String> {
+pub(crate) fn dropout(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
         Ok(_) => Err("must be at least 0 and below 1".to_owned()),

@@ -56,19 +56,6 @@ pub enum LoraTargets {
     Pattern(String),
 }
 
-impl LoraTargets {
-    /// Reads what `--target-modules` lists: `all-linear`, names, or one regular expression. A single value with a character
-    /// that no module name has is an expression.
-    pub fn from_names(names: &[String]) -> Self {
-        let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
-        match names {
-            [one] if one == "all-linear" => Self::AllLinear,
-            [one] if !one.chars().all(is_name) => Self::Pattern(one.clone()),
-            names => Self::Named(names.to_vec()),
-        }
-    }
-}
-
 /// Adapters that cannot be added.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LoraError {

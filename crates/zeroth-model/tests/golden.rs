@@ -183,7 +183,8 @@ mod golden {
                         names.as_array().unwrap().iter().map(|n| n.as_str().unwrap().to_owned()).collect()
                     }
                 };
-                let targets = LoraTargets::from_names(&names);
+                let is_all = names == ["all-linear"];
+                let targets = if is_all { LoraTargets::AllLinear } else { LoraTargets::Named(names) };
                 let adapters = lora_table(&base, &Lora { rank, targets, ..Lora::default() }).unwrap();
                 assert_eq!(adapters.total(), expected["parameters"].as_u64().unwrap(), "{label}: {case}");
                 assert_eq!(fnv(&lines(&adapters)), expected["fnv"].as_str().unwrap(), "{label}: {case}");

@@ -314,7 +314,7 @@ mod refusals {
     #[test]
     fn adapters_follow_the_linear_maps_they_adapt_and_are_all_that_is_trained() {
         let base = table(&read(&llama()).unwrap());
-        let targets = LoraTargets::from_names(&[r".*\.(q_proj|down_proj)".to_owned()]);
+        let targets = LoraTargets::Pattern(r".*\.(q_proj|down_proj)".to_owned());
         let lora = Lora { rank: 4, alpha: 6.0, rslora: true, targets, ..Lora::default() };
         let adapted = add_adapters(&base, &lora).unwrap();
         let trained: Vec<_> = adapted.iter().filter(|p| p.trained).map(|p| p.name.clone()).collect();

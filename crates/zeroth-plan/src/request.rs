@@ -15,6 +15,8 @@ pub struct PlanRequest {
     pub adapters: Option<Adapters>,
     /// What is trained.
     pub train_type: TrainType,
+    /// Whether frozen linear layers are kept in nf4.
+    pub quantized: bool,
     /// Ranks, one device each.
     pub ranks: u64,
     /// Ranks on the fullest host.
@@ -210,6 +212,7 @@ impl PlanRequest {
             params,
             adapters: None,
             train_type: TrainType::Full,
+            quantized: false,
             ranks,
             ranks_per_host: ranks,
             states: States::Master,

@@ -7,7 +7,7 @@ use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, r
 use zeroth::config::schema::RecomputePolicy;
 use zeroth::machine::{known_gpu, probe};
 use zeroth::model::{
-    Lora, LoraTargets, ModelConfig, ParameterTable, add_adapters, hidden_size_for_auto, named_config, table,
+    Lora, ModelConfig, ParameterTable, add_adapters, hidden_size_for_auto, named_config, table,
 };
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{
@@ -20,6 +20,7 @@ use super::config_file;
 use super::resolve::builtin_note;
 use crate::cli::{PlanArgs, StatesArg};
 use crate::exit::Exit;
+use crate::lora_args::parse_targets;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 use crate::unit_hints;
@@ -66,6 +67,8 @@ fn idle_flags(arguments: &PlanArgs) -> Option<String> {
         ("--device", arguments.device.is_some()),
         ("--lora-rank", arguments.lora_rank.is_some()),
         ("--target-modules", !arguments.target_modules.is_empty()),
+        ("--lora-dropout", arguments.lora_dropout.is_some()),
+        ("--quantize", arguments.quantize.is_some()),
     ];
     let idle: Vec<&str> = typed.into_iter().filter(|(_, typed)| *typed).map(|(flag, _)| flag).collect();
     let counts = arguments.model.is_some() || idle.is_empty();
@@ -158,17 +161,29 @@ fn request(
 ) -> anyhow::Result<PlanRequest> {
     let top_level = configs.first().map(|(_, config)| &config.values.top_level);
     let is_full = arguments.train_type == TrainTypeArg::Full;
-    let targets = match arguments.target_modules.as_slice() {
-        [] => LoraTargets::AllLinear,
-        names => LoraTargets::from_names(names),
+    anyhow::ensure!(
+        !is_full || arguments.quantize.is_none(),
+        "--quantize nf4 needs --train-type lora: only frozen weights are kept in 4 bits"
+    );
+    let usual = Lora::default();
+    let lora = Lora {
+        rank: arguments.lora_rank.unwrap_or(usual.rank),
+        dropout: arguments.lora_dropout.unwrap_or(usual.dropout),
+        targets: parse_targets(&arguments.target_modules)?.unwrap_or(usual.targets),
+        ..usual
     };
-    let lora = Lora { targets, ..Lora::default() };
-    let lora = Lora { rank: arguments.lora_rank.unwrap_or(lora.rank), ..lora };
     // What cannot be trained yet, and accountings other than a run's, are estimated.
     let trainable = model.filter(|_| arguments.states.is_none()).and_then(|model| {
-        let adapted = add_adapters(&model.table, &lora).ok();
+        let mut adapted = add_adapters(&model.table, &lora).ok();
+        if arguments.quantize.is_some() {
+            adapted.iter_mut().for_each(ParameterTable::quantize);
+        }
         TrainableModel::new(model.config.clone(), model.table.clone(), adapted, device(arguments)).ok()
     });
+    anyhow::ensure!(
+        trainable.is_some() || arguments.quantize.is_none(),
+        "estimates of nf4 are not yet built: --quantize needs --model with a model that can be trained"
+    );
     if trainable.is_none() && configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
         anyhow::bail!(
             "estimates of fp32 runs are not yet built: closed forms assume 16-bit parameters; use bf16 or fp16, or \
@@ -193,6 +208,7 @@ fn request(
             .and_then(|model| model.table.largest_module().map(|(_, elements)| elements))
             .or(arguments.largest_layer),
         model: trainable,
+        quantized: arguments.quantize.is_some(),
         device_memory,
         host_memory: arguments.host_memory,
         ..PlanRequest::new(params, arguments.ranks)
@@ -328,7 +344,8 @@ fn head(plan: &Plan, request: &PlanRequest, model: Option<&Model>) -> String {
     if request.train_type == TrainType::Lora {
         let own =
             request.adapters.map_or_else(|| "an unknown number of".to_owned(), |own| grouped(own.params));
-        head.push_str(&format!("LoRA trains {own} parameters; the model's are frozen\n"));
+        let kept = if request.quantized { ", its linear layers in nf4" } else { "" };
+        head.push_str(&format!("LoRA trains {own} parameters; the model's are frozen{kept}\n"));
     }
     head.push('\n');
     head
