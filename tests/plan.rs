@@ -267,7 +267,7 @@ fn what_cannot_be_compiled_is_marked_as_an_estimate() {
     for arguments in [
         &["plan", "--model", &model("Qwen3-30B-A3B"), "--ranks", "8"][..],
         &["plan", "--model", &model("t5-3b")],
-        &["plan", "--model", &model("Qwen3-0.6B"), "--train-type", "lora"],
+        &["plan", "--model", &model("Qwen3-30B-A3B"), "--train-type", "lora"],
         &["plan", "--model", &model("Qwen3-0.6B"), "--states", "master"],
         &["plan", "--params", "8B"],
     ] {
@@ -279,6 +279,34 @@ fn what_cannot_be_compiled_is_marked_as_an_estimate() {
         let text = zeroth(arguments).stdout;
         assert!(text.contains("zero2 (estimate)"), "{text}");
     }
+}
+
+#[test]
+fn lora_and_nf4_are_planned_by_the_program() {
+    let base = model("Qwen3-0.6B");
+    let arguments = ["plan", "--model", &base, "--train-type", "lora", "--ranks", "4", "--device", "cuda"];
+    let rows = |more: &[&str]| {
+        let (_, plan) = zeroth_json(&[&arguments[..], more].concat());
+        let rows = plan["rows"].as_array().unwrap().clone();
+        assert!(rows.iter().all(|row| row["basis"] == "program"), "{rows:?}");
+        rows
+    };
+    let row = |rows: &[Value], preset: &str| rows.iter().find(|row| row["preset"] == preset).unwrap().clone();
+    let bytes = |row: &Value| row["device_bytes"]["parameters"].as_u64().unwrap();
+    let open = rows(&[]);
+    assert_eq!(row(&open, "zero2")["frozen"], "whole");
+    assert_eq!(row(&open, "zero3")["frozen"], "sharded");
+    // Whole where the budget has room for it, at any stage; else sharded.
+    let (roomy, tight) = (rows(&["--device-memory", "80GB"]), rows(&["--device-memory", "3GB"]));
+    assert_eq!(row(&roomy, "zero3")["frozen"], "whole");
+    assert_eq!(row(&tight, "zero2")["frozen"], "sharded");
+    assert!(3 * bytes(&row(&tight, "zero2")) < bytes(&row(&roomy, "zero2")));
+    // 440 million of 596 million parameters in 4.5 instead of 16 bits.
+    let packed = bytes(&row(&rows(&["--quantize", "nf4"]), "zero2"));
+    let saved = bytes(&row(&open, "zero2")) - packed;
+    assert!((632_000_000..634_000_000).contains(&saved), "{saved}");
+    let refused = zeroth(&["plan", "--model", &base, "--quantize", "nf4"]);
+    assert!(refused.stderr.contains("--quantize nf4 needs --train-type lora"), "{}", refused.stderr);
 }
 
 #[test]

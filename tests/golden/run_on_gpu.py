@@ -51,7 +51,7 @@ def train(model, zero, recompute, ranks, accumulation, micro_batch, flags, outpu
 
 
 def golden(output):
-    models = sorted(name for name in os.listdir(GOLDEN) if os.path.isdir(f"{GOLDEN}/{name}"))
+    models = sorted(name for name in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{name}/data.jsonl"))
     # `train` has no way to freeze parameters; the example half_frozen_on_gpu of zeroth-engine trains those.
     models = [name for name in models if not name.endswith("-half-frozen")]
     cases = [(model, stage, *split, "none", "none")

@@ -27,6 +27,6 @@ fn memory_does_not_grow_with_accumulation() {
     let [_, before, many, after] =
         runs.map(|(name, accumulation)| resident(folder.path(), name, accumulation));
     let few = before.max(after);
-    // Held at once, tokens, labels and positions alone would take 12 MB.
-    assert!(many < few + (4 << 20), "{few} bytes with 3 micro-batches, {many} with 4,000");
+    // Held at once, tokens, labels and positions alone would take 12 MB; the binary's pages are worth up to 5.
+    assert!(many < few + (8 << 20), "{few} bytes with 3 micro-batches, {many} with 4,000");
 }

@@ -9,7 +9,7 @@ use zeroth_program::Compiled;
 use zeroth_program::Target;
 
 /// Resident pages of the executable, shared by all processes of a machine.
-const IMAGE: u64 = 12_000_000;
+const IMAGE: u64 = 15_000_000;
 /// Fixed allocations of a rank, and kernel memory per process.
 const PROCESS: u64 = 7_000_000;
 /// The same for a rank on a GPU: the driver and its libraries.

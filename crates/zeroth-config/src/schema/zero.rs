@@ -213,7 +213,7 @@ section! {
             .lacking("quantised gathers are not built"),
         Key::bool("zero_optimization.zero_quantized_nontrainable_weights", false)
             .does("ZeRO++: stores frozen parameters quantised.")
-            .lacking("quantised frozen weights are not built"),
+            .lacking("8-bit frozen weights are not built; LoRA with --quantize nf4 keeps them in 4 bits"),
         Key::bool("zero_optimization.zero_quantized_gradients", false)
             .does("ZeRO++: reduces gradients in int4.")
             .lacking("quantised reductions are not built"),

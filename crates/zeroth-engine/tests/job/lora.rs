@@ -14,8 +14,11 @@ const PREFIX: &str = "base_model.model.";
 /// The names of all golden LoRA runs.
 pub(crate) fn lora_goldens() -> Vec<String> {
     let folders = std::fs::read_dir(golden_folder().join("lora")).unwrap();
-    let mut names: Vec<String> =
-        folders.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = folders
+        .map(Result::unwrap)
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
     names.sort();
     assert!(names.len() >= 12, "{names:?}");
     names
