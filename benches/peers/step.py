@@ -6,7 +6,8 @@
 
 Needs Linux and a Python with torch, transformers and deepspeed. Sides: zeroth-1 to zeroth-3 and deepspeed-1 to deepspeed-3
 (ZeRO stages, 2 ranks of 1 thread each over shared memory and gloo), zeroth-zero1 to zeroth-zero3 (the presets of
-`--deepspeed zero3` and so on) and torch (1 process of 2 threads, which takes the batch of both ranks as two micro-batches).
+`--deepspeed zero3` and so on), zeroth-lora-2, zeroth-lora-3, zeroth-qlora-2 and zeroth-qlora-3 (rank 16 on all linear
+layers, the base in bf16 or nf4), and torch (1 process of 2 threads, which takes the batch of both ranks as two micro-batches).
 
 Sides are interleaved: a, b, c, a, b, c. Peers stay alive between their turns (--fresh restarts them; 0.6b always does,
 because not all sides fit into memory at once). Ours is a new `zeroth train` for each turn, whose first step is not counted.
@@ -43,6 +44,9 @@ SIZES = {
 }
 SIDES = ["zeroth-1", "deepspeed-1", "zeroth-2", "deepspeed-2", "zeroth-3", "deepspeed-3", "torch"]
 PRESETS = ["zeroth-zero1", "zeroth-zero2", "zeroth-zero3"]
+# Stages with LoRA instead of full training, and over nf4.
+ADAPTERS = [f"zeroth-{kind}-{stage}" for kind in ("lora", "qlora") for stage in (2, 3)]
+LORA = ["--train-type", "lora", "--lora-rank", 16, "--lora-dropout", 0, "--random-weights"]
 
 
 def model_config(size):
@@ -120,6 +124,7 @@ class Ours:
 
     def __init__(self, name, options, folder):
         self.options, self.folder = options, folder
+        self.flags = LORA + ["--quantize", "nf4"] * ("qlora" in name) if name in ADAPTERS else []
         if name in PRESETS:
             command = [options.zeroth, "config", "presets", name.removeprefix("zeroth-")]
             self.config = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -142,7 +147,7 @@ class Ours:
             "--deepspeed", json.dumps(config), "--device", "cpu", "--ranks", RANKS, "--threads-per-rank", 1,
             "--per-device-train-batch-size", SIZES[options.size][7], "--max-length", LENGTH,
             "--max-steps", steps + 1, "--learning-rate", 1e-4, "--lr-scheduler-type", "constant",
-            "--save-steps", 0, "--output", output, "--overwrite-output-dir", f"--{options.dtype}",
+            "--save-steps", 0, "--output", output, "--overwrite-output-dir", f"--{options.dtype}", *self.flags,
         ]
         process = subprocess.Popen(
             [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -438,8 +443,8 @@ def main():
     if options.fastest_cores:
         cores.require_binary(options.fastest_cores, parser)
     names = options.sides.split(",")
-    if unknown := [name for name in names if name not in SIDES + PRESETS]:
-        parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES + PRESETS)}")
+    if unknown := [name for name in names if name not in SIDES + PRESETS + ADAPTERS]:
+        parser.error(f"no such side: {', '.join(unknown)}; there are {', '.join(SIDES + PRESETS + ADAPTERS)}")
     fresh = options.fresh or options.size == "0.6b"
     tokens = RANKS * SIZES[options.size][7] * LENGTH
     found = {name: Results() for name in names}

@@ -10,9 +10,9 @@ use zeroth::model::Family;
 use crate::bench_args::BenchArgs;
 use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
+use crate::lora_args::QuantizeArg;
 pub(crate) use crate::train_args::{DataCommand, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
-use crate::lora_args::QuantizeArg;
 pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
 
 /// ZeRO training of transformer language models in one binary: plans memory before it starts, reads DeepSpeed configs
