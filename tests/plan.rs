@@ -1,7 +1,7 @@
 //! `zeroth plan`, end to end: published figures, what fits, and suggested changes.
 
 use crate::common::{model, zeroth, zeroth_json};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn totals(plan: &Value) -> Vec<(String, u64)> {
     let rows = plan["rows"].as_array().unwrap();
@@ -297,10 +297,11 @@ fn lora_and_nf4_are_planned_by_the_program() {
     assert_eq!(row(&open, "zero2")["frozen"], "whole");
     assert_eq!(row(&open, "zero3")["frozen"], "sharded");
     // Whole where the budget has room for it, at any stage; else sharded.
-    let (roomy, tight) = (rows(&["--device-memory", "80GB"]), rows(&["--device-memory", "3GB"]));
-    assert_eq!(row(&roomy, "zero3")["frozen"], "whole");
-    assert_eq!(row(&tight, "zero2")["frozen"], "sharded");
-    assert!(3 * bytes(&row(&tight, "zero2")) < bytes(&row(&roomy, "zero2")));
+    let (roomy, tight) = (rows(&["--device-memory", "80GB"]), rows(&["--device-memory", "4200MB"]));
+    let [roomy, tight] = [&roomy, &tight].map(|rows| row(rows, "zero3"));
+    assert_eq!((&roomy["frozen"], &roomy["fits"]), (&json!("whole"), &json!(true)));
+    assert_eq!((&tight["frozen"], &tight["fits"]), (&json!("sharded"), &json!(true)));
+    assert!(3 * bytes(&tight) < bytes(&roomy));
     // 440 million of 596 million parameters in 4.5 instead of 16 bits.
     let packed = bytes(&row(&rows(&["--quantize", "nf4"]), "zero2"));
     let saved = bytes(&row(&open, "zero2")) - packed;
