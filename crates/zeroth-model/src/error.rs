@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use zeroth_base::grouped;
+
 /// A model that cannot be described.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -260,4 +262,16 @@ fn model_of_run(run: &Path, model: Option<&Path>) -> String {
             run.display()
         ),
     }
+}
+
+/// The first problems and the number of others, so that a message stays short.
+pub(crate) fn listed<T: std::fmt::Display>(problems: &[T], shown: usize) -> String {
+    let mut text = String::new();
+    for problem in problems.iter().take(shown) {
+        text.push_str(&format!("\n  {problem}"));
+    }
+    if problems.len() > shown {
+        text.push_str(&format!("\n  and {} more", grouped((problems.len() - shown) as u64)));
+    }
+    text
 }

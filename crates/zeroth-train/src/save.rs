@@ -155,7 +155,7 @@ enum Syncing {
     /// On a thread, overlapping the next steps.
     Thread(JoinHandle<Result<(), CheckpointError>>),
     /// Finished.
-    TrainEvent(Result<(), CheckpointError>),
+    Finished(Result<(), CheckpointError>),
 }
 
 impl Syncing {
@@ -164,20 +164,20 @@ impl Syncing {
         let part = Arc::new(part);
         let on_thread = Arc::clone(&part);
         let started = std::thread::Builder::new().name("sync".to_owned()).spawn(move || on_thread.sync());
-        started.map_or_else(|_| Self::TrainEvent(part.sync()), Self::Thread)
+        started.map_or_else(|_| Self::Finished(part.sync()), Self::Thread)
     }
 
     fn is_finished(&self) -> bool {
         match self {
             Self::Thread(thread) => thread.is_finished(),
-            Self::TrainEvent(_) => true,
+            Self::Finished(_) => true,
         }
     }
 
     fn wait(self) -> Result<(), CheckpointError> {
         match self {
             Self::Thread(thread) => thread.join().expect("syncing a file does not panic"),
-            Self::TrainEvent(synced) => synced,
+            Self::Finished(synced) => synced,
         }
     }
 }
@@ -260,7 +260,7 @@ impl<'a> CheckpointSaver<'a> {
             }
             Err(error) => {
                 let nothing = FileEntry { name: String::new(), bytes: 0, sha256: String::new() };
-                (nothing, Syncing::TrainEvent(Err(error)))
+                (nothing, Syncing::Finished(Err(error)))
             }
         };
         self.pending = Some(Pending { manifest, begun, entry, syncing });

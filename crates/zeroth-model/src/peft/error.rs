@@ -3,10 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use zeroth_base::grouped;
-
 use super::{ADAPTER_CONFIG, ADAPTER_PICKLE, ADAPTER_WEIGHTS};
-use crate::error::{FieldError, did_you_mean};
+use crate::error::{FieldError, did_you_mean, listed};
 use crate::lora::LoraError;
 use crate::safetensors::WeightsError;
 
@@ -76,7 +74,7 @@ pub enum AdapterError {
         folder: PathBuf,
     },
     /// The matrices do not match the config and the base. All problems are listed.
-    #[error("the adapter in {} does not fit the base model:{}", folder.display(), listed(problems))]
+    #[error("the adapter in {} does not fit the base model:{}", folder.display(), listed(problems, 12))]
     DoNotFit {
         /// The folder.
         folder: PathBuf,
@@ -141,17 +139,4 @@ impl AdapterError {
 
 fn inside(model: Option<&Path>) -> String {
     model.map(|model| format!("; {} is one", model.display())).unwrap_or_default()
-}
-
-/// The first problems and the number of others, so that the message stays short.
-fn listed(problems: &[AdapterProblem]) -> String {
-    const SHOWN: usize = 12;
-    let mut text = String::new();
-    for problem in problems.iter().take(SHOWN) {
-        text.push_str(&format!("\n  {problem}"));
-    }
-    if problems.len() > SHOWN {
-        text.push_str(&format!("\n  and {} more", grouped((problems.len() - SHOWN) as u64)));
-    }
-    text
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use zeroth_base::grouped;
 
-use crate::error::did_you_mean;
+use crate::error::{did_you_mean, listed};
 
 /// An error while reading or writing weights.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,7 @@ pub enum WeightsError {
         problem: String,
     },
     /// The files do not match the model. All problems are listed.
-    #[error("the weights in {} do not fit the model:{}", folder.display(), listed(problems))]
+    #[error("the weights in {} do not fit the model:{}", folder.display(), listed(problems, 20))]
     DoNotFit {
         /// The model folder.
         folder: PathBuf,
@@ -340,19 +340,6 @@ pub enum HeaderError {
         /// The number of bytes of data in the file.
         found: u64,
     },
-}
-
-/// The first problems and the number of others, so that the message stays short.
-fn listed(problems: &[WeightProblem]) -> String {
-    const SHOWN: usize = 20;
-    let mut text = String::new();
-    for problem in problems.iter().take(SHOWN) {
-        text.push_str(&format!("\n  {problem}"));
-    }
-    if problems.len() > SHOWN {
-        text.push_str(&format!("\n  and {} more", grouped((problems.len() - SHOWN) as u64)));
-    }
-    text
 }
 
 fn other_weights(found: &[String]) -> String {
