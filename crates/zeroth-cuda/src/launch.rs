@@ -167,6 +167,14 @@ pub(super) fn dispatch(
             cx.run_vectorized(EntryPoint::SumRanks, &[from_type, to_type], count, &arguments)
         }
         Kernel::Squares { values, value_type, sum } => squares(cx, values, value_type, sum),
+        Kernel::CountTokens { experts, slots, offsets, weights, counts } => {
+            let offsets = cx.sized("offsets", offsets, experts + 1, 4)?;
+            let weights = cx.sized("weights", weights, slots, 4)?;
+            let counts = cx.sized("counts", counts, experts + 1, 4)?;
+            let grid = [experts.max(slots).div_ceil(THREADS as usize), 1, 1];
+            let arguments = [experts as u64, slots as u64, offsets, weights, counts];
+            cx.run(EntryPoint::CountTokens, &[], grid, THREADS, &arguments)
+        }
         Kernel::Control { .. } => control(cx, kernel),
         Kernel::Optimize { .. } => optimize(cx, kernel),
     }
@@ -292,8 +300,8 @@ fn control(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
     let words = layout.record_bytes() / 8;
     let record = Span { bytes: record.bytes.min(8 * words as u64), ..record };
     let record = cx.sized("record", record, words, 8)?;
-    let (losses, flats) = (layout.losses as u64, layout.flats as u64);
-    let arguments = [ranks as u64, losses, flats, recipe, input, reports, control, record];
+    let [losses, flats, counts] = [layout.losses, layout.flats, layout.counts].map(|count| count as u64);
+    let arguments = [ranks as u64, losses, flats, counts, recipe, input, reports, control, record];
     cx.run(EntryPoint::Control, &[], [1; 3], THREADS, &arguments)
 }
 

@@ -159,6 +159,7 @@ entries! {
     BlockSquares: "optimizer_step.cu", "block_squares", One;
     ExactSums: "optimizer_step.cu", "exact_sums", None;
     MergeSums: "optimizer_step.cu", "merge_sums", None;
+    CountTokens: "optimizer_step.cu", "count_tokens", None;
     Control: "optimizer_step.cu", "control", None;
     Optimize: "optimizer_step.cu", "optimize", None;
     OptimizeWithThird: "optimizer_step.cu", "optimize_with_third", None;

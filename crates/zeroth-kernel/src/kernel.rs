@@ -223,8 +223,11 @@ pub enum Kernel {
     SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, to_type: DType, add: bool },
     /// `sum`, a [`crate::ExactSum`], becomes the exact sum of the blocks' sums of squares.
     Squares { values: Span, value_type: DType, sum: Span },
+    /// Adds the rows of each expert (the differences of `offsets` i32 `[experts + 1]`) to `counts` u32 `[experts + 1]`, and to its
+    /// last the number of `weights` f32 `[slots]` that are infinite or NaN: a router's load, for the step's record.
+    CountTokens { experts: usize, slots: usize, offsets: Span, weights: Span, counts: Span },
     /// Gradient norm, clipping, loss scaling and the optimizer's scalars of a step: see [`crate::Control`]. `reports` holds a
-    /// report of each rank, in order; `record` receives a [`crate::Record`], the parts of the loss and the norms of the flats.
+    /// report of each rank, in order; `record` receives a [`crate::Record`], the parts of the loss, the norms of the flats and the counts.
     Control {
         ranks: usize,
         layout: ReportLayout,
@@ -373,6 +376,7 @@ impl Kernel {
             | Self::CheckFinite { .. }
             | Self::SumRanks { .. }
             | Self::Squares { .. }
+            | Self::CountTokens { .. }
             | Self::Control { .. }
             | Self::Optimize { .. } => false,
         }
@@ -411,6 +415,7 @@ impl Kernel {
             Self::CheckFinite { .. } => "check_finite",
             Self::SumRanks { .. } => "sum_ranks",
             Self::Squares { .. } => "squares",
+            Self::CountTokens { .. } => "count_tokens",
             Self::Control { .. } => "control",
             Self::Optimize { .. } => "optimize",
         }
@@ -473,6 +478,7 @@ impl Kernel {
             Self::CheckFinite { values, found_inf, .. } => touch!([values], [found_inf]),
             Self::SumRanks { parts, to, .. } => touch!([parts], [to]),
             Self::Squares { values, sum, .. } => touch!([values], [sum]),
+            Self::CountTokens { offsets, weights, counts, .. } => touch!([offsets, weights], [counts]),
             Self::Control { recipe, input, reports, control, record, .. } => {
                 touch!([recipe, input, reports], [control, record]);
             }
