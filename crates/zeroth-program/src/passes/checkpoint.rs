@@ -114,7 +114,7 @@ struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// A group for each norm, gated activation and attention of these units whose op is wanted; only its own output is
+    /// A group for each norm, gated activation, copy of tokens to experts and attention of these units whose op is wanted; only its own output is
     /// dropped.
     fn single(&self, units: &[UnitId], wanted: impl Fn(Op) -> bool) -> Vec<Group> {
         let mut groups: Vec<Option<Group>> = Vec::new();
@@ -125,7 +125,11 @@ impl Model<'_> {
         {
             // Large outputs that only this op's consumers read; the residual sum flows on and stays.
             let given: &[Value] = match node.op {
-                Op::RmsNorm { .. } | Op::HeadNormRope { .. } | Op::GatedActivation(_) => &node.outputs[..1],
+                Op::RmsNorm { .. }
+                | Op::HeadNormRope { .. }
+                | Op::GatedActivation(_)
+                | Op::GatherRows
+                | Op::GatedRows(_) => &node.outputs[..1],
                 Op::AddRmsNorm { .. } => &node.outputs[1..2],
                 Op::Attention { .. } => &node.outputs,
                 _ => continue,

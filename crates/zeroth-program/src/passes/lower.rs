@@ -61,7 +61,8 @@ pub(in super::super) fn lower_inference(
         };
         let forward = forward(graph, &layout, |op| !op.is_loss() && !is_dropout(op));
         let mut instructions: Vec<Instruction> = forward.into_iter().flat_map(with_cache).collect();
-        instructions.extend(graph.losses().map(|node| Instruction {
+        let heads = graph.losses().filter(|node| matches!(graph.nodes[*node].op, Op::HeadLoss { .. }));
+        instructions.extend(heads.map(|node| Instruction {
             reads: Program::flats_of(&layout, &graph.nodes[node].params),
             ..Instruction::new(Action::Logits { node, sequences })
         }));
