@@ -89,6 +89,8 @@ pub struct Footprint {
     pub bytes_per_parameter: BytesPerParameter,
     /// Where the frozen parameters are.
     pub frozen: Option<Frozen>,
+    /// What keeps experts from being prefetched.
+    pub prefetch: Option<PrefetchLimit>,
     /// Where the figures come from.
     pub basis: Basis,
 }
@@ -151,6 +153,7 @@ fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
         sent: bytes_sent_per_step(request, placement.stage),
         bytes_per_parameter: request.bytes_per_parameter(),
         frozen: None,
+        prefetch: None,
         basis: Basis::Estimate,
     }
 }
