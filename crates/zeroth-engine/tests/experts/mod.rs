@@ -390,9 +390,10 @@ fn experts_are_prefetched_during_the_block_before_where_two_blocks_may_be_gather
         compiled.program.layout.place(compiled.graph.units[unit].params[0]).0
     };
     let base = Settings { overlap: true, gather: Some(Gather::Copy), ..settings(3) };
-    let block = EXPERTS * (3 * WIDTH * HIDDEN) + HIDDEN + EXPERTS * HIDDEN;
+    let experts = EXPERTS * (3 * WIDTH * HIDDEN);
+    let block = experts + HIDDEN + EXPERTS * HIDDEN;
     for (max_live, prefetch, is_early) in
-        [(2 * block, block, true), (2 * block - HIDDEN, block, false), (2 * block, block - 1, false)]
+        [(2 * block, block, true), (experts + block - 1, block, false), (2 * block, block - 1, false)]
     {
         let settings = Settings { max_live, prefetch, ..base };
         let compiled = Compiled::new(graph.clone(), 2, &settings, Target::Cuda, sizes()).unwrap();
