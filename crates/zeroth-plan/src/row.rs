@@ -4,6 +4,7 @@ use serde::Serialize;
 use zeroth_base::format_bytes;
 use zeroth_program::Bytes;
 
+use crate::PrefetchLimit;
 use crate::by_program::Candidate;
 use crate::deepspeed::Estimate;
 use crate::format::pair;
