@@ -9,10 +9,11 @@ use zeroth_base::{DType, nearest};
 
 use super::config::AdapterConfig;
 use super::error::{AdapterError, AdapterProblem};
+use super::layout::read_range;
 use super::{ADAPTER_CONFIG, ADAPTER_PICKLE, ADAPTER_WEIGHTS};
 use crate::lora::{Lora, LoraError, LoraTargets, lora_table};
 use crate::safetensors::{WeightFiles, WeightProblem, WeightsError, read_header};
-use crate::table::ParameterTable;
+use crate::table::{Parameter, ParameterTable};
 
 /// The number of problems that get a similar name suggested.
 const NEAR_NAMES: usize = 12;
@@ -91,7 +92,13 @@ impl Adapter {
 
     /// Reads a range of a matrix's elements as f32, by its name in the table of [`crate::add_adapters`].
     pub fn read_f32(&self, name: &str, elements: Range<u64>, out: &mut [f32]) -> Result<(), WeightsError> {
-        self.files.read_f32(name, elements, out)
+        match self.table.iter().find(|parameter| parameter.name == name) {
+            Some(parameter) => {
+                let read = |range, out: &mut [f32]| self.files.read_f32(name, range, out);
+                read_range(parameter, elements, out, read)
+            }
+            None => self.files.read_f32(name, elements, out),
+        }
     }
 }
 
@@ -144,7 +151,7 @@ fn problems(
             problem => AdapterProblem::File { problem: problem.to_string() },
         })
         .collect();
-    let known: BTreeSet<&str> = table.iter().map(|parameter| parameter.name.as_str()).collect();
+    let known: BTreeSet<&str> = table.iter().flat_map(Parameter::stored_names).collect();
     let missing: Vec<&str> = known.iter().copied().filter(|name| !stored.contains(*name)).collect();
     for name in stored.iter().filter(|name| !known.contains(name.as_str())) {
         // The search compares all names.
