@@ -155,14 +155,14 @@ impl MergeBase {
             return Err(ExportError::InsideCheckpoint { folder: to.to_owned(), checkpoint });
         }
         refuse_taken(to, output.destination)?;
-        let dtype_of = |parameter: &Parameter| {
-            let dtype = output.dtype.map_or_else(|| self.files.dtype(&parameter.name), Ok)?;
-            Ok((parameter, dtype))
+        let dtype_of = |parameter: &Parameter| match output.dtype {
+            Some(dtype) => Ok(dtype),
+            None => self.files.dtype(&parameter.name),
         };
-        let parameters: Vec<(&Parameter, DType)> =
-            self.table.iter().map(dtype_of).collect::<Result<_, ExportError>>()?;
-        let tensors: Vec<NewTensor> =
-            parameters.iter().flat_map(|(parameter, dtype)| NewTensor::all_of(parameter, *dtype)).collect();
+        let mut tensors = Vec::new();
+        for parameter in self.table.iter() {
+            tensors.extend(NewTensor::all_of(parameter, dtype_of(parameter)?));
+        }
         self.refuse_small_disk(&tensors, to)?;
 
         std::fs::create_dir_all(to).map_err(failed(to))?;
@@ -171,13 +171,13 @@ impl MergeBase {
         let mut writer = WeightWriter::create(to, tensors.clone(), output.shard_bytes)?;
         let matrices = matrices_by_weight(adapters.table);
         let mut hash = BaseHash::default();
-        for (parameter, dtype) in parameters {
+        for parameter in self.table.iter() {
             // An adapter is named after its module, or after the parameter of all experts.
             let adapted = matrices.get(parameter.name.as_str());
             let adapted = adapted.or_else(|| matrices.get(parameter.name.strip_suffix(".weight")?));
             let product = adapted.map(|(a, b)| Product::read(a, b, adapters)).transpose()?;
             let key = name_key(&parameter.name);
-            stream(parameter, dtype, Some(&mut writer), &mut |range, elements| {
+            stream(parameter, dtype_of(parameter)?, Some(&mut writer), &mut |range, elements| {
                 self.files.read_f32(&parameter.name, range.clone(), elements)?;
                 if adapters.base.is_some() {
                     hash.add(key, range.start, elements);

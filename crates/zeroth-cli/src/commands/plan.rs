@@ -172,7 +172,7 @@ fn request(
         targets: parse_targets(&arguments.target_modules)?.unwrap_or(usual.targets),
         ..usual
     };
-    if let Some(model) = model.filter(|_| !is_full && adapts_experts(&model.table, &lora).unwrap_or(false)) {
+    if let Some(model) = model.filter(|model| !is_full && adapts_experts(&model.table, &lora).unwrap_or(false)) {
         // Adapters of experts and routers have no dropout.
         lora.dropout = arguments.lora_dropout.unwrap_or(0.0);
         add_adapters(&model.table, &lora)?;
