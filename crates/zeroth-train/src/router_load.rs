@@ -192,9 +192,7 @@ mod tests {
     fn a_dead_expert_is_reported_where_chance_does_not_explain_it() {
         let of = |rows: u32, steps: u64| {
             let mut watch = watch();
-            let counts = [rows; 10].map(|rows| rows);
-            let counts: Vec<u32> =
-                counts.iter().enumerate().map(|(at, rows)| if at % 5 < 3 { *rows } else { 0 }).collect();
+            let counts: Vec<u32> = (0..10).map(|at| if at % 5 < 3 { rows } else { 0 }).collect();
             (1..=steps).flat_map(|step| watch.observe(step, &counts)).collect::<Vec<_>>()
         };
         assert!(of(3, 49).is_empty());
@@ -203,7 +201,7 @@ mod tests {
         assert!(notes[0].contains("block 0 collapse (step 50): 1 of its 4 experts"), "{}", notes[0]);
         // A token per expert in four steps is too few to tell.
         assert!(of(0, 60).is_empty());
-        let mut watch = self::watch();
+        let mut watch = watch();
         let few = [1, 1, 0, 0, 0, 1, 1, 1, 1, 0];
         assert_eq!((1..=60).flat_map(|step| watch.observe(step, &few)).count(), 0);
     }
