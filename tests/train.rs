@@ -35,6 +35,7 @@ mod private_cache;
 mod public_scripts;
 mod refusals;
 mod resume;
+mod routers;
 mod run_files;
 mod run_folder;
 mod running;
