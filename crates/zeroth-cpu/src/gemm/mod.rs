@@ -19,7 +19,11 @@ mod amx_driver;
 #[cfg(target_arch = "x86_64")]
 mod amx_gemm_tn;
 #[cfg(target_arch = "x86_64")]
+mod amx_narrow_tn;
+#[cfg(target_arch = "x86_64")]
 mod amx_pack;
+#[cfg(target_arch = "x86_64")]
+mod amx_short_k;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
