@@ -108,6 +108,12 @@ impl Blocking {
         [min(block.mc, m.div_ceil(down).next_multiple_of(self.mr)), block.nc]
     }
 
+    /// Most rows and columns of a task.
+    pub(super) const fn cache_block(&self, k: usize) -> [usize; 2] {
+        let block = self.block(k);
+        [block.mc, block.nc]
+    }
+
     /// The cache block for sums of `k` terms.
     const fn block(&self, k: usize) -> CacheBlock {
         let mut at = 0;
@@ -238,7 +244,8 @@ impl NarrowTnBlocking {
     pub(super) const fn of([m, n, k]: [usize; 3]) -> Option<Self> {
         let (narrow, steps) = (min(m, n).div_ceil(PANEL), k.div_ceil(PANEL));
         let wide = (if m > n { m } else { n }).div_ceil(PANEL);
-        let fits = narrow > 0 && narrow <= NARROW_PANELS && steps > NARROW_STEPS && narrow * steps <= MAX_STEPS;
+        let fits =
+            narrow > 0 && narrow <= NARROW_PANELS && steps > NARROW_STEPS && narrow * steps <= MAX_STEPS;
         if fits { Some(Self { narrow, wide, steps }) } else { None }
     }
 
@@ -309,4 +316,10 @@ pub(crate) const fn scratch(m: usize, n: usize, k: usize, threads: usize) -> usi
         at += 1;
     }
     largest * threads
+}
+
+/// f32 elements of scratch that are enough for any k up to `most`: it does not grow with k where cache blocks change.
+pub(crate) fn scratch_up_to(m: usize, n: usize, most: usize, threads: usize) -> usize {
+    let ends = ALL.into_iter().flat_map(|blocking| blocking.blocks).map(|block| block.max_k.min(most));
+    ends.map(|k| scratch(m, n, k, threads)).max().unwrap_or(0)
 }

@@ -15,9 +15,9 @@ use bytemuck::Pod;
 use zeroth_base::DType;
 
 use super::MatrixView;
+use super::blocking::{BAND_ROWS, Blocking, band_scratch, gemm_tn_scratch, scratch};
 #[cfg(target_arch = "x86_64")]
 use super::blocking::{GemmTnBlocking, NarrowTnBlocking};
-use super::blocking::{BAND_ROWS, Blocking, band_scratch, gemm_tn_scratch, scratch};
 #[cfg(target_arch = "x86_64")]
 use super::epilogue::WIDE_ROW;
 use super::epilogue::{ClosureEpilogue, Epilogue};
@@ -152,9 +152,11 @@ macro_rules! with_kernel {
     };
 }
 
+pub(super) use with_kernel;
+
 /// Whether AMX multiplies these types: one operand is bf16, and the other can be rounded to it.
 #[cfg(target_arch = "x86_64")]
-const fn amx_supports<A: Element, B: Element>() -> bool {
+pub(super) const fn amx_supports<A: Element, B: Element>() -> bool {
     matches!((A::DTYPE, B::DTYPE), (DType::Bf16, DType::Bf16 | DType::F32) | (DType::F32, DType::Bf16))
 }
 
