@@ -65,6 +65,7 @@ impl AttentionVariant {
                     files!(
                         "packed_sequences.cu",
                         "shared_tiles.cu",
+                        "warpgroup.cu",
                         "wgmma.cu",
                         "flash_common.cu",
                         "flash_hopper.cu",
