@@ -27,6 +27,36 @@ pub enum GradOp {
         /// The factor of the product.
         scale: f64,
     },
+    /// `logits`, `experts` and `weights`, then the gradient of the weights and that of the balance where they are operands, give the
+    /// gradient of `logits`.
+    Route {
+        /// Whether the gradient of the weights is an operand.
+        weights: bool,
+        /// Whether that of the balance is.
+        balance: bool,
+    },
+    /// `dy` [T, H], `order` and `offsets` give the gradient of the rows of the slots: that of `CombineRows`.
+    GatherRows,
+    /// `dy` [T · k, H], `places` and `offsets` give the sum of each token's rows: the gradient of `GatherRows`.
+    CombineRows,
+    /// `dy` and `offsets` (and the weight) give `dy · w[e]`.
+    GroupedLinearInput,
+    /// `x`, `dy` and `offsets`: accumulates `dyᵀ · x` over the rows of each expert in the weight's gradient.
+    GroupedLinearParams,
+    /// `dy` and `offsets` (and the weight) give `scale · dy · w[e]`.
+    GroupedLinearAddInput {
+        /// The factor of the product.
+        scale: f64,
+    },
+    /// `u`, `dy` and `offsets`: accumulates `scale · dyᵀ · u` over the rows of each expert in the weight's gradient.
+    GroupedLinearAddParams {
+        /// The factor of the product.
+        scale: f64,
+    },
+    /// `gate_up`, `dy`, `weights`, `order` and `offsets` give the gradient of `gate_up`, and of `weights` where it is computed.
+    GatedRows(GatedActivation),
+    /// `balance` and `labels` give the loss `[1]` and the gradient of `balance`, times the weight of its part.
+    BalanceLoss,
     /// `x`, `rstd`, `dy`, optionally the gradient of `x` from later uses (and the weight) give the gradient of `x`, with that
     /// one added; accumulates the weight's gradient.
     RmsNorm(Op),
@@ -194,6 +224,13 @@ impl Deriver<'_> {
     /// A new value of the shape of another.
     pub(crate) fn fresh(&mut self, like: Value) -> Value {
         let info = ValueInfo { kind: Kind::Activation, ..self.values[like.index()] };
+        self.values.push(info);
+        Value(self.values.len() as u32 - 1)
+    }
+
+    /// A new f32 value of the shape of another.
+    pub(crate) fn fresh_statistic(&mut self, like: Value) -> Value {
+        let info = ValueInfo { kind: Kind::Statistic, ..self.values[like.index()] };
         self.values.push(info);
         Value(self.values.len() as u32 - 1)
     }

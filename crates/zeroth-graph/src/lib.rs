@@ -22,6 +22,6 @@ pub use gradient::{Backward, GradNode, GradOp, GradWrite};
 pub use graph::{
     DynamicScaling, Graph, LossPart, Node, Param, ParamId, ParamSpec, Role, Rotary, Stream, Unit, UnitId,
 };
-pub use op::Op;
+pub use op::{BalanceSums, Op, Routing};
 pub use value::{Kind, Rows, Value, ValueInfo};
 pub use zeroth_base::GatedActivation;

@@ -268,3 +268,121 @@ impl LogitsDims {
         (begin < end && end <= self.rows).then(|| end - 1)
     }
 }
+
+/// Dimensions of the routing of tokens to experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RouteDims {
+    /// Tokens, padding included.
+    pub rows: usize,
+    /// Experts to choose from.
+    pub experts: usize,
+    /// Experts of a token; at most `experts`.
+    pub k: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalized: bool,
+    /// Row stride of the logits and their gradient.
+    pub row_stride: usize,
+}
+
+impl RouteDims {
+    /// Dimensions without padding.
+    pub const fn new(rows: usize, experts: usize, k: usize, normalized: bool) -> Self {
+        Self { rows, experts, k, normalized, row_stride: experts }
+    }
+
+    /// Pairs of a token and one of its experts.
+    pub const fn slots(self) -> usize {
+        self.rows * self.k
+    }
+}
+
+/// Dimensions of a copy between the rows of tokens and those of their experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertRowsDims {
+    /// Tokens, padding included.
+    pub rows: usize,
+    /// Experts to choose from.
+    pub experts: usize,
+    /// Experts of a token.
+    pub k: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Row stride of both sides.
+    pub row_stride: usize,
+}
+
+impl ExpertRowsDims {
+    /// Dimensions without padding.
+    pub const fn new(rows: usize, experts: usize, k: usize, width: usize) -> Self {
+        Self { rows, experts, k, width, row_stride: width }
+    }
+
+    /// Rows of the experts' side.
+    pub const fn slots(self) -> usize {
+        self.rows * self.k
+    }
+}
+
+/// Dimensions of a linear layer with a weight for each expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupedLinearDims {
+    /// Rows of all experts, those of padding included.
+    pub slots: usize,
+    /// Experts.
+    pub experts: usize,
+    /// Width of x.
+    pub inputs: usize,
+    /// Width of y.
+    pub outputs: usize,
+    /// Row stride of x and dx.
+    pub x_stride: usize,
+    /// Row stride of y and dy.
+    pub y_stride: usize,
+}
+
+impl GroupedLinearDims {
+    /// Dimensions without padding.
+    pub const fn new(slots: usize, experts: usize, inputs: usize, outputs: usize) -> Self {
+        Self { slots, experts, inputs, outputs, x_stride: inputs, y_stride: outputs }
+    }
+}
+
+/// Dimensions of the gated activation of the experts' rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GatedRowsDims {
+    /// Tokens, padding included.
+    pub rows: usize,
+    /// Experts to choose from.
+    pub experts: usize,
+    /// Experts of a token.
+    pub k: usize,
+    /// Width of y. A row of the gate and up projections has the gate in its first half and up in its second.
+    pub width: usize,
+    /// Row stride of the gate and up projections and their gradients.
+    pub gate_up_stride: usize,
+    /// Row stride of y and dy.
+    pub y_stride: usize,
+}
+
+impl GatedRowsDims {
+    /// Dimensions without padding.
+    pub const fn new(rows: usize, experts: usize, k: usize, width: usize) -> Self {
+        Self { rows, experts, k, width, gate_up_stride: 2 * width, y_stride: width }
+    }
+
+    /// Rows of all experts.
+    pub const fn slots(self) -> usize {
+        self.rows * self.k
+    }
+}
+
+/// Dimensions of the loss that balances the load of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BalanceDims {
+    /// Tokens, padding included.
+    pub rows: usize,
+    /// Experts of a layer.
+    pub experts: usize,
+    /// Layers whose routing it sums over.
+    pub layers: usize,
+}

@@ -4,13 +4,17 @@
 //! learning rate, whether an update is applied) are read from device memory, so that a launch is built once and enqueued any
 //! number of times.
 
+mod operands;
+
 use zeroth_base::{DType, GatedActivation};
 
 use crate::{
-    AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
-    RopeDims, StoreRowsDims,
+    AttentionDims, BalanceDims, EmbeddingDims, ExpertRowsDims, GatedRowsDims, GroupedLinearDims,
+    HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims, RopeDims, RouteDims, StoreRowsDims,
 };
 use crate::{MOMENTS, MasterForm, Optimizer, ReportLayout, Tier};
+
+pub use operands::Access;
 
 /// A byte range of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -191,6 +195,103 @@ pub enum Kernel {
         x: Span,
         y: Span,
     },
+    /// Routes each row to the `k` experts of its largest logits (ties: the lowest index), in descending order. `weights` `[rows, k]`
+    /// (f32) are their probabilities by an f32 softmax, divided by their sum where `normalized`. A slot is a pair of a row and one of
+    /// its experts, numbered row · k + j; slots are sorted by expert, stably. i32 results: `experts` `[rows, k]`; `order` `[slots]`, the
+    /// slot at each sorted place; `places` `[rows, k]`, its inverse; `offsets` `[experts + 1]`, the first place of each expert, then the
+    /// number of routed slots. Rows from the end of the last sequence of `starts` on are padding: weight 0, expert `experts`, sorted
+    /// last. Without `starts` every row is routed. A NaN logit is smaller than any other.
+    ///
+    /// Rows of expert activations stand in sorted order. No kernel reads or writes those of padding.
+    Route {
+        dims: RouteDims,
+        starts: Option<Span>,
+        logits: Span,
+        experts: Span,
+        weights: Span,
+        order: Span,
+        places: Span,
+        offsets: Span,
+        balance: Option<Balance>,
+    },
+    /// dlogits of `dweights` `[rows, k]` (f32) and of `slopes` `[2, experts]` (f32), the gradient of [`Balance::after`], of which only
+    /// the second row counts. An absent gradient is zero; padding gives zeros.
+    RouteBackward {
+        dims: RouteDims,
+        starts: Option<Span>,
+        logits: Span,
+        experts: Span,
+        weights: Span,
+        dweights: Option<Span>,
+        slopes: Option<Span>,
+        dlogits: Span,
+    },
+    /// `y[p]` = `x[order[p] / k]`: x `[rows, width]`, y `[slots, width]`.
+    GatherRows { dims: ExpertRowsDims, order: Span, offsets: Span, x: Span, y: Span },
+    /// `y[t]` = the sum over j of `x[places[t, j]]`, in f32, in the order of j, rounded once: x `[slots, width]`, y `[rows, width]`.
+    /// Padding gives zeros.
+    CombineRows { dims: ExpertRowsDims, places: Span, offsets: Span, x: Span, y: Span },
+    /// `y[p]` = `x[p]` · `w[e]`ᵀ for the rows p of each expert e: w `[experts, outputs, inputs]`.
+    GroupedLinear { dims: GroupedLinearDims, offsets: Span, x: Span, w: Span, y: Span },
+    /// Adds `scale` · `x[p]` · `w[e]`ᵀ to `y[p]`, in f32 and with one rounding.
+    GroupedLinearAdd { dims: GroupedLinearDims, scale: f32, offsets: Span, x: Span, w: Span, y: Span },
+    /// `dx[p]` = `scale` · `dy[p]` · `w[e]`, plus the old `dx[p]` where `add` (one rounding).
+    GroupedLinearDx {
+        dims: GroupedLinearDims,
+        scale: f32,
+        offsets: Span,
+        dy: Span,
+        w: Span,
+        dx: Span,
+        add: bool,
+    },
+    /// Stores `scale` · dyᵀ · x over the rows of each expert e in `dw[e]` `[outputs, inputs]`: zeros of an expert without rows.
+    GroupedLinearDw {
+        dims: GroupedLinearDims,
+        scale: f32,
+        offsets: Span,
+        dy: Span,
+        x: Span,
+        dw: Span,
+        store: GradStore,
+    },
+    /// `y[p]` = f(gate) · up · `weights[order[p]]`, f the activation, rounded once. `gate_up` is `[slots, 2 · width]`.
+    GatedRows {
+        activation: GatedActivation,
+        dims: GatedRowsDims,
+        order: Span,
+        offsets: Span,
+        weights: Span,
+        gate_up: Span,
+        y: Span,
+    },
+    /// Writes dgate_up, and dweights `[rows, k]` (f32; 0 of padding) where it has a destination.
+    GatedRowsBackward {
+        activation: GatedActivation,
+        dims: GatedRowsDims,
+        order: Span,
+        offsets: Span,
+        weights: Span,
+        gate_up: Span,
+        dy: Span,
+        dgate_up: Span,
+        dweights: Option<Span>,
+    },
+    /// Adds n · experts · Σ f · P to `loss`, an f64: f and P are the two rows of `balance` ([`Balance::after`] of the last layer) divided
+    /// by layers · the rows that are no padding, n the number of rows with a label (≥ 0).
+    BalanceLoss { dims: BalanceDims, starts: Span, balance: Span, labels: Span, loss: Span },
+    /// `BalanceLoss` with its gradient: writes `slopes` `[2, experts]` (f32), zeros and then n · experts · f / (layers · rows), times
+    /// `loss_weight` and the loss scale as in `HeadLossBackward`.
+    BalanceLossBackward {
+        dims: BalanceDims,
+        starts: Span,
+        balance: Span,
+        labels: Span,
+        loss: Span,
+        loss_weight: Span,
+        control: Span,
+        slopes: Span,
+    },
     /// Adds the sum of the losses of the tokens with a label (≥ 0) to `loss`, an f64.
     HeadLoss { dims: HeadLossDims, x: Span, w: Span, labels: Span, loss: Span },
     /// `HeadLoss` with gradients: writes dx and stores the gradient of w in dw, both times `loss_weight`, an f64 (see
@@ -281,6 +382,16 @@ impl GradStore {
     }
 }
 
+/// What an auxiliary loss knows of the routing: `[2, experts]` f32, the tokens of each expert and the sum of its probabilities over
+/// the rows that are no padding, both summed over layers so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Balance {
+    /// The sums of the layers before; absent at the first.
+    pub before: Option<Span>,
+    /// Those with this layer.
+    pub after: Span,
+}
+
 /// Where and how the head stores the gradient of its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadLossDw {
@@ -322,165 +433,4 @@ pub struct Rounding {
     pub flat: u32,
     /// The index in the flat buffer of the first element.
     pub first: u64,
-}
-
-/// How a kernel accesses an operand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Read only.
-    Read,
-    /// Written, or read and written.
-    Write,
-}
-
-impl Kernel {
-    /// Whether rows of its activations have padding.
-    pub const fn has_padded_rows(&self) -> bool {
-        match self {
-            Self::Embedding { dims, .. } | Self::EmbeddingBackward { dims, .. } => {
-                dims.row_stride != dims.width
-            }
-            Self::Linear { dims, .. }
-            | Self::LinearAdd { dims, .. }
-            | Self::LinearDx { dims, .. }
-            | Self::LinearDw { dims, .. }
-            | Self::LinearDb { dims, .. } => dims.x_stride != dims.inputs || dims.y_stride != dims.outputs,
-            Self::RmsNorm { dims, .. }
-            | Self::AddRmsNorm { dims, .. }
-            | Self::RmsNormBackward { dims, .. } => dims.row_stride != dims.width,
-            Self::Rope { dims, .. } => dims.row_stride != dims.heads * dims.head_dim,
-            Self::HeadNormRope { dims, .. } | Self::HeadNormRopeBackward { dims, .. } => {
-                dims.rope.row_stride != dims.rope.heads * dims.rope.head_dim
-            }
-            Self::Attention { dims, .. }
-            | Self::AttentionBackward { dims, .. }
-            | Self::CachedAttention { dims, .. } => {
-                dims.q_stride != dims.q_width() || dims.kv_stride != dims.kv_width()
-            }
-            Self::StoreRows { dims, .. } => dims.row_stride != dims.width,
-            Self::Dropout { width, row_stride, .. } => *row_stride != *width,
-            Self::HeadLoss { dims, .. } | Self::HeadLossBackward { dims, .. } => {
-                dims.row_stride != dims.hidden
-            }
-            Self::Logits { dims, .. } => dims.row_stride != dims.hidden,
-            // Element by element, or over flats.
-            Self::GatedActivation { .. }
-            | Self::GatedActivationBackward { .. }
-            | Self::Sum { .. }
-            | Self::Zero { .. }
-            | Self::Convert { .. }
-            | Self::Unpack { .. }
-            | Self::CheckFinite { .. }
-            | Self::SumRanks { .. }
-            | Self::Squares { .. }
-            | Self::Control { .. }
-            | Self::Optimize { .. } => false,
-        }
-    }
-
-    /// Its name in messages and traces.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Embedding { .. } => "embedding",
-            Self::EmbeddingBackward { .. } => "embedding_backward",
-            Self::Linear { .. } => "linear",
-            Self::LinearAdd { .. } => "linear_add",
-            Self::LinearDx { .. } => "linear_dx",
-            Self::LinearDw { .. } => "linear_dw",
-            Self::LinearDb { .. } => "linear_db",
-            Self::RmsNorm { .. } => "rms_norm",
-            Self::AddRmsNorm { .. } => "add_rms_norm",
-            Self::RmsNormBackward { .. } => "rms_norm_backward",
-            Self::Rope { .. } => "rope",
-            Self::HeadNormRope { .. } => "head_norm_rope",
-            Self::HeadNormRopeBackward { .. } => "head_norm_rope_backward",
-            Self::Attention { .. } => "attention",
-            Self::AttentionBackward { .. } => "attention_backward",
-            Self::StoreRows { .. } => "store_rows",
-            Self::CachedAttention { .. } => "cached_attention",
-            Self::GatedActivation { activation, .. } => activation.name(),
-            Self::GatedActivationBackward { activation, .. } => activation.backward_name(),
-            Self::Dropout { .. } => "dropout",
-            Self::HeadLoss { .. } => "head_loss",
-            Self::HeadLossBackward { .. } => "head_loss_backward",
-            Self::Logits { .. } => "logits",
-            Self::Sum { .. } => "sum",
-            Self::Zero { .. } => "zero",
-            Self::Convert { .. } => "convert",
-            Self::Unpack { .. } => "unpack",
-            Self::CheckFinite { .. } => "check_finite",
-            Self::SumRanks { .. } => "sum_ranks",
-            Self::Squares { .. } => "squares",
-            Self::Control { .. } => "control",
-            Self::Optimize { .. } => "optimize",
-        }
-    }
-
-    /// Calls `visit` with every operand and its access.
-    pub fn operands(&self, mut visit: impl FnMut(Span, Access)) {
-        let (mut reads, mut writes): ([Option<Span>; 8], [Option<Span>; 5]) = ([None; 8], [None; 5]);
-        macro_rules! touch {
-            ([$($read:expr),*], [$($write:expr),*]) => {{
-                for (place, span) in reads.iter_mut().zip([$(Option::<Span>::from($read)),*]) { *place = span; }
-                for (place, span) in writes.iter_mut().zip([$(Option::<Span>::from($write)),*]) { *place = span; }
-            }};
-        }
-        match *self {
-            Self::Embedding { ids, table, y, .. } => touch!([ids, table], [y]),
-            Self::EmbeddingBackward { ids, dy, dtable, tied_rows, .. } => {
-                let [rows, found_inf] =
-                    [tied_rows.map(|tied| tied.rows), tied_rows.map(|tied| tied.found_inf)];
-                touch!([ids, dy], [dtable, rows, found_inf]);
-            }
-            Self::Linear { x, w, bias, y, .. } => touch!([x, w, bias], [y]),
-            Self::LinearAdd { x, w, y, .. } => touch!([x, w], [y]),
-            Self::LinearDx { dy, w, dx, .. } => touch!([dy, w], [dx]),
-            Self::LinearDw { dy, x, dw, store, .. } => touch!([dy, x], [dw, store.found_inf()]),
-            Self::LinearDb { dy, db, .. } => touch!([dy], [db]),
-            Self::RmsNorm { x, w, y, rstd, .. } => touch!([x, w], [y, rstd]),
-            Self::AddRmsNorm { x, residual, w, h, y, rstd, .. } => touch!([x, residual, w], [h, y, rstd]),
-            Self::RmsNormBackward { dy, h, rstd, w, residual, dh, dw, .. } => {
-                touch!([dy, h, rstd, w, residual], [dh, dw]);
-            }
-            Self::Rope { cos, sin, x, y, .. } => touch!([cos, sin, x], [y]),
-            Self::HeadNormRope { x, w, cos, sin, y, rstd, .. } => touch!([x, w, cos, sin], [y, rstd]),
-            Self::HeadNormRopeBackward { dy, h, rstd, w, cos, sin, dh, dw, .. } => {
-                touch!([dy, h, rstd, w, cos, sin], [dh, dw]);
-            }
-            Self::Attention { starts, q, k, v, y, lse, .. } => touch!([starts, q, k, v], [y, lse]),
-            Self::AttentionBackward { starts, q, k, v, y, lse, dy, dq, dk, dv, .. } => {
-                touch!([starts, q, k, v, y, lse, dy], [dq, dk, dv]);
-            }
-            Self::StoreRows { ranges, x, cache, .. } => touch!([ranges, x], [cache]),
-            Self::CachedAttention { ranges, q, k, v, y, .. } => touch!([ranges, q, k, v], [y]),
-            Self::GatedActivation { gate, up, y, .. } => touch!([gate, up], [y]),
-            Self::GatedActivationBackward { dy, gate, up, dgate, dup, .. } => {
-                touch!([dy, gate, up], [dgate, dup]);
-            }
-            Self::Dropout { keys, x, y, .. } => touch!([keys, x], [y]),
-            Self::HeadLoss { x, w, labels, loss, .. } => touch!([x, w, labels], [loss]),
-            Self::HeadLossBackward { x, w, labels, loss, loss_weight, control, dx, dw, .. } => {
-                let tied_rows = dw.and_then(|dw| dw.tied_rows);
-                let [ids, rows] = [tied_rows.map(|tied| tied.ids), tied_rows.map(|tied| tied.rows)];
-                let (to, found_inf) = (dw.map(|dw| dw.to), dw.and_then(|dw| dw.store.found_inf()));
-                touch!([x, w, labels, loss_weight, control, ids], [loss, dx, to, found_inf, rows]);
-            }
-            Self::Logits { starts, x, w, logits, .. } => touch!([starts, x, w], [logits]),
-            Self::Sum { a, b, y } => touch!([a, b], [y]),
-            Self::Zero { to } => touch!([], [to]),
-            Self::Convert { from, to, found_inf, .. } => touch!([from], [to, found_inf]),
-            Self::Unpack { records, y } => touch!([records], [y]),
-            Self::CheckFinite { values, found_inf, .. } => touch!([values], [found_inf]),
-            Self::SumRanks { parts, to, .. } => touch!([parts], [to]),
-            Self::Squares { values, sum, .. } => touch!([values], [sum]),
-            Self::Control { recipe, input, reports, control, record, .. } => {
-                touch!([recipe, input, reports], [control, record]);
-            }
-            Self::Optimize { control, grads, master, moments: [first, second, third], weights, .. } => {
-                touch!([control, grads], [master, first, second, third, weights]);
-            }
-        }
-        reads.into_iter().flatten().for_each(|span| visit(span, Access::Read));
-        writes.into_iter().flatten().for_each(|span| visit(span, Access::Write));
-    }
 }

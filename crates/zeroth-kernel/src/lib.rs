@@ -36,15 +36,15 @@ pub use control::{
 };
 pub use device::{CpuShare, Device, PeerMapping, Queue, READBACKS, RankSum, ReadWrite, Shared};
 pub use dims::{
-    AttentionDims, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims,
-    RopeDims, StoreRowsDims,
+    AttentionDims, BalanceDims, EmbeddingDims, ExpertRowsDims, GatedRowsDims, GroupedLinearDims,
+    HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims, RopeDims, RouteDims, StoreRowsDims,
 };
 pub use element::{Element, is_nonfinite};
 pub use error::DeviceError;
 pub use exact_sum::{BLOCK, ExactSum};
 pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
 pub use kernel::{
-    Access, CacheRange, GradStore, HeadLossDw, Kernel, Launch, Rounding, RowKey, Span, TiedRowsIn,
+    Access, Balance, CacheRange, GradStore, HeadLossDw, Kernel, Launch, Rounding, RowKey, Span, TiedRowsIn,
     TiedRowsOut,
 };
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};

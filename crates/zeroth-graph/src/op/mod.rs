@@ -8,15 +8,20 @@
 
 mod add_rms_norm;
 mod attention;
+mod balance_loss;
 mod dropout;
 mod embedding;
+mod expert_rows;
 mod gated_activation;
+mod gated_rows;
+mod grouped_linear;
 mod head_loss;
 mod head_norm_rope;
 mod linear;
 mod linear_add;
 mod rms_norm;
 mod rope;
+mod route;
 
 use zeroth_base::GatedActivation;
 
@@ -25,12 +30,17 @@ use crate::reference::{Gradients, Machine};
 use crate::{GradNode, GradOp, Node};
 
 pub use attention::{Attention, attention, attention_backward};
+pub use balance_loss::balance_loss;
 pub use embedding::{embedding, embedding_backward};
+pub use expert_rows::{combine_rows, gather_rows};
 pub use gated_activation::{gated_activation, gated_activation_backward};
+pub use gated_rows::{gated_rows, gated_rows_backward};
+pub use grouped_linear::{grouped_linear, grouped_linear_backward};
 pub use head_loss::head_loss;
 pub use linear::{linear, linear_backward};
 pub use rms_norm::{rms_norm, rms_norm_backward};
 pub use rope::rope;
+pub use route::{BalanceSums, Routed, Routing, route, route_backward};
 
 /// The op of a node. T is the number of rows, H the hidden size.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -93,6 +103,38 @@ pub enum Op {
         /// The number of this op among the model's dropouts: part of the key of its random numbers.
         salt: u32,
     },
+    /// `logits` [T, E], and the sums of the layers before with `balance`, give the `experts` [T, k] with the largest logits (ties: the
+    /// lowest index), their `weights` [T, k] by softmax, the slots `order` `[T · k]` sorted by expert, its inverse `places` [T, k], the
+    /// `offsets` `[E + 1]` of the experts in it, and with `balance` sums [2, E] of tokens and of probabilities. See
+    /// [`Routing`](crate::Routing).
+    Route {
+        /// Experts of a token.
+        k: u64,
+        /// Whether a token's weights are divided by their sum.
+        normalized: bool,
+        /// Whether it computes sums for an auxiliary loss.
+        balance: bool,
+    },
+    /// `x` [T, H], `order`, `places` and `offsets` give the rows of the slots [T · k, H] in sorted order.
+    GatherRows,
+    /// `x` [T · k, H], `order`, `places` and `offsets` give the sum of each token's rows [T, H].
+    CombineRows,
+    /// `x` [T · k, I], `offsets` and weight [E, O, I] give `x · w[e]ᵀ` [T · k, O] for the rows of each expert e.
+    GroupedLinear,
+    /// `base` [T · k, O], `u` [T · k, I], `offsets` and weight [E, O, I] give `base + scale · u · w[e]ᵀ` [T · k, O].
+    GroupedLinearAdd {
+        /// The factor of the product.
+        scale: f64,
+    },
+    /// `gate_up` [T · k, 2F], `weights` [T, k], `order` and `offsets` give `f(gate) · up · weight` [T · k, F], f the activation.
+    GatedRows(GatedActivation),
+    /// `balance` [2, E] and `labels` `[T]` give the auxiliary loss `[1]`, counted once for every trained token.
+    BalanceLoss {
+        /// The index in [`Graph::loss_parts`](crate::Graph::loss_parts) of the part that it belongs to.
+        part: usize,
+        /// Layers that `balance` sums over.
+        layers: u64,
+    },
     /// `x` [T, H], weight [V, H] and `labels` `[T]` give the sum of the tokens' losses `[1]`: projection, softmax and
     /// cross-entropy in slices of tokens, so that no [T, V] tensor exists.
     HeadLoss {
@@ -111,7 +153,7 @@ impl Op {
     /// [`Graph::loss_parts`](crate::Graph::loss_parts).
     pub const fn loss_part(self) -> Option<usize> {
         match self {
-            Self::HeadLoss { part } => Some(part),
+            Self::HeadLoss { part } | Self::BalanceLoss { part, .. } => Some(part),
             _ => None,
         }
     }
@@ -137,6 +179,13 @@ impl Op {
             Self::Attention { .. } => "attention",
             Self::GatedActivation(activation) => activation.name(),
             Self::Dropout { .. } => "dropout",
+            Self::Route { .. } => "route",
+            Self::GatherRows => "gather_rows",
+            Self::CombineRows => "combine_rows",
+            Self::GroupedLinear => "grouped_linear",
+            Self::GroupedLinearAdd { .. } => "grouped_linear_add",
+            Self::GatedRows(_) => "gated_rows",
+            Self::BalanceLoss { .. } => "balance_loss",
             Self::HeadLoss { .. } => "head_loss",
         }
     }
@@ -155,6 +204,12 @@ pub(crate) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
         Op::Attention { .. } => attention::derive(deriver, index, node),
         Op::GatedActivation(activation) => gated_activation::derive(deriver, index, node, activation),
         Op::Dropout { .. } => dropout::derive(deriver, index, node),
+        Op::Route { .. } => route::derive(deriver, index, node),
+        Op::GatherRows | Op::CombineRows => expert_rows::derive(deriver, index, node),
+        Op::GroupedLinear => grouped_linear::derive(deriver, index, node),
+        Op::GroupedLinearAdd { scale } => grouped_linear::derive_add(deriver, index, node, scale),
+        Op::GatedRows(activation) => gated_rows::derive(deriver, index, node, activation),
+        Op::BalanceLoss { .. } => balance_loss::derive(deriver, index, node),
         Op::HeadLoss { .. } => head_loss::derive(deriver, index, node),
     }
 }
@@ -174,6 +229,12 @@ pub(crate) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
         }
         Op::GatedActivation(activation) => gated_activation::forward(machine, node, activation),
         Op::Dropout { probability, salt } => dropout::forward(machine, node, probability, salt),
+        Op::Route { k, normalized, .. } => route::forward(machine, node, k, normalized),
+        Op::GatherRows | Op::CombineRows => expert_rows::forward(machine, node),
+        Op::GroupedLinear => grouped_linear::forward(machine, node),
+        Op::GroupedLinearAdd { scale } => grouped_linear::forward_add(machine, node, scale),
+        Op::GatedRows(activation) => gated_rows::forward(machine, node, activation),
+        Op::BalanceLoss { layers, .. } => balance_loss::forward(machine, node, layers),
         Op::HeadLoss { .. } => head_loss::forward(machine, node),
     }
 }
@@ -189,6 +250,18 @@ pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gra
         (GradOp::LinearParams, _) => linear::backward_params(machine, node, of),
         (GradOp::LinearAddInput { scale }, _) => linear_add::backward_input(machine, node, scale),
         (GradOp::LinearAddParams { scale }, _) => linear_add::backward_params(machine, node, of, scale),
+        (GradOp::GroupedLinearInput, _) => grouped_linear::backward_input(machine, node, 1.0),
+        (GradOp::GroupedLinearParams, _) => grouped_linear::backward_params(machine, node, of, 1.0),
+        (GradOp::GroupedLinearAddInput { scale }, _) => grouped_linear::backward_input(machine, node, scale),
+        (GradOp::GroupedLinearAddParams { scale }, _) => {
+            grouped_linear::backward_params(machine, node, of, scale)
+        }
+        (GradOp::Route { weights, balance }, Op::Route { k, normalized, .. }) => {
+            route::backward(machine, node, [weights, balance], k, normalized)
+        }
+        (_, Op::GatherRows | Op::CombineRows) => expert_rows::backward(machine, node, of),
+        (_, Op::GatedRows(activation)) => gated_rows::backward(machine, node, activation),
+        (_, Op::BalanceLoss { part, layers }) => balance_loss::backward(machine, node, part, layers),
         (_, Op::Embedding) => embedding::backward(machine, node, of),
         (_, Op::RmsNorm { .. } | Op::AddRmsNorm { .. }) => rms_norm::backward(machine, node, of),
         (_, Op::HeadNormRope { heads, rotary, .. }) => {
@@ -201,6 +274,13 @@ pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gra
         (_, Op::GatedActivation(activation)) => gated_activation::backward(machine, node, activation),
         (_, Op::Dropout { probability, salt }) => dropout::backward(machine, node, probability, salt),
         (_, Op::HeadLoss { part }) => head_loss::backward(machine, node, of, part),
-        (op, Op::Linear | Op::LinearAdd { .. }) => unreachable!("{op:?} is not the gradient of a linear"),
+        (
+            op,
+            Op::Linear
+            | Op::LinearAdd { .. }
+            | Op::GroupedLinear
+            | Op::GroupedLinearAdd { .. }
+            | Op::Route { .. },
+        ) => unreachable!("{op:?} is not the gradient of {}", of.op.name()),
     }
 }

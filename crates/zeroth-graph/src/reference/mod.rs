@@ -7,8 +7,10 @@ pub mod finite_differences;
 
 use crate::op;
 pub use crate::op::{
-    Attention, attention, attention_backward, embedding, embedding_backward, gated_activation,
-    gated_activation_backward, head_loss, linear, linear_backward, rms_norm, rms_norm_backward, rope,
+    Attention, Routed, attention, attention_backward, balance_loss, combine_rows, embedding,
+    embedding_backward, gated_activation, gated_activation_backward, gated_rows, gated_rows_backward,
+    gather_rows, grouped_linear, grouped_linear_backward, head_loss, linear, linear_backward, rms_norm,
+    rms_norm_backward, rope, route, route_backward,
 };
 use crate::{Backward, GradWrite, Graph, ParamId, Rows, Value};
 
