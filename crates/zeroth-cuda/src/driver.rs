@@ -7,8 +7,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::bindings::bindings;
-use super::tensor_map::TensorMap;
 use super::library::{Library, text};
+use super::tensor_map::TensorMap;
 use zeroth_kernel::DeviceError;
 
 /// An address in device memory or in pinned host memory, which share one address space.

@@ -256,7 +256,10 @@ pub(super) fn linear(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceEr
         },
         Kernel::GroupedLinearDw { dims, scale, offsets, dy, x, dw, store } => {
             let (to_type, elements) = (to_type(store), dims.experts * dims.outputs * dims.inputs);
-            let found_inf = store.found_inf().map(|flag| cx.structure::<u64>("found_inf", flag));
+            let found_inf = match store {
+                GradStore::Add | GradStore::Write => 0,
+                GradStore::Round { found_inf, .. } => cx.structure::<u64>("found_inf", found_inf)?,
+            };
             GroupedMatmul {
                 kind: Kind::Dw,
                 dims,
@@ -267,7 +270,7 @@ pub(super) fn linear(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceEr
                 offsets: cx.words("offsets", offsets, dims.experts + 1)?,
                 scale,
                 add: store == GradStore::Add,
-                found_inf: found_inf.transpose()?.unwrap_or(0),
+                found_inf,
             }
         }
         _ => unreachable!("called for grouped linears only"),

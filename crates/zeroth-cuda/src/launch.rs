@@ -8,8 +8,8 @@ use super::launch_context::{LaunchContext, THREADS, VEC, aligned16, float};
 use super::lm_head::HeadGradients;
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::modules::EntryPoint;
-use super::scratch::{WORKSPACE, blocks, exact_sums};
 use super::route::{BalanceGradient, RouteGradients};
+use super::scratch::{WORKSPACE, blocks, exact_sums};
 use super::{attention, cached_attention, expert_rows, grouped, lm_head, norm_rope, route, rowwise};
 use zeroth_kernel::{CacheRange, ExactSum, LinearDims, Nf4Record, RowKey};
 use zeroth_kernel::{
@@ -120,17 +120,9 @@ pub(super) fn dispatch(
             let threads = rows * width.div_ceil(VEC).div_ceil(DROPOUT_VECS);
             cx.run_elementwise(EntryPoint::Dropout, &[dtype], threads, &arguments)
         }
-        Kernel::Route {
-            dims,
-            starts,
-            logits,
-            experts,
-            weights,
-            order,
-            places,
-            offsets,
-            balance,
-        } => route::forward(cx, dims, starts, logits, [experts, weights, order, places, offsets], balance),
+        Kernel::Route { dims, starts, logits, experts, weights, order, places, offsets, balance } => {
+            route::forward(cx, dims, starts, logits, [experts, weights, order, places, offsets], balance)
+        }
         Kernel::RouteBackward { dims, starts, logits, experts, weights, dweights, slopes, dlogits } => {
             let gradients = RouteGradients { dweights, slopes };
             route::backward(cx, dims, starts, [logits, experts, weights], &gradients, dlogits)
@@ -165,16 +157,7 @@ pub(super) fn dispatch(
         Kernel::BalanceLoss { dims, starts, balance, labels, loss } => {
             route::balance_loss(cx, dims, [starts, balance, labels, loss], None)
         }
-        Kernel::BalanceLossBackward {
-            dims,
-            starts,
-            balance,
-            labels,
-            loss,
-            loss_weight,
-            control,
-            slopes,
-        } => {
+        Kernel::BalanceLossBackward { dims, starts, balance, labels, loss, loss_weight, control, slopes } => {
             let gradient = BalanceGradient { loss_weight, control, slopes };
             route::balance_loss(cx, dims, [starts, balance, labels, loss], Some(gradient))
         }

@@ -98,8 +98,7 @@ pub(super) fn forward(
     let partials = cx.scratch.take(partials_bytes)?;
     let (chunk, chunks) = partition(rows, CHUNK, MAX_CHUNKS);
     let (rows, row_stride, count) = (rows as u64, row_stride as u64, count as u64);
-    let arguments =
-        [starts, capacity, logits, statistics, rows, count, row_stride, chunk as u64, partials];
+    let arguments = [starts, capacity, logits, statistics, rows, count, row_stride, chunk as u64, partials];
     cx.run(EntryPoint::RouteProbabilities, &[cx.dtype], [chunks, 1, 1], THREADS / 2, &arguments)?;
     let arguments = [partials, chunks as u64, offsets, count, before.unwrap_or(0), after];
     cx.run_elementwise(EntryPoint::RouteBalance, &[], dims.experts, &arguments)
@@ -123,9 +122,8 @@ pub(super) fn backward(
     let RouteDims { rows, experts: count, k, normalized, row_stride } = dims;
     let slots = dims.slots();
     let [starts, capacity] = optional_starts(cx, starts)?;
-    let words = |name, span: Option<Span>, elements| {
-        span.map_or(Ok(0), |span| cx.words(name, span, elements))
-    };
+    let words =
+        |name, span: Option<Span>, elements| span.map_or(Ok(0), |span| cx.words(name, span, elements));
     let slopes = match words("slopes", gradients.slopes, 2 * count)? {
         0 => 0,
         // The second row.
