@@ -10,11 +10,11 @@ use zeroth_kernel::{Balance, BalanceDims, Control, DeviceError, RouteDims, Span}
 
 /// Threads of the kernel that scans the segments (`SCAN_THREADS` in route.cu).
 const SCAN_THREADS: u32 = 1024;
-/// Fewest slots of a segment of the sort, and most segments: one thread per expert walks over them.
+/// Fewest slots of a segment of the sort, and most segments (`BATCHES` in route.cu).
 const SEGMENT: usize = 256;
 const MAX_SEGMENTS: usize = 512;
 /// Fewest rows of a partial sum of probabilities, and most partial sums.
-const CHUNK: usize = 64;
+const CHUNK: usize = 32;
 const MAX_CHUNKS: usize = 512;
 /// Most experts: the sort has a counter of each, and one of padding, in 48 KiB of shared memory.
 const MAX_EXPERTS: usize = 12_287;

@@ -211,7 +211,7 @@ impl Harness {
 
     fn gated_rows(&mut self, shape: &str, dims: GatedRowsDims, routing: &Routed, routed: usize) -> Outcome {
         let (width, slots) = (dims.width, dims.slots());
-        for activation in [GatedActivation::Silu, GatedActivation::Gelu, GatedActivation::GeluTanh] {
+        for activation in GatedActivation::ALL {
             let (gate_up, dy) = (self.random(2 * slots * width), self.random(slots * width));
             // What the kernel reads, in f32.
             let weights: Vec<f64> = routing.weights.iter().map(|weight| f64::from(*weight as f32)).collect();
@@ -256,7 +256,7 @@ impl Harness {
         let labels: Vec<i32> = (0..rows as i32).map(|row| if row % 3 == 1 { -100 } else { row }).collect();
         let trained = labels.iter().filter(|label| **label >= 0).count();
         let balance: Vec<f64> =
-            self.random_of(DType::F32, 2 * experts).iter().map(|value| value.abs() * 100.0).collect();
+            self.random_of(DType::F32, 2 * experts).iter().map(|value| value.abs()).collect();
         let (loss_weight, loss_scale) = (0.125, 1024.0);
         let (value, slopes) =
             reference::balance_loss(&balance, layers, end, trained, loss_weight * loss_scale);

@@ -63,14 +63,17 @@ __device__ __forceinline__ bool is_finite(float value) {
     return (__float_as_uint(value) & 0x7f800000u) != 0x7f800000u;
 }
 
-// Stores scale * sum, plus what is there if `add`; false if the result is not finite.
-template <typename D> __device__ __forceinline__ bool store(D *to, float sum, float scale, bool add) {
-    sum *= scale;
-    if (add) sum += to_f32(*to);
-    D value = from_f32<D>(sum);
+// Stores scale * sum + old; false if the result is not finite.
+template <typename D> __device__ __forceinline__ bool store(D *to, float sum, float scale, float old) {
+    D value = from_f32<D>(scale * sum + old);
     *to = value;
     return is_finite(to_f32(value));
 }
+
+// Two neighbours in memory: one access where `paired`, else only those inside.
+template <typename D> struct alignas(2 * sizeof(D)) Two {
+    D first, second;
+};
 
 // f32: sums[i][j] of row threadIdx.x / 16 * 4 + i and column threadIdx.x % 16 + 16 * j. A_K: the lines of A run along
 // m, so that they are contiguous in k; else they run along k.
@@ -246,23 +249,49 @@ __device__ __forceinline__ void grouped(const T *a, u64 a_stride, const T *b, u6
         for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                if (row + i < rows && column + at + 16 * j < n)
-                    finite &= store(to + (row + i) * to_stride + at + 16 * j, sums[i][j], scale, add);
+                if (row + i < rows && column + at + 16 * j < n) {
+                    D *element = to + (row + i) * to_stride + at + 16 * j;
+                    finite &= store(element, sums[i][j], scale, add ? to_f32(*element) : 0.0f);
+                }
     } else {
         float sums[4][4][4] = {};
         multiply_mma<A_K, B_K>(sums, a_part, b_part, k, a_vectorized, b_vectorized);
         int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
         int row = warp / 4 * 64 + lane / 4, at = warp % 4 * 32 + lane % 4 * 2;
+        bool paired = (u64)to % sizeof(Two<D>) == 0 && to_stride % 2 == 0 && n % 2 == 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 4; i++) {
+            // Loads in batches: a load waits for stores that may alias it.
+            Two<D> old[4][2];
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
-                for (int part = 0; part < 4; part++) {
-                    int to_row = row + 16 * i + part / 2 * 8, to_column = at + 8 * j + part % 2;
-                    if (to_row < rows && column + to_column < n)
-                        finite &= store(to + to_row * to_stride + to_column, sums[i][j][part], scale, add);
+                for (int half = 0; half < 2; half++) {
+                    int to_row = row + 16 * i + 8 * half, to_column = at + 8 * j;
+                    const D *from = to + to_row * to_stride + to_column;
+                    bool first = add && to_row < rows && column + to_column < n;
+                    bool second = first && column + to_column + 1 < n;
+                    old[j][half] = {from_f32<D>(0.0f), from_f32<D>(0.0f)};
+                    if (paired && first) old[j][half] = *(const Two<D> *)from;
+                    if (!paired && first) old[j][half].first = from[0];
+                    if (!paired && second) old[j][half].second = from[1];
                 }
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    int to_row = row + 16 * i + 8 * half, to_column = at + 8 * j;
+                    if (to_row >= rows || column + to_column >= n) continue;
+                    D *there = to + to_row * to_stride + to_column;
+                    Two<D> sum = {from_f32<D>(scale * sums[i][j][2 * half] + to_f32(old[j][half].first)),
+                                  from_f32<D>(scale * sums[i][j][2 * half + 1] + to_f32(old[j][half].second))};
+                    bool second = column + to_column + 1 < n;
+                    if (paired) *(Two<D> *)there = sum;
+                    else there[0] = sum.first;
+                    if (!paired && second) there[1] = sum.second;
+                    finite &= is_finite(to_f32(sum.first)) && (!second || is_finite(to_f32(sum.second)));
+                }
+        }
     }
     // The race is benign: every writer stores the same value.
     if (found_inf && !finite) *found_inf = 1;

@@ -111,59 +111,71 @@ __device__ __forceinline__ void transpose_quad(u32 (&words)[4]) {
     else words[2] = first, words[3] = second;
 }
 
-template <typename T> __device__ __forceinline__ u32 pack_two(float low, float high);
+// Two 16-bit elements in a word.
+template <typename T> struct TwoOf;
 
-template <> __device__ __forceinline__ u32 pack_two<Bf16>(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
+#define INSTANTIATE_TWO(T, TYPE)                                                                 \
+    template <> struct TwoOf<T> {                                                                \
+        __device__ __forceinline__ static u32 pack(float low, float high) {                      \
+            u32 pair;                                                                            \
+            asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));         \
+            return pair;                                                                         \
+        }                                                                                        \
+        __device__ __forceinline__ static u32 times_zero_plus(u32 pair, u32 sum) {               \
+            asm("fma.rn." TYPE "x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));            \
+            return sum;                                                                          \
+        }                                                                                        \
+    };
 
-template <> __device__ __forceinline__ u32 pack_two<F16>(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-__device__ __forceinline__ bool is_finite(float value) {
-    return (__float_as_uint(value) & 0x7f800000u) != 0x7f800000u;
-}
+INSTANTIATE_TWO(Bf16, "bf16")
+INSTANTIATE_TWO(F16, "f16")
 
 // Stores scale * acc, plus what is there if `add`, to the first `rows` rows and `columns` columns at `to`, the
-// warpgroup's corner of the tile. Old values are loaded in batches: a load waits for stores that may alias it.
+// warpgroup's corner of the tile; false if a stored value is not finite. Neighbouring threads exchange halves of two
+// blocks of 8 columns, so that each accesses 16 bytes. Old values are loaded in batches: a load waits for stores that
+// may alias it.
 template <int N>
 __device__ __forceinline__ bool store(float (&acc)[N / 8][4], float *to, i64 stride, int rows, int columns,
                                       float scale, bool add) {
-    constexpr int BATCH = N / 8 < 16 ? N / 8 : 16;
+    constexpr int BATCH = N / 16 < 8 ? N / 16 : 8;
     int lane = threadIdx.x % WARP, row = threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-    bool finite = true;
+    int shift = lane % 2 * 8 + lane % 4 / 2 * 4;
+    bool odd = lane % 2;
+    // NaN once a value is not finite.
+    float poison = 0.0f;
 #pragma unroll
     for (int half = 0; half < 2; half++, row += 8) {
-        float *line = to + row * stride + lane % 4 * 2;
-        int end = row < rows ? columns - lane % 4 * 2 : 0;
+        float *line = to + row * stride + shift;
+        int end = row < rows ? columns - shift : 0;
 #pragma unroll
-        for (int first = 0; first < N / 8; first += BATCH) {
-            float2 old[BATCH];
+        for (int first = 0; first < N / 16; first += BATCH) {
+            float4 old[BATCH];
 #pragma unroll
             for (int i = 0; i < BATCH; i++) {
-                int column = 8 * (first + i);
-                old[i] = add && column < end ? *(float2 *)(line + column) : make_float2(0.0f, 0.0f);
+                int column = 16 * (first + i);
+                old[i] = add && column < end ? *(float4 *)(line + column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
 #pragma unroll
             for (int i = 0; i < BATCH; i++) {
-                int column = 8 * (first + i);
-                float2 sum = make_float2(scale * acc[first + i][2 * half], scale * acc[first + i][2 * half + 1]);
+                int column = 16 * (first + i), block = 2 * (first + i);
+                float low[2] = {scale * acc[block][2 * half], scale * acc[block][2 * half + 1]};
+                float high[2] = {scale * acc[block + 1][2 * half], scale * acc[block + 1][2 * half + 1]};
+                float x = __shfl_xor_sync(FULL_MASK, odd ? low[0] : high[0], 1);
+                float y = __shfl_xor_sync(FULL_MASK, odd ? low[1] : high[1], 1);
+                float4 sum = odd ? make_float4(x, y, high[0], high[1]) : make_float4(low[0], low[1], x, y);
                 if (add) {
                     sum.x += old[i].x;
                     sum.y += old[i].y;
+                    sum.z += old[i].z;
+                    sum.w += old[i].w;
                 }
                 if (column >= end) continue;
-                finite &= is_finite(sum.x) && is_finite(sum.y);
-                *(float2 *)(line + column) = sum;
+                poison = fmaf(sum.x, 0.0f, fmaf(sum.y, 0.0f, fmaf(sum.z, 0.0f, fmaf(sum.w, 0.0f, poison))));
+                *(float4 *)(line + column) = sum;
             }
         }
     }
-    return finite;
+    return poison == poison;
 }
 
 // As above in 16 bits: a thread of four stores 8 columns of every 32.
@@ -171,7 +183,7 @@ template <int N, typename D>
 __device__ __forceinline__ bool store(float (&acc)[N / 8][4], D *to, i64 stride, int rows, int columns, float scale,
                                       bool add) {
     int lane = threadIdx.x % WARP, row = threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-    bool finite = true;
+    u32 poison = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++, row += 8) {
         D *line = to + row * stride + lane % 4 * 8;
@@ -191,17 +203,17 @@ __device__ __forceinline__ bool store(float (&acc)[N / 8][4], D *to, i64 stride,
                     low += to_f32(D{(u16)olds[j]});
                     high += to_f32(D{(u16)(olds[j] >> 16)});
                 }
-                words[j] = pack_two<D>(low, high);
+                words[j] = TwoOf<D>::pack(low, high);
             }
             transpose_quad(words);
             if (32 * i >= end) continue;
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                finite &= is_finite(to_f32(D{(u16)words[j]})) && is_finite(to_f32(D{(u16)(words[j] >> 16)}));
+            for (int j = 0; j < 4; j++) poison = TwoOf<D>::times_zero_plus(words[j], poison);
             *(uint4 *)(line + 32 * i) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
-    return finite;
+    // 0 or -0, unless a value is not finite.
+    return (poison & 0x7fff7fffu) == 0;
 }
 
 template <int N, typename D>
@@ -302,9 +314,9 @@ __device__ __forceinline__ void grouped(const TensorMap &a_map, const TensorMap 
                 full(stage).wait(phase);
                 u32 a = tiles + stage * STAGE, b = a + A_BYTES;
                 if constexpr (KIND == DW) {
-                    // Slots of the next expert, and those past the last one.
-                    int valid = tile.rows - step * PANEL, zeros = (PANEL - valid) * 8;
-                    if (valid < PANEL) {
+                    // Slots of the next expert, and those past the last one, in the last 16 that are multiplied.
+                    int valid = tile.rows - step * PANEL, zeros = (-valid & 15) * 8;
+                    if (valid < PANEL && zeros) {
                         for (int i = threadIdx.x; i < zeros * (2 + N / PANEL); i += CONSUMERS) {
                             u32 to = a + i / zeros * PANEL_BYTES + valid * 128 + i % zeros * 16;
                             asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
@@ -317,9 +329,15 @@ __device__ __forceinline__ void grouped(const TensorMap &a_map, const TensorMap 
                 u64 b_tile = smem_descriptor(b, KIND == FORWARD ? 16 : PANEL_BYTES);
                 constexpr u32 A_STEP = (KIND == DW ? 2048 : 32) >> 4, B_STEP = (KIND == FORWARD ? 32 : 2048) >> 4;
                 wgmma_fence();
+                auto multiply = [&](int slots) {
 #pragma unroll
-                for (int i = 0; i < PANEL / 16; i++)
-                    GroupedWgmma<T>::template step<KIND>(acc, a_tile + i * A_STEP, b_tile + i * B_STEP, step + i > 0);
+                    for (int i = 0; i < PANEL / 16; i++)
+                        if (i * 16 < slots)
+                            GroupedWgmma<T>::template step<KIND>(acc, a_tile + i * A_STEP, b_tile + i * B_STEP,
+                                                                 step + i > 0);
+                };
+                if (KIND == DW && tile.rows - step * PANEL < PANEL) multiply(tile.rows - step * PANEL);
+                else multiply(PANEL);
                 wgmma_commit();
                 // The matmuls of the previous step have completed.
                 asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");

@@ -78,7 +78,7 @@ __device__ void route(const u32 *starts, u64 capacity, const T *logits, u64 rows
 }
 
 // The sort takes segments of slots, one warp each. `bins`: the experts, and padding. First the slots of each expert in
-// each segment.
+// each segment: counts [bins, segments].
 extern "C" __global__ void route_count(const i32 *experts, u64 slots, u64 bins, u64 segment, u32 *counts) {
     extern __shared__ u32 histogram[];
     for (u64 e = threadIdx.x; e < bins; e += WARP) histogram[e] = 0;
@@ -91,28 +91,34 @@ extern "C" __global__ void route_count(const i32 *experts, u64 slots, u64 bins, 
         if (valid && threadIdx.x == __ffs(same) - 1) histogram[expert] += __popc(same);
         __syncwarp();
     }
-    for (u64 e = threadIdx.x; e < bins; e += WARP) counts[blockIdx.x * bins + e] = histogram[e];
+    for (u64 e = threadIdx.x; e < bins; e += WARP) counts[e * gridDim.x + blockIdx.x] = histogram[e];
 }
 
-// One block: replaces counts by the slots of the expert in earlier segments, and writes the first place of each expert.
+// One block, a warp per expert at a time: replaces counts by the slots of the expert in earlier segments, and writes
+// the first place of each expert. BATCHES of 32 segments are the most that there are (`MAX_SEGMENTS` in route.rs).
 #define SCAN_THREADS 1024
-#define SCAN_BATCH 8
-extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
-    route_scan(u32 *counts, u64 segments, u64 bins, i32 *offsets) {
+#define BATCHES 16
+extern "C" __global__ __launch_bounds__(SCAN_THREADS) void route_scan(u32 *counts, u64 segments, u64 bins,
+                                                                     i32 *offsets) {
     extern __shared__ u32 totals[];
-    for (u64 e = threadIdx.x; e < bins; e += SCAN_THREADS) {
-        u32 sum = 0;
-        for (u64 first = 0; first < segments; first += SCAN_BATCH) {
-            u32 batch[SCAN_BATCH];
+    u32 lane = threadIdx.x % WARP;
+    for (u64 e = threadIdx.x / WARP; e < bins; e += SCAN_THREADS / WARP) {
+        u32 *own = counts + e * segments, sum = 0, batch[BATCHES];
 #pragma unroll
-            for (int i = 0; i < SCAN_BATCH; i++) batch[i] = first + i < segments ? counts[(first + i) * bins + e] : 0;
+        for (int i = 0; i < BATCHES; i++) batch[i] = i * WARP + lane < segments ? own[i * WARP + lane] : 0;
 #pragma unroll
-            for (int i = 0; i < SCAN_BATCH; i++) {
-                if (first + i < segments) counts[(first + i) * bins + e] = sum;
-                sum += batch[i];
+        for (int i = 0; i < BATCHES; i++) {
+            if (i * WARP >= segments) break;
+            u32 up_to = batch[i];
+#pragma unroll
+            for (int step = 1; step < WARP; step *= 2) {
+                u32 other = __shfl_up_sync(FULL_MASK, up_to, step);
+                if (lane >= step) up_to += other;
             }
+            if (i * WARP + lane < segments) own[i * WARP + lane] = sum + up_to - batch[i];
+            sum += __shfl_sync(FULL_MASK, up_to, WARP - 1);
         }
-        totals[e] = sum;
+        if (lane == 0) totals[e] = sum;
     }
     __syncthreads();
     if (threadIdx.x >= WARP) return;
@@ -133,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
 extern "C" __global__ void route_place(const i32 *experts, u64 slots, u64 bins, u64 segment, const u32 *counts,
                                        const i32 *offsets, i32 *order, i32 *places) {
     extern __shared__ u32 next[];
-    for (u64 e = threadIdx.x; e < bins; e += WARP) next[e] = (u32)offsets[e] + counts[blockIdx.x * bins + e];
+    for (u64 e = threadIdx.x; e < bins; e += WARP) next[e] = (u32)offsets[e] + counts[e * gridDim.x + blockIdx.x];
     __syncwarp();
     u64 first = blockIdx.x * segment, end = first + segment < slots ? first + segment : slots;
     for (; first < end; first += WARP) {
@@ -174,6 +180,7 @@ extern "C" __global__ void route_balance(const float *partials, u64 chunks, cons
     u64 e = global_thread();
     if (e >= count) return;
     double sum = 0.0;
+#pragma unroll 8
     for (u64 i = 0; i < chunks; i++) sum += (double)partials[i * count + e];
     after[e] = (before ? before[e] : 0.0f) + (float)(offsets[e + 1] - offsets[e]);
     after[count + e] = (before ? before[count + e] : 0.0f) + (float)sum;
@@ -220,9 +227,11 @@ __device__ void route_backward(const u32 *starts, u64 capacity, const T *logits,
 
 // One block: the loss that balances experts and, with `slopes`, its gradient. `balance` has the slots of each expert,
 // then its sum of probabilities, over `layers` layers.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    balance_loss(const u32 *starts, u64 capacity, const float *balance, const i32 *labels, u64 rows, u64 count,
-                 u64 layers, double *loss, const double *loss_weight, const double *loss_scale, float *slopes) {
+extern "C" __global__ __launch_bounds__(THREADS) void balance_loss(const u32 *starts, u64 capacity,
+                                                                  const float *balance, const i32 *labels, u64 rows,
+                                                                  u64 count, u64 layers, double *loss,
+                                                                  const double *loss_weight,
+                                                                  const double *loss_scale, float *slopes) {
     __shared__ double sums[THREADS];
     __shared__ u64 labelled[THREADS];
     // A loss without rows is 0.
