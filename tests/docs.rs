@@ -218,7 +218,8 @@ fn is_unbuilt(span: &str) -> Option<bool> {
                 // Refused by its name, before any other field is read.
                 let config = folder.join(format!("docs-{value}"));
                 std::fs::create_dir_all(&config).unwrap();
-                std::fs::write(config.join("config.json"), format!("{{\"model_type\": \"{value}\"}}")).unwrap();
+                std::fs::write(config.join("config.json"), format!("{{\"model_type\": \"{value}\"}}"))
+                    .unwrap();
                 train(config.to_str().unwrap())
             }
             other => panic!("add a config of {other} here"),

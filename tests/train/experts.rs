@@ -65,11 +65,13 @@ fn fused_and_single_experts_train_alike_and_are_exported_one_by_one() {
     // The checkpoint is exported as the end of the run is.
     let exported = folder.path().join("exported");
     let step = single.join("checkpoints/step-20");
-    zeroth(&["checkpoint", "export", text(&step), "--dtype", "fp32", "--output", text(&exported)]).assert_done();
+    zeroth(&["checkpoint", "export", text(&step), "--dtype", "fp32", "--output", text(&exported)])
+        .assert_done();
     assert!(fs::read(exported.join("model.safetensors")).unwrap() == fs::read(file(&single)).unwrap());
     let generate = |model: &Path| {
         let flags = ["--prompt-ids", "3,14,15,9", "--max-new-tokens", "6", "--device", "cpu", "--fp32"];
-        let ended = zeroth(&[&["generate", "--model", text(model)], &flags[..], &["--format", "json"]].concat());
+        let ended =
+            zeroth(&[&["generate", "--model", text(model)], &flags[..], &["--format", "json"]].concat());
         ended.assert_done();
         ended.stdout
     };
@@ -141,6 +143,14 @@ fn what_adapters_of_experts_cannot_have_is_refused_or_said() {
     refused(&frozen, "the routers are frozen: add `gate` to the target modules");
     let all = run("all", "moe/mixtral-no-window", &[]);
     all.assert_done();
-    assert!(all.stderr.contains("LoRA dropout is 0: adapters of experts and routers have none"), "{}", all.stderr);
-    assert!(all.stderr.contains("LoRA r 2 on q_proj, k_proj, v_proj, o_proj, gate, gate_up_proj, down_proj"), "{}", all.stderr);
+    assert!(
+        all.stderr.contains("LoRA dropout is 0: adapters of experts and routers have none"),
+        "{}",
+        all.stderr
+    );
+    assert!(
+        all.stderr.contains("LoRA r 2 on q_proj, k_proj, v_proj, o_proj, gate, gate_up_proj, down_proj"),
+        "{}",
+        all.stderr
+    );
 }

@@ -138,11 +138,7 @@ fn layer_window(
     }
 }
 
-fn experts(
-    config: MixtureConfig,
-    fields: &Fields<'_>,
-    blocks: u64,
-) -> Result<Option<Experts>, FieldError> {
+fn experts(config: MixtureConfig, fields: &Fields<'_>, blocks: u64) -> Result<Option<Experts>, FieldError> {
     // For qwen3_moe transformers 5 writes `num_local_experts`, 4 wrote `num_experts`.
     let names = match config {
         MixtureConfig::Qwen => ["num_local_experts", "num_experts"],
