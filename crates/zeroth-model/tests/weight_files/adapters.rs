@@ -163,6 +163,18 @@ fn moe_table() -> ParameterTable {
 }
 
 #[test]
+fn a_matrix_for_each_expert_is_not_yet_read() {
+    let folder = TempDir::new().unwrap();
+    let mut map = plain();
+    map.insert("target_modules".to_owned(), json!(["gate_proj", "up_proj", "down_proj"]));
+    fs::write(folder.path().join(ADAPTER_CONFIG), Value::Object(map).to_string()).unwrap();
+    let name = "base_model.model.model.layers.1.mlp.experts.3.down_proj.lora_A.weight";
+    made::write(&folder.path().join(ADAPTER_WEIGHTS), &[(name.to_owned(), vec![2, 6], 0.5)]);
+    let error = Adapter::open(folder.path(), &moe_table()).unwrap_err().to_string();
+    assert!(error.contains(name) && error.contains("convert it once with PEFT 0.21"), "{error}");
+}
+
+#[test]
 fn targets_of_experts_are_whole_and_without_dropout() {
     let base = moe_table();
     let lora = |names: &[&str], dropout: f64| Lora {
