@@ -12,6 +12,7 @@ mod disk_space;
 mod early_stops;
 mod evaluation;
 mod evaluation_data;
+mod experts;
 mod exports;
 mod faults;
 mod fit;

@@ -131,7 +131,7 @@ pub(crate) struct PlanArgs {
     /// Linear layers that LoRA adapts [default: all-linear]
     #[arg(long, value_name = "NAME|REGEX", num_args = 1..)]
     pub(crate) target_modules: Vec<String>,
-    /// Dropout on the input of the adapters [default: 0.05]
+    /// Dropout on the input of the adapters [default: 0.05, 0 with adapters of experts or routers]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = crate::lora_args::dropout)]
     pub(crate) lora_dropout: Option<f64>,
     /// With LoRA: keep the frozen linear layers in 4 bits (QLoRA)

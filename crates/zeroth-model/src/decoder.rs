@@ -138,23 +138,18 @@ fn layer_window(
     }
 }
 
-fn experts(
-    config: MixtureConfig,
-    fields: &Fields<'_>,
-    blocks: u64,
-) -> Result<Option<Experts>, FieldError> {
+fn experts(config: MixtureConfig, fields: &Fields<'_>, blocks: u64) -> Result<Option<Experts>, FieldError> {
     // For qwen3_moe transformers 5 writes `num_local_experts`, 4 wrote `num_experts`.
     let names = match config {
         MixtureConfig::Qwen => ["num_local_experts", "num_experts"],
         MixtureConfig::Mixtral => ["num_local_experts"; 2],
     };
-    let (field, count) = match fields.size_in(names[0], 0, MAX_EXPERTS)?.value() {
-        Some(count) => (names[0], count),
-        None => {
-            let count = fields.size_in(names[1], 0, MAX_EXPERTS)?.value();
-            (names[1], count.ok_or_else(|| fields.missing(names[1]))?)
-        }
-    };
+    let mut found = None;
+    for field in names {
+        let count = fields.size_in(field, 0, MAX_EXPERTS)?.value();
+        found = found.or(count.map(|count| (field, count)));
+    }
+    let (field, count) = found.ok_or_else(|| fields.missing(names[1]))?;
     if count == 0 && config == MixtureConfig::Qwen {
         return Ok(None);
     }

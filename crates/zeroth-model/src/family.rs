@@ -116,7 +116,8 @@ impl Family {
             None => family.makes(&classes),
         };
         let Some(family) = Self::ALL.iter().find(is_of).copied() else {
-            if let Some(found) = model_type.and_then(|name| NOT_YET.into_iter().find(|known| *known == name)) {
+            if let Some(found) = model_type.and_then(|name| NOT_YET.into_iter().find(|known| *known == name))
+            {
                 let known = Self::model_types().collect::<Vec<_>>().join(", ");
                 return Err(ModelError::FamilyNotYet { origin: origin.to_owned(), found, known });
             }

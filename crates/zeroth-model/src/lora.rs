@@ -342,9 +342,8 @@ impl<'a> Targets<'a> {
         if self.contain(experts) {
             return Ok(());
         }
-        let (given, missing): (Vec<&str>, Vec<&str>) = projections(experts)
-            .into_iter()
-            .partition(|name| self.choice.means_projection(experts, name));
+        let (given, missing): (Vec<&str>, Vec<&str>) =
+            projections(experts).into_iter().partition(|name| self.choice.means_projection(experts, name));
         match (given.first(), missing.first()) {
             (Some(given), Some(missing)) => {
                 let [given, missing] = [*given, *missing].map(str::to_owned);

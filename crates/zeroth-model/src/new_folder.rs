@@ -119,7 +119,8 @@ fn expert_fields(sizes: &ModelSizes) -> Result<Vec<(&'static str, Value)>, Field
         (None, None) => return Ok(Vec::new()),
         (Some(mixture), Some(experts)) => (mixture, experts),
         (Some(_), None) => {
-            let why = format!("models of the family {family} have experts: say how many, and how many of a token");
+            let why =
+                format!("models of the family {family} have experts: say how many, and how many of a token");
             return Err(unsupported("num_experts", "not given", why));
         }
         (None, Some(experts)) => {

@@ -80,11 +80,7 @@ const KINDS: [(&str, Kind); 5] = [
 ];
 
 /// `default_theta` is the base where a config gives none.
-pub(crate) fn read(
-    config: &Fields<'_>,
-    max_positions: u64,
-    default_theta: f64,
-) -> Result<Rope, FieldError> {
+pub(crate) fn read(config: &Fields<'_>, max_positions: u64, default_theta: f64) -> Result<Rope, FieldError> {
     // transformers 5 takes the older name where both are filled.
     let empty = Map::new();
     let filled = |map: &&Map<String, Value>| !map.is_empty();

@@ -9,8 +9,8 @@ use serde_json::Value;
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
 use zeroth_model::{
-    Adapter, Batch, ModelConfig, Parameter, ParameterTable, WeightFiles, add_adapters,
-    forward_training, table,
+    Adapter, Batch, ModelConfig, Parameter, ParameterTable, WeightFiles, add_adapters, forward_training,
+    table,
 };
 
 /// A golden model: its folder, its weights and its rows.

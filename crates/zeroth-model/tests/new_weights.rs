@@ -11,8 +11,9 @@ mod new_weights {
     use serde_json::Value;
     use zeroth_base::DType;
     use zeroth_model::{
-        ExpertSizes, Family, INITIALIZER_RANGE, Lora, ModelConfig, ModelSizes, NewFolder, NewFolderError, Parameter,
-        ParameterKind, Positions, UnwritableConfig, WeightFiles, fill_new, lora_table, new_folder, table,
+        ExpertSizes, Family, INITIALIZER_RANGE, Lora, ModelConfig, ModelSizes, NewFolder, NewFolderError,
+        Parameter, ParameterKind, Positions, UnwritableConfig, WeightFiles, fill_new, lora_table, new_folder,
+        table,
     };
 
     fn parameter(name: &str, shape: &[u64]) -> Parameter {
@@ -228,10 +229,14 @@ mod new_weights {
     #[test]
     fn a_new_folder_holds_every_parameter_with_the_right_distribution() {
         let folder = tempfile::tempdir().unwrap();
-        for (family, tied) in
-            [(Family::Llama, true), (Family::Mistral, false), (Family::Qwen2, false), (Family::Qwen3, true),
-             (Family::Qwen3Moe, false), (Family::Mixtral, true)]
-        {
+        for (family, tied) in [
+            (Family::Llama, true),
+            (Family::Mistral, false),
+            (Family::Qwen2, false),
+            (Family::Qwen3, true),
+            (Family::Qwen3Moe, false),
+            (Family::Mixtral, true),
+        ] {
             let folder = folder.path().join(family.to_string());
             let config = ModelConfig::from_sizes(&ModelSizes { tied, ..sizes(family) }).unwrap();
             let new = NewFolder { dtype: DType::F32, shard_bytes: 200_000, ..NewFolder::default() };

@@ -9,8 +9,8 @@ use rayon::prelude::*;
 use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::{
-    Adapter, Lora, ModelConfig, NewTensor, Parameter, ParameterKind, ParameterTable, WeightFiles, WeightWriter,
-    WrittenWeights, has_weights, lora_table, table,
+    Adapter, Lora, ModelConfig, NewTensor, Parameter, ParameterKind, ParameterTable, WeightFiles,
+    WeightWriter, WrittenWeights, has_weights, lora_table, table,
 };
 
 use crate::ModelFiles;

@@ -7,7 +7,8 @@ use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, r
 use zeroth::config::schema::RecomputePolicy;
 use zeroth::machine::{known_gpu, probe};
 use zeroth::model::{
-    Lora, ModelConfig, ParameterTable, adapts_experts, add_adapters, hidden_size_for_auto, named_config, table,
+    Lora, ModelConfig, ParameterTable, adapts_experts, add_adapters, hidden_size_for_auto, named_config,
+    table,
 };
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{
@@ -172,7 +173,9 @@ fn request(
         targets: parse_targets(&arguments.target_modules)?.unwrap_or(usual.targets),
         ..usual
     };
-    if let Some(model) = model.filter(|model| !is_full && adapts_experts(&model.table, &lora).unwrap_or(false)) {
+    if let Some(model) =
+        model.filter(|model| !is_full && adapts_experts(&model.table, &lora).unwrap_or(false))
+    {
         // Adapters of experts and routers have no dropout.
         lora.dropout = arguments.lora_dropout.unwrap_or(0.0);
         add_adapters(&model.table, &lora)?;

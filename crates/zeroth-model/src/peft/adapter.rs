@@ -57,7 +57,11 @@ impl Adapter {
             });
         }
         let opened = WeightFiles::open_file(&path, &table);
-        let problems = problems(&table, &stored_names(&path), opened.as_ref().err());
+        let stored = stored_names(&path);
+        if let Some(name) = stored.iter().find(|name| is_of_one_expert(name)) {
+            return Err(AdapterError::SingleExperts { folder: folder.to_owned(), name: name.clone() });
+        }
+        let problems = problems(&table, &stored, opened.as_ref().err());
         match opened {
             Ok(files) if problems.is_empty() => Ok(Self { config, lora, notes, table, files }),
             Err(error) if problems.is_empty() => Err(error.into()),
@@ -121,6 +125,12 @@ fn keep_found(base: &ParameterTable, lora: &mut Lora, notes: &mut Vec<String>) {
 fn stored_names(path: &Path) -> BTreeSet<String> {
     let tensors = File::open(path).ok().and_then(|file| read_header(&file).ok()?.ok());
     tensors.into_iter().flatten().map(|tensor| tensor.name).collect()
+}
+
+/// Whether it is a matrix of one expert: `mlp.experts.7.gate_proj.lora_A.weight`.
+fn is_of_one_expert(name: &str) -> bool {
+    let expert = name.split_once(".experts.").and_then(|(_, rest)| rest.split('.').next());
+    expert.is_some_and(|expert| !expert.is_empty() && expert.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The problems of the tensors: those found by opening the file, and tensors that are no matrix of the adapter.

@@ -226,7 +226,8 @@ fn targets(
 ) -> Result<LoraTargets, FieldError> {
     match map.get("target_modules") {
         Some(Value::String(text)) if !parameters.is_empty() => {
-            let why = "one expression for modules beside `target_parameters` is not yet read: list the modules";
+            let why =
+                "one expression for modules beside `target_parameters` is not yet read: list the modules";
             let (field, found) = ("target_modules".to_owned(), text.clone());
             Err(FieldError::Unsupported { field, found, why: why.to_owned() })
         }

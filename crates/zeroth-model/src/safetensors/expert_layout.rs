@@ -21,7 +21,8 @@ impl ExpertLayout {
         let experts = |parameter: &&Parameter| parameter.kind == ParameterKind::Expert;
         for parameter in table.iter().filter(|parameter| !parameter.parts.is_empty()) {
             let whole = parameter.names().find(|name| stored.contains(name));
-            let part = parameter.parts.iter().map(|part| part.name.as_str()).find(|name| stored.contains(name));
+            let part =
+                parameter.parts.iter().map(|part| part.name.as_str()).find(|name| stored.contains(name));
             if let Some((whole, part)) = whole.zip(part) {
                 let [whole, part] = [whole, part].map(str::to_owned);
                 layout.problems.push(WeightProblem::WholeAndPart { whole, part });

@@ -14,8 +14,8 @@ use zeroth_base::{DType, grouped, sync_folder};
 
 use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, convert, header};
-use crate::{Parameter, Part};
 use crate::peft::ADAPTER_WEIGHTS;
+use crate::{Parameter, Part};
 
 /// The size in bytes above which weights are split into shards, as in transformers 4.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
@@ -144,7 +144,8 @@ impl WeightWriter {
         let mut rest = values;
         while !rest.is_empty() {
             let next = self.tensors.get(self.tensor);
-            let Some(next) = next.filter(|next| parameter.stored_names().any(|name| name == next.name)) else {
+            let Some(next) = next.filter(|next| parameter.stored_names().any(|name| name == next.name))
+            else {
                 let (name, given) = (parameter.name.clone(), rest.len() as u64);
                 return Err(WeightsError::OutOfOrder { name, given, expected: self.expected() });
             };

@@ -8,8 +8,8 @@ use tempfile::TempDir;
 use zeroth_base::DType;
 use zeroth_model::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, Lora, LoraTargets, ModelConfig,
-    NewTensor, Parameter, ParameterTable, WeightWriter, adapter_config_json, adapter_parameters, add_adapters, lora_table, table,
-    to_stored_layout,
+    NewTensor, Parameter, ParameterTable, WeightWriter, adapter_config_json, adapter_parameters,
+    add_adapters, lora_table, table, to_stored_layout,
 };
 
 use crate::made::{self, Filled};
@@ -104,9 +104,30 @@ fn adapters_of_experts_are_read_and_written_as_peft_does() {
         let base = table(&ModelConfig::from_folder(&golden().join("moe").join(case)).unwrap());
         for (targets, ours) in [
             ("all", LoraTargets::AllLinear),
-            ("all", LoraTargets::Named([&attention[..], &projections, &["gate"]].concat().iter().map(|n| (*n).to_owned()).collect())),
-            ("qv-experts", LoraTargets::Named([&["q_proj", "v_proj"][..], &projections].concat().iter().map(|n| (*n).to_owned()).collect())),
-            ("qv-experts", LoraTargets::Pattern(format!(r".*\.(q_proj|v_proj|experts\.({}))", projections.join("|")))),
+            (
+                "all",
+                LoraTargets::Named(
+                    [&attention[..], &projections, &["gate"]]
+                        .concat()
+                        .iter()
+                        .map(|n| (*n).to_owned())
+                        .collect(),
+                ),
+            ),
+            (
+                "qv-experts",
+                LoraTargets::Named(
+                    [&["q_proj", "v_proj"][..], &projections]
+                        .concat()
+                        .iter()
+                        .map(|n| (*n).to_owned())
+                        .collect(),
+                ),
+            ),
+            (
+                "qv-experts",
+                LoraTargets::Pattern(format!(r".*\.(q_proj|v_proj|experts\.({}))", projections.join("|"))),
+            ),
         ] {
             let folder = golden().join(format!("moe/lora/{case}-{targets}"));
             let adapter = Adapter::open(&folder, &base).unwrap();
@@ -121,7 +142,9 @@ fn adapters_of_experts_are_read_and_written_as_peft_does() {
                 "{case} {targets}: other bytes than PEFT's"
             );
             let theirs: Map<String, Value> = serde_json::from_slice(&read(&folder, ADAPTER_CONFIG)).unwrap();
-            for key in ["target_modules", "target_parameters", "rank_pattern", "alpha_pattern", "r", "lora_alpha"] {
+            for key in
+                ["target_modules", "target_parameters", "rank_pattern", "alpha_pattern", "r", "lora_alpha"]
+            {
                 assert_eq!(keys[key], theirs[key], "{case} {targets}: {key}");
             }
             assert_eq!(Adapter::open(written.path(), &base).unwrap().table(), adapter.table(), "{case}");
@@ -137,6 +160,18 @@ fn moe_table() -> ParameterTable {
         "moe_intermediate_size": 6, "mlp_only_layers": [0],
     });
     table(&ModelConfig::from_json(&config.to_string(), "config.json").unwrap())
+}
+
+#[test]
+fn a_matrix_for_each_expert_is_not_yet_read() {
+    let folder = TempDir::new().unwrap();
+    let mut map = plain();
+    map.insert("target_modules".to_owned(), json!(["gate_proj", "up_proj", "down_proj"]));
+    fs::write(folder.path().join(ADAPTER_CONFIG), Value::Object(map).to_string()).unwrap();
+    let name = "base_model.model.model.layers.1.mlp.experts.3.down_proj.lora_A.weight";
+    made::write(&folder.path().join(ADAPTER_WEIGHTS), &[(name.to_owned(), vec![2, 6], 0.5)]);
+    let error = Adapter::open(folder.path(), &moe_table()).unwrap_err().to_string();
+    assert!(error.contains(name) && error.contains("convert it once with PEFT 0.21"), "{error}");
 }
 
 #[test]
@@ -161,14 +196,23 @@ fn targets_of_experts_are_whole_and_without_dropout() {
     let of_peft = ["A", "B"].map(|x| format!("base_model.model.model.layers.1.mlp.experts.lora_{x}.weight"));
     assert_eq!(stored, of_peft);
     let refused = |lora: &Lora| add_adapters(&base, lora).unwrap_err().to_string();
-    assert!(refused(&lora(&["gate_proj", "down_proj"], 0.0)).contains("`gate_proj` of experts is one matrix with up_proj"));
+    assert!(
+        refused(&lora(&["gate_proj", "down_proj"], 0.0))
+            .contains("`gate_proj` of experts is one matrix with up_proj")
+    );
     for targets in [&["gate_proj", "up_proj"][..], &["gate"], &["down_proj", "q_proj"]] {
-        assert!(refused(&lora(targets, 0.05)).contains("a LoRA dropout of 0.05 is not possible on experts and routers"));
+        assert!(
+            refused(&lora(targets, 0.05))
+                .contains("a LoRA dropout of 0.05 is not possible on experts and routers")
+        );
     }
     assert!(add_adapters(&base, &lora(&["q_proj"], 0.05)).is_ok());
     let unknown = refused(&lora(&["gate_prj"], 0.0));
     assert!(unknown.contains("did you mean `gate_proj`?"), "{unknown}");
-    assert!(refused(&Lora { rank: 7, ..lora(&["gate_up_proj"], 0.0) }).contains("a LoRA rank of 14 is larger than"));
+    assert!(
+        refused(&Lora { rank: 7, ..lora(&["gate_up_proj"], 0.0) })
+            .contains("a LoRA rank of 14 is larger than")
+    );
 }
 
 #[test]

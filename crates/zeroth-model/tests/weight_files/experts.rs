@@ -117,8 +117,14 @@ fn experts_that_are_missing_doubled_or_mixed_are_named() {
 
     let mixed = complaint(&tensors(3, |name| name.contains("layers.1.mlp.experts")));
     assert_eq!(mixed.len(), 1, "{mixed:?}");
-    assert!(mixed[0].contains("`model.layers.1.mlp.experts.gate_up_proj` holds all experts of its block"), "{mixed:?}");
-    assert!(mixed[0].contains("`model.layers.0.block_sparse_moe.experts.0.w1.weight` is one expert's"), "{mixed:?}");
+    assert!(
+        mixed[0].contains("`model.layers.1.mlp.experts.gate_up_proj` holds all experts of its block"),
+        "{mixed:?}"
+    );
+    assert!(
+        mixed[0].contains("`model.layers.0.block_sparse_moe.experts.0.w1.weight` is one expert's"),
+        "{mixed:?}"
+    );
 }
 
 #[test]
@@ -126,7 +132,10 @@ fn another_number_of_experts_is_said_as_one() {
     for found in [2, 4] {
         let block = |index: u64| {
             let begin = format!("model.layers.{index}.block_sparse_moe.experts.");
-            format!("the files have {found} experts (`{begin}0` to `{begin}{}`): config.json asks for 3", found - 1)
+            format!(
+                "the files have {found} experts (`{begin}0` to `{begin}{}`): config.json asks for 3",
+                found - 1
+            )
         };
         let lines = complaint(&tensors(found, |_| false));
         for index in 0..2 {
@@ -136,6 +145,12 @@ fn another_number_of_experts_is_said_as_one() {
         assert_eq!(lines.len(), 4, "{lines:?}");
     }
     let fused = complaint(&tensors(4, |_| true));
-    assert!(fused[0].contains("has the shape [4, 2] in model.safetensors: config.json asks for [3, 2]"), "{fused:?}");
-    assert!(fused[1].contains("has the shape [4, 6, 2] in model.safetensors: config.json asks for [3, 6, 2]"), "{fused:?}");
+    assert!(
+        fused[0].contains("has the shape [4, 2] in model.safetensors: config.json asks for [3, 2]"),
+        "{fused:?}"
+    );
+    assert!(
+        fused[1].contains("has the shape [4, 6, 2] in model.safetensors: config.json asks for [3, 6, 2]"),
+        "{fused:?}"
+    );
 }

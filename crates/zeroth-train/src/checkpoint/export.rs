@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::{
-    ModelConfig, NewTensor, Parameter, WeightWriter, WrittenWeights, adapter_config_json,
-    adapter_parameters, lora_table, table,
+    ModelConfig, NewTensor, Parameter, WeightWriter, WrittenWeights, adapter_config_json, adapter_parameters,
+    lora_table, table,
 };
 
 use super::enclosing::{enclosing_checkpoint, is_same_folder};
