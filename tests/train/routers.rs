@@ -35,7 +35,12 @@ fn collapsed_experts_are_reported_once() {
     let flags = ["--max-steps", "12", "--learning-rate", "0", "--epochs", "12"];
     let ended = train_on(&golden("moe/mixtral-no-window"), &data, &run, &flags);
     ended.assert_done();
-    assert_eq!(ended.stderr.matches("the experts of block 0 collapse (step 10)").count(), 1, "{}", ended.stderr);
+    assert_eq!(
+        ended.stderr.matches("the experts of block 0 collapse (step 10)").count(),
+        1,
+        "{}",
+        ended.stderr
+    );
     let lines = metrics(&run);
     assert!(lines.iter().all(|line| number(&line["router_idlest"]) == 0.0), "{}", text(&run));
 }

@@ -78,7 +78,14 @@ mod tests {
 
     #[test]
     fn numbers_are_rounded_up_to_two_digits() {
-        let cases = [(0, "0e0"), (7, "7e0"), (99, "9.9e1"), (101, "1.1e2"), (1_246_000_000, "1.3e9"), (1_300_000_000, "1.3e9")];
+        let cases = [
+            (0, "0e0"),
+            (7, "7e0"),
+            (99, "9.9e1"),
+            (101, "1.1e2"),
+            (1_246_000_000, "1.3e9"),
+            (1_300_000_000, "1.3e9"),
+        ];
         for (number, expected) in cases {
             assert_eq!(rounded_up(number), expected);
         }

@@ -99,7 +99,9 @@ impl RouterWatch {
         if let Some(layer) = lost {
             if !std::mem::replace(&mut layer.is_reported_nonfinite, true) {
                 let name = &layer.name;
-                notes.push(format!("step {step} is skipped: the router of {name} gives weights that are not finite"));
+                notes.push(format!(
+                    "step {step} is skipped: the router of {name} gives weights that are not finite"
+                ));
             }
             return notes;
         }
@@ -184,7 +186,8 @@ mod tests {
         // One even step between them begins anew.
         let mut watch = self::watch();
         let even = [9, 9, 9, 9, 0, 9, 9, 9, 9, 0];
-        let notes = (1..=30).flat_map(|step| watch.observe(step, if step % 10 == 0 { &even } else { &counts }));
+        let notes =
+            (1..=30).flat_map(|step| watch.observe(step, if step % 10 == 0 { &even } else { &counts }));
         assert_eq!(notes.count(), 0);
     }
 

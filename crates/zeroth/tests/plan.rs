@@ -26,7 +26,8 @@ fn golden_models() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
     let mut folders: Vec<PathBuf> = entries.filter(|path| path.join("config.json").is_file()).collect();
     folders.sort();
-    folders.extend(["qwen3-moe-normalized", "mixtral-aux-3-layers"].map(|name| folder.join("moe").join(name)));
+    folders
+        .extend(["qwen3-moe-normalized", "mixtral-aux-3-layers"].map(|name| folder.join("moe").join(name)));
     assert!(folders.len() >= 8, "{folders:?}");
     folders
 }

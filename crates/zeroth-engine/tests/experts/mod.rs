@@ -94,7 +94,8 @@ fn graph(shape: Shape) -> Graph {
                 if adapters.is_none() {
                     return base;
                 }
-                let [inner, outer] = ["a", "b"].map(|side| b.param(&name(&format!("{part}.{side}"))).unwrap());
+                let [inner, outer] =
+                    ["a", "b"].map(|side| b.param(&name(&format!("{part}.{side}"))).unwrap());
                 let u = b.grouped_linear(x, inner, routing).unwrap();
                 b.grouped_linear_add(base, u, outer, 0.75, routing).unwrap()
             };
@@ -158,8 +159,7 @@ fn adapters_of_frozen_experts_train_as_the_reference_does() {
     let graph = graph(Shape { adapters: Some(2), ..PLAIN });
     assert_trains_everywhere(&graph);
     // The adapter adds to its base in place.
-    let compiled =
-        Compiled::new(graph, 1, &settings(0), Target::Cpu { threads: 1 }, sizes()).unwrap();
+    let compiled = Compiled::new(graph, 1, &settings(0), Target::Cpu { threads: 1 }, sizes()).unwrap();
     let is_sum = |node: &&zeroth_graph::Node| matches!(node.op, Op::GroupedLinearAdd { .. });
     let sums = compiled.graph.nodes.iter().filter(is_sum).map(|node| node.outputs[0].index());
     let sums: Vec<usize> = sums.collect();
@@ -175,7 +175,8 @@ fn trained(graph: &Graph, settings: &Settings, ranks: usize, chaos: Option<u64>)
     let compiled = Compiled::guarded(graph.clone(), ranks as u64, settings, target, sizes(), guard).unwrap();
     compiled.program.check(settings.max_live).unwrap();
     let losses = Mutex::new(Vec::new());
-    let weights = Mutex::new(graph.params.iter().map(|param| vec![0; param.elements() as usize]).collect::<Vec<_>>());
+    let weights =
+        Mutex::new(graph.params.iter().map(|param| vec![0; param.elements() as usize]).collect::<Vec<_>>());
     let rank = |comm: Option<Box<dyn zeroth_comm::Comm>>| {
         let mut engine = engine(&compiled, comm, 1e9);
         if let Some(seed) = chaos {
@@ -185,7 +186,9 @@ fn trained(graph: &Graph, settings: &Settings, ranks: usize, chaos: Option<u64>)
             let all: Vec<Batch> = (0..ranks).map(|rank| Batch::new(graph, step * ranks + rank)).collect();
             let tokens = all.iter().map(Batch::trained).sum();
             let own = &all[engine.rank() as usize];
-            super::with_view(own, |batch| engine.step_streams(&[*batch], tokens, step as u64, &[0.1]).unwrap());
+            super::with_view(own, |batch| {
+                engine.step_streams(&[*batch], tokens, step as u64, &[0.1]).unwrap()
+            });
             let StepRecord { head, losses: parts, counts, .. } = engine.record().unwrap();
             assert_counts(&compiled, &all, &counts);
             assert_eq!(head.apply, 1);
@@ -209,7 +212,11 @@ fn trained(graph: &Graph, settings: &Settings, ranks: usize, chaos: Option<u64>)
     (losses.into_inner().unwrap(), weights.into_inner().unwrap().concat())
 }
 
-fn engine<'c>(compiled: &'c Compiled, comm: Option<Box<dyn zeroth_comm::Comm>>, tolerated: f64) -> Engine<'c> {
+fn engine<'c>(
+    compiled: &'c Compiled,
+    comm: Option<Box<dyn zeroth_comm::Comm>>,
+    tolerated: f64,
+) -> Engine<'c> {
     let memory = &compiled.memory;
     let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
     let recipe = Recipe { momentum: 0.0, tolerated: tolerated as u64, ..Recipe::default() };

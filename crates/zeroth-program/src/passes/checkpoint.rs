@@ -44,7 +44,10 @@ pub(in super::super) fn checkpoint(
             let blocks: Vec<Vec<UnitId>> = graph.blocks().collect();
             let first = most.map_or(blocks.len(), |most| blocks.len().min(most as usize));
             let (first, others) = blocks.split_at(first);
-            (model.runs(first, kept), model.single(&others.concat(), |op| !matches!(op, Op::Attention { .. })))
+            (
+                model.runs(first, kept),
+                model.single(&others.concat(), |op| !matches!(op, Op::Attention { .. })),
+            )
         }
     };
     let parked = matches!(settings.recompute, Recompute::Block { offloaded: true, .. });
