@@ -4,6 +4,8 @@
 //! are inside their arenas, and no written operand overlaps another. That makes every launch memory-safe.
 #![allow(unsafe_code, reason = "operands become slices after they are checked")]
 
+mod experts;
+mod head_loss;
 mod optimize;
 
 use bytemuck::{Pod, Zeroable};
@@ -16,7 +18,7 @@ use super::convert::{check_finite, convert, convert_and_check_finite, copy, fill
 use super::dropout::{Dropout, dropout};
 use super::embedding::{embedding, embedding_backward, embedding_backward_tied};
 use super::gated_activation::{gated_activation, gated_activation_backward};
-use super::head_loss::{TokenRows, head_loss, head_loss_backward, head_loss_backward_rounded};
+use super::head_loss::head_loss;
 use super::head_norm_rope::{head_norm_rope, head_norm_rope_backward};
 use super::isa::Isa;
 use super::linear::{linear, linear_add, linear_db, linear_dw, linear_dw_rounded, linear_dx};
@@ -31,8 +33,8 @@ use zeroth_kernel::Element;
 use zeroth_kernel::READBACKS;
 use zeroth_kernel::RowKey;
 use zeroth_kernel::{
-    Access, Control, CpuShare, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, PeerMapping,
-    Queue, RankSum, ReadWrite, Recipe, Record, Shared, Span, TiedRowsIn, TiedRowsOut, Tier,
+    Access, CpuShare, Device, DeviceError, GradStore, Kernel, Launch, PeerMapping, Queue, RankSum, ReadWrite,
+    Recipe, Record, Shared, Span, TiedRowsIn, Tier,
 };
 use zeroth_kernel::{BLOCK, ExactSum};
 use zeroth_kernel::{RankReport, decide};
@@ -323,45 +325,19 @@ impl CpuDevice {
                         scratch()?,
                     );
                 }
-                Kernel::HeadLossBackward { dims, x, w, labels, loss, loss_weight, control, dx, dw } => {
-                    let weight = self.read_one::<f64>(loss_weight)?;
-                    let scale = (weight * self.read_one::<Control>(control)?.loss_scale) as f32;
-                    let (x, w, labels) = (self.read::<T>(x)?, self.read(w)?, self.read(labels)?);
-                    let (dx, s) = (dx.map(|dx| self.write(dx)).transpose()?, scratch()?);
-                    let sum = match dw {
-                        None => head_loss_backward(pool, dims, x, w, labels, scale, dx, None, false, s),
-                        Some(HeadLossDw { to: dw, store: GradStore::Round { to, found_inf }, tied_rows })
-                            if to == T::DTYPE =>
-                        {
-                            let own = match tied_rows {
-                                Some(TiedRowsOut { ids, rows }) => {
-                                    Some(TokenRows { ids: self.read(ids)?, rows: self.write(rows)? })
-                                }
-                                None => None,
-                            };
-                            let dw = self.write(dw)?;
-                            let (sum, found) =
-                                head_loss_backward_rounded(pool, dims, x, w, labels, scale, dx, dw, own, s);
-                            if found {
-                                *self.write_one::<u64>(found_inf)? = 1;
-                            }
-                            sum
-                        }
-                        Some(HeadLossDw {
-                            to: dw,
-                            store: store @ (GradStore::Add | GradStore::Write),
-                            tied_rows: None,
-                        }) => {
-                            let (dw, add) = (Some(self.write(dw)?), store == GradStore::Add);
-                            head_loss_backward(pool, dims, x, w, labels, scale, dx, dw, add, s)
-                        }
-                        Some(HeadLossDw { store, tied_rows, .. }) => {
-                            let problem = format!("{store:?} of {} with {tied_rows:?}", T::DTYPE);
-                            return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
-                        }
-                    };
-                    *self.write_one::<f64>(loss)? += sum;
-                }
+                Kernel::HeadLossBackward { .. } => self.run_head_loss_backward::<T>(launch)?,
+                Kernel::Route { .. }
+                | Kernel::RouteBackward { .. }
+                | Kernel::GatherRows { .. }
+                | Kernel::CombineRows { .. }
+                | Kernel::GroupedLinear { .. }
+                | Kernel::GroupedLinearAdd { .. }
+                | Kernel::GroupedLinearDx { .. }
+                | Kernel::GroupedLinearDw { .. }
+                | Kernel::GatedRows { .. }
+                | Kernel::GatedRowsBackward { .. }
+                | Kernel::BalanceLoss { .. }
+                | Kernel::BalanceLossBackward { .. } => self.run_experts::<T>(launch)?,
                 Kernel::Logits { dims, starts, x, w, logits: to } => {
                     let starts = self.starts(starts)?;
                     logits::<T>(
@@ -414,22 +390,36 @@ impl CpuDevice {
                         total.add(*sum);
                     }
                 }
+                Kernel::CountTokens { experts, slots, offsets, weights, counts } => {
+                    let offsets = self.read::<i32>(offsets.part(0, experts as u64 + 1, 4))?;
+                    let weights = self.read::<f32>(weights.part(0, slots as u64, 4))?;
+                    let counts = self.write::<u32>(counts.part(0, experts as u64 + 1, 4))?;
+                    for (count, ends) in counts.iter_mut().zip(offsets.windows(2)) {
+                        *count = count.wrapping_add((ends[1] - ends[0]) as u32);
+                    }
+                    let lost = weights.iter().filter(|weight| !weight.is_finite()).count();
+                    counts[experts] = counts[experts].wrapping_add(lost as u32);
+                }
                 Kernel::Control { ranks, layout, recipe, input, reports, control, record } => {
                     let expected = (layout.bytes() * ranks) as u64;
                     assert_eq!(reports.bytes, expected, "{ranks} reports of {layout:?}");
-                    let [sums, flags] = [layout.sum(0), layout.flag(0)];
+                    let [sums, flags, counts] = [layout.sum(0), layout.flag(0), layout.count(0)];
                     let all = self.read::<u8>(reports)?;
                     let reports = all.chunks_exact(layout.bytes()).map(|bytes| RankReport {
                         losses: bytemuck::cast_slice(&bytes[..sums]),
                         sums: bytemuck::cast_slice(&bytes[sums..flags]),
-                        flags: bytemuck::cast_slice(&bytes[flags..]),
+                        flags: bytemuck::cast_slice(&bytes[flags..counts]),
+                        counts: bytemuck::cast_slice(&bytes[counts..layout.count(layout.counts)]),
                     });
                     let head = size_of::<Record>() as u64;
                     let numbers = (layout.losses + layout.flats) as u64;
                     let (losses, norms) =
                         self.write(record.part(head / 8, numbers, 8))?.split_at_mut(layout.losses);
+                    let first = layout.recorded_counts() as u64 / 4;
+                    let counts = self.write(record.part(first, layout.counts as u64, 4))?;
                     let (recipe, input) = (self.read_one::<Recipe>(recipe)?, self.read_one(input)?);
-                    let decided = decide(recipe, input, &reports, self.write_one(control)?, losses, norms);
+                    let control = self.write_one(control)?;
+                    let decided = decide(recipe, input, &reports, control, losses, norms, counts);
                     *self.write_one(record.part(0, 1, head))? = decided;
                 }
                 Kernel::Optimize { grad_type, moment_type: DType::F32, .. } => {

@@ -29,13 +29,17 @@ mod attention;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
+mod balance_loss;
 mod columns;
 mod convert;
 mod device;
 mod dropout;
 mod embedding;
+mod expert_rows;
 mod gated_activation;
+mod gated_rows;
 mod gemm;
+mod grouped;
 mod head_loss;
 mod head_norm_rope;
 mod instruction_sets;
@@ -52,6 +56,7 @@ mod rank_sum;
 pub mod reference;
 mod rms_norm;
 mod rope;
+mod route;
 mod rows;
 mod scratch;
 mod scratch_splitter;
@@ -65,11 +70,18 @@ pub use attention::{
     AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
     cached_attention, cached_attention_scratch, store_rows,
 };
+pub use balance_loss::{balance_loss, balance_loss_backward};
 pub use convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
 pub use device::CpuDevice;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding, embedding_backward, embedding_backward_tied};
+pub use expert_rows::{combine_rows, gather_rows};
 pub use gated_activation::{gated_activation, gated_activation_backward};
+pub use gated_rows::{gated_rows, gated_rows_backward, gated_rows_scratch};
+pub use grouped::{
+    grouped_linear, grouped_linear_add, grouped_linear_dw, grouped_linear_dw_rounded, grouped_linear_dx,
+    grouped_linear_scratch,
+};
 pub use head_loss::{
     TokenRows, head_loss, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch,
     head_loss_scratch,
@@ -87,6 +99,7 @@ pub use random::normal;
 pub use rank_sum::sum_parts;
 pub use rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
 pub use rope::{RopeTable, rope, rope_angles, rope_backward, rope_from};
+pub use route::{BalanceSums, Routed, route, route_backward, route_backward_scratch, route_scratch};
 pub use rows::row_stride;
 pub use scratch::scratch_bytes;
 pub use self_test::{self_test, self_test_on};

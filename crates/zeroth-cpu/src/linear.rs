@@ -15,8 +15,8 @@ use zeroth_kernel::LinearDims;
 use zeroth_kernel::{Element, is_nonfinite};
 
 /// Multiplies by a scale and rounds to the output type.
-struct Round {
-    scale: f32,
+pub(super) struct Round {
+    pub(super) scale: f32,
 }
 
 impl<T: Element> Epilogue<T> for Round {
@@ -58,8 +58,8 @@ impl<T: Element> Epilogue<T> for AddBias<'_, T> {
 }
 
 /// Multiplies by a scale and adds to the output.
-struct Accumulate {
-    scale: f32,
+pub(super) struct Accumulate {
+    pub(super) scale: f32,
 }
 
 impl<T: Element> Epilogue<T> for Accumulate {
@@ -84,9 +84,9 @@ impl<T: Element> Epilogue<T> for Accumulate {
 
 /// Multiplies by a scale, rounds to the output type, and sets `found_inf` if a result is not finite. The flag only ever
 /// becomes true, so the order of tasks does not matter.
-struct RoundAndCheck<'a> {
-    scale: f32,
-    found_inf: &'a AtomicBool,
+pub(super) struct RoundAndCheck<'a> {
+    pub(super) scale: f32,
+    pub(super) found_inf: &'a AtomicBool,
 }
 
 impl<T: Element> Epilogue<T> for RoundAndCheck<'_> {

@@ -4,7 +4,7 @@ use super::isa::Isa;
 use zeroth_kernel::Element;
 
 /// Lanes of a sum: element i is added to lane i mod 16, and lanes are added pairwise at the end, on every instruction set.
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 
 /// ln 2 in two parts, so that n · HIGH is exact for every exponent n.
 const HIGH: f32 = 0.693_359_4;
@@ -146,7 +146,7 @@ fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
     for (lane, total) in lanes.iter_mut().enumerate().take(count - whole) {
         *total += term(whole + lane);
     }
-    fold(lanes, |a, b| a + b)
+    add_lanes(lanes)
 }
 
 /// Adds `term` of each element in 16 lanes. Fixed-size chunks vectorize; an indexed loop is four times slower.
@@ -162,7 +162,7 @@ pub(super) fn sum_of<T: Element>(a: &[T], term: impl Fn(f32) -> f32) -> f32 {
     for (total, a) in lanes.iter_mut().zip(rest) {
         *total += term(a.to_f32());
     }
-    fold(lanes, |a, b| a + b)
+    add_lanes(lanes)
 }
 
 /// [`sum_of`] over two slices of equal length.
@@ -178,7 +178,7 @@ pub(super) fn sum_of_two<T: Element>([a, b]: [&[T]; 2], term: impl Fn(f32, f32) 
     for ((total, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
         *total += term(a.to_f32(), b.to_f32());
     }
-    fold(lanes, |a, b| a + b)
+    add_lanes(lanes)
 }
 
 /// [`sum_of`] over three slices of equal length.
@@ -195,6 +195,12 @@ pub(super) fn sum_of_three<T: Element>([a, b, c]: [&[T]; 3], term: impl Fn(f32, 
     for (((total, a), b), c) in lanes.iter_mut().zip(a_rest).zip(b_rest).zip(c_rest) {
         *total += term(a.to_f32(), b.to_f32(), c.to_f32());
     }
+    add_lanes(lanes)
+}
+
+/// The sum of the lanes.
+#[inline(always)]
+pub(super) fn add_lanes(lanes: [f32; LANES]) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 

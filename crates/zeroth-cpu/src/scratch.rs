@@ -1,11 +1,14 @@
 //! Scratch sizes of the CPU kernels, from dimensions and threads alone: a memory plan is exact before a run.
 
 use super::attention::{attention_backward_scratch, attention_scratch, cached_attention_scratch};
+use super::gated_rows::gated_rows_scratch;
+use super::grouped::grouped_linear_scratch;
 use super::head_loss::{head_loss_rounded_scratch, head_loss_scratch};
 use super::head_norm_rope::head_norm_rope_scratch;
 use super::linear::linear_scratch;
 use super::logits::logits_scratch;
 use super::rms_norm::rms_norm_scratch;
+use super::route::{route_backward_scratch, route_scratch};
 use zeroth_kernel::BLOCK;
 use zeroth_kernel::{GradStore, HeadLossDw, Kernel};
 
@@ -32,6 +35,13 @@ pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {
             floats(head_loss_scratch(*dims, threads))
         }
+        Kernel::GroupedLinear { dims, .. }
+        | Kernel::GroupedLinearAdd { dims, .. }
+        | Kernel::GroupedLinearDx { dims, .. }
+        | Kernel::GroupedLinearDw { dims, .. } => floats(grouped_linear_scratch(*dims, threads)),
+        Kernel::Route { dims, .. } => floats(route_scratch(*dims, threads)),
+        Kernel::RouteBackward { dims, .. } => floats(route_backward_scratch(*dims, threads)),
+        Kernel::GatedRowsBackward { dims, .. } => floats(gated_rows_scratch(*dims)),
         Kernel::Logits { dims, .. } => floats(logits_scratch(*dims, threads)),
         Kernel::Squares { values, value_type, .. } => {
             8 * (values.bytes / value_type.bytes()).div_ceil(BLOCK as u64)

@@ -1,5 +1,7 @@
 //! The self test: every kernel against its f64 reference on this machine, in f32, bf16 and f16.
 
+mod experts;
+
 use std::marker::PhantomData;
 
 use bytemuck::Zeroable;
@@ -95,6 +97,7 @@ impl<T: Element> SelfTester<'_, T> {
         self.head_norm_rope();
         self.cached_attention();
         self.adapter();
+        self.experts();
     }
 
     fn linear(&mut self) {

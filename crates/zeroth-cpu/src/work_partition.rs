@@ -4,6 +4,9 @@
 #![allow(unsafe_code, reason = "disjoint parts of one slice, handed to different threads")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
 
 /// One or more buffers split into disjoint parts, one per task.
 ///
@@ -260,6 +263,114 @@ impl<T, const N: usize> PendingRows<'_, T, N> {
             self.chunks.start = self.chunks.start.wrapping_add(self.chunks.stride);
         }
         true
+    }
+}
+
+/// A group of rows of a matrix, and the tiles it is split into. It is stored in scratch, as 32-bit words.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct RowGroup {
+    first: u32,
+    rows: u32,
+    tile_rows: u32,
+    tile_columns: u32,
+    /// Tiles of the groups before this one.
+    tiles_before: u32,
+}
+
+impl RowGroup {
+    /// f32 elements of scratch of a group.
+    pub(super) const WORDS: usize = size_of::<Self>() / size_of::<f32>();
+
+    /// A group of consecutive rows, split into tiles of at most these rows and columns.
+    ///
+    /// # Panics
+    /// If there are more than 2³² rows.
+    pub(super) fn new(rows: Range<usize>, tile: [usize; 2]) -> Self {
+        let [first, rows, tile_rows, tile_columns] = [rows.start, rows.len(), tile[0].max(1), tile[1].max(1)]
+            .map(|count| u32::try_from(count).expect("rows of a matrix are numbered by 32 bits"));
+        Self { first, rows, tile_rows, tile_columns, tiles_before: 0 }
+    }
+
+    /// Scratch as groups.
+    pub(super) fn table(scratch: &mut [f32]) -> &mut [Self] {
+        bytemuck::cast_slice_mut(scratch)
+    }
+
+    fn across(&self, columns: usize) -> usize {
+        columns.div_ceil(self.tile_columns as usize)
+    }
+
+    fn tiles(&self, columns: usize) -> usize {
+        self.rows.div_ceil(self.tile_rows) as usize * self.across(columns)
+    }
+}
+
+/// Groups of rows of a matrix, each split into rectangular tiles. A part is the index of a group and a tile whose rows are
+/// numbered from the group's first.
+pub(super) struct GroupedGrid<'a, T> {
+    start: *mut T,
+    columns: usize,
+    row_stride: usize,
+    groups: &'a [RowGroup],
+    tiles: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: represents a `&mut [T]` whose parts go to other threads.
+unsafe impl<T: Send> Sync for GroupedGrid<'_, T> {}
+
+impl<'a, T> GroupedGrid<'a, T> {
+    /// Splits a matrix of `columns` columns whose rows are `row_stride` elements apart.
+    ///
+    /// # Panics
+    /// If groups overlap, are not ascending or exceed the matrix.
+    pub(super) fn new(
+        slice: &'a mut [T],
+        [columns, row_stride]: [usize; 2],
+        groups: &'a mut [RowGroup],
+    ) -> Self {
+        assert!(columns <= row_stride, "rows of {columns} elements exceed their stride of {row_stride}");
+        let rows = slice.len().checked_div(row_stride).unwrap_or(0);
+        let (mut end, mut tiles) = (0, 0);
+        for group in &mut *groups {
+            let [first, own] = [group.first, group.rows].map(|count| count as usize);
+            assert!(own == 0 || end <= first && first + own <= rows, "{own} rows from {first} of {rows}");
+            end = end.max(first + own);
+            group.tiles_before = u32::try_from(tiles).expect("tiles are numbered by 32 bits");
+            tiles += group.tiles(columns);
+        }
+        Self { start: slice.as_mut_ptr(), columns, row_stride, groups, tiles, slice: PhantomData }
+    }
+}
+
+// SAFETY: tiles of a group differ in their range of rows or of columns, and groups do not overlap.
+unsafe impl<'a, T: Send> Partition for GroupedGrid<'a, T> {
+    type Part = (usize, Tile<'a, T>);
+
+    fn count(&self) -> usize {
+        self.tiles
+    }
+
+    unsafe fn part(&self, index: usize) -> (usize, Tile<'a, T>) {
+        // The last group that begins at or before the tile; groups without tiles begin where the next one does.
+        let group = self.groups.partition_point(|group| group.tiles_before as usize <= index) - 1;
+        let RowGroup { first, rows, tile_rows, tile_columns, tiles_before } = self.groups[group];
+        let [first, rows, tile_rows, tile_columns] =
+            [first, rows, tile_rows, tile_columns].map(|count| count as usize);
+        let (own, across) = (index - tiles_before as usize, self.groups[group].across(self.columns));
+        let (row, column) = (own / across * tile_rows, own % across * tile_columns);
+        let tile = Tile {
+            // SAFETY: inside the matrix: the group is, and row < rows and column < columns because index < count.
+            start: unsafe { self.start.add((first + row) * self.row_stride + column) },
+            first_row: row,
+            first_column: column,
+            rows: tile_rows.min(rows - row),
+            columns: tile_columns.min(self.columns - column),
+            stride: self.row_stride,
+            slice: PhantomData,
+        };
+        (group, tile)
     }
 }
 

@@ -12,12 +12,16 @@ mod allocation;
 mod bf16_rounding;
 #[path = "cpu/everything.rs"]
 mod everything;
+#[path = "cpu/experts.rs"]
+mod experts;
 #[path = "cpu/golden.rs"]
 mod golden;
 #[path = "cpu/gradients.rs"]
 mod gradients;
 #[path = "cpu/matmuls.rs"]
 mod matmuls;
+#[path = "cpu/mixture.rs"]
+mod mixture;
 #[path = "cpu/nf4.rs"]
 mod nf4;
 #[path = "cpu/optional_gradients.rs"]

@@ -4,19 +4,18 @@
 //! roundings: the L2 distance bounds the error of a tensor, the maximum error that of every element, because one wrong element
 //! of many does not move the L2 distance. Outputs hold NaN before the launch, and everything that a kernel writes is compared.
 
+mod experts;
+mod optimizer_step;
 mod unpack;
 
-use bytemuck::{Zeroable, bytes_of, cast_slice};
+use bytemuck::{bytes_of, cast_slice};
 use half::{bf16, f16};
 use zeroth_base::{DType, GatedActivation, normal_at};
 
 use crate::{
-    Access, Control, Device, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, Launch, MasterForm, Moment,
-    Optimizer, Queue, RATES, Recipe, ReportLayout, Span, StepInput, StepNumbers,
-};
-use crate::{
-    AttentionDims, CacheRange, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims,
-    LogitsDims, RmsNormDims, RopeDims, RowKey, StoreRowsDims,
+    Access, AttentionDims, CacheRange, Control, Device, DeviceError, EmbeddingDims, GradStore, HeadLossDims,
+    HeadLossDw, HeadNormRopeDims, Kernel, Launch, LinearDims, LogitsDims, Queue, RmsNormDims, RopeDims,
+    RowKey, Span, StoreRowsDims,
 };
 
 /// Bytes of device arena that the test needs.
@@ -98,6 +97,7 @@ pub fn conformance(
         pair.unpack()?;
         pair.head()?;
         pair.optimizer_step()?;
+        pair.experts()?;
     }
     Ok(pair.tests)
 }
@@ -166,12 +166,7 @@ impl Pair<'_> {
         self.seed += 1;
         let values: Vec<f32> =
             (0..count as u64).map(|at| (normal_at(4096, self.seed, at) * f64::from(0.7f32)) as f32).collect();
-        let bytes: Vec<u8> = match dtype {
-            DType::F32 => cast_slice(&values).to_vec(),
-            DType::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_ne_bytes()).collect(),
-            DType::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_ne_bytes()).collect(),
-        };
-        self.given(&bytes)
+        self.given(&encode(dtype, &values))
     }
 
     fn random(&mut self, count: usize) -> Span {
@@ -505,61 +500,6 @@ impl Pair<'_> {
     fn norm_gradients(&mut self, wanted: Wanted, h: Span, width: usize) -> (Option<Span>, Option<Span>) {
         (wanted.input.then(|| self.like(h)), wanted.weight.then(|| self.words(width)))
     }
-
-    fn optimizer_step(&mut self) -> Result<(), DeviceError> {
-        let (count, dtype) = (9_001, self.dtype);
-        let (values, sum) = (self.random(count), self.empty(size_of::<ExactSum>()));
-        self.compare(Kernel::Squares { values, value_type: dtype, sum }, &[Output::Exact])?;
-        let recipe = Recipe { max_norm: 1.0, t_alpha: 50, t_beta3: 50, ..Recipe::default() };
-        let input = StepInput {
-            loss_means: [0.1, 0.2, 0.0, 0.0],
-            loss_weights: [0.1, 0.3, 0.0, 0.0],
-            rates: [1e-3; RATES],
-            ..StepInput::zeroed()
-        };
-        let start = Control::start(&recipe);
-        for losses in [&[12.5][..], &[12.5, 0.75]] {
-            let layout = ReportLayout { losses: losses.len(), flats: 1 };
-            let mut report = cast_slice(losses).to_vec();
-            let mut squares = ExactSum::default();
-            squares.add(30.25);
-            report.extend([bytes_of(&squares), bytes_of(&0u64)].concat());
-            let (recipe, input) = (self.given(bytes_of(&recipe)), self.given(bytes_of(&input)));
-            let (reports, record) = (self.given(&report), self.empty(layout.record_bytes()));
-            let control = self.given(bytes_of(&start));
-            let kernel = Kernel::Control { ranks: 1, layout, recipe, input, reports, control, record };
-            self.compare(kernel, &[Output::Exact; 2])?;
-        }
-        for &optimizer in Optimizer::ALL {
-            let numbers = StepNumbers::new(&Recipe { momentum: 0.9, ..recipe }, 0, 3, 1e-3, 1.0, 0.5);
-            let decided =
-                Control { apply: 1, applied: 2, numbers: [numbers; GROUPS], ..Control::start(&recipe) };
-            let control = self.given(bytes_of(&decided));
-            let (grads, master) = (self.random(count), self.words(count));
-            let squares: Vec<f32> = (0..count).map(|at| at as f32 / 5_000.0).collect();
-            let moments = optimizer.each_moment(|moment| match moment {
-                Moment::Second => self.given(cast_slice(&squares)),
-                Moment::First | Moment::Third => self.words(count),
-            });
-            let weights = Some(self.empty(count * dtype.bytes() as usize));
-            let kernel = Kernel::Optimize {
-                optimizer,
-                group: 0,
-                control,
-                grads,
-                grad_type: dtype,
-                master,
-                master_form: MasterForm::F32,
-                moments,
-                moment_type: DType::F32,
-                rounding: None,
-                weights,
-            };
-            let outputs = vec![Output::Exact; 2 + optimizer.moments().len()];
-            self.compare(kernel, &outputs)?;
-        }
-        Ok(())
-    }
 }
 
 /// Bounds for two results of one computation that differ by their roundings.
@@ -572,6 +512,15 @@ const fn bound(stored: DType, dtype: DType) -> Deviation {
         (DType::F16, _) => Deviation { l2: 1.5e-3, max: 6e-3 },
         (DType::F32, DType::F32) => Deviation { l2: 1e-5, max: 5e-5 },
         (DType::F32, _) => Deviation { l2: 3e-3, max: 2e-2 },
+    }
+}
+
+/// Numbers as a dtype stores them.
+fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        DType::F32 => cast_slice(values).to_vec(),
+        DType::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_ne_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_ne_bytes()).collect(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The lines of `zeroth bench kernels` for those who work on kernels: it builds without the rest of zeroth.
 //!
-//!     cargo run --release -p zeroth-machine --example cpu_bench [-- gemm|adapter|attention|head|memory|adamw [rounds]]
+//!     cargo run --release -p zeroth-machine --example cpu_bench [-- gemm|adapter|grouped|attention|head|memory|adamw [rounds]]
 //!     cargo run --release -p zeroth-machine --example cpu_bench -- serve   # for benches/peers/gemm.py
 #![allow(clippy::print_stdout, reason = "it is a program for a terminal")]
 
@@ -16,8 +16,8 @@ use zeroth_kernel::DeviceError;
 use zeroth_kernel::HeadLossDims;
 use zeroth_machine::bench::{
     BenchError, BenchResult, Benchmark, F32, MatmulBench, MatmulKind, MemoryBoundSizes, TILES, TILES_FROM_L2,
-    adapter_benchmarks, attention_benchmarks, cpu_peak_benchmarks, head_loss_benchmarks, matmul_benchmarks,
-    measure, memory_bound_benchmarks, optimizer_benchmarks, run_peak_loop,
+    adapter_benchmarks, attention_benchmarks, cpu_peak_benchmarks, grouped_benchmarks, head_loss_benchmarks,
+    matmul_benchmarks, measure, memory_bound_benchmarks, optimizer_benchmarks, run_peak_loop,
 };
 
 /// Shapes of models, beside the square ones: m50's, and odd ones.
@@ -40,6 +40,9 @@ fn main() -> Result<(), BenchError> {
         if wanted("adapter") {
             computing.extend(matmul_benchmarks(threads, DType::Bf16, &[[2048, 768, 768]])?);
             computing.extend(adapter_benchmarks(threads, [2048, 768, 16])?);
+        }
+        if wanted("grouped") {
+            computing.extend(grouped_benchmarks(threads, 16, [2048, 1536, 2048])?);
         }
         if wanted("attention") {
             computing.extend(attention_benchmarks(threads, &[(2, 512, 4), (1, 2048, 8)])?);

@@ -23,9 +23,11 @@ const CPUS: usize = 4;
 
 fn golden_models() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let entries = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
     let mut folders: Vec<PathBuf> = entries.filter(|path| path.join("config.json").is_file()).collect();
     folders.sort();
+    folders
+        .extend(["qwen3-moe-normalized", "mixtral-aux-3-layers"].map(|name| folder.join("moe").join(name)));
     assert!(folders.len() >= 8, "{folders:?}");
     folders
 }

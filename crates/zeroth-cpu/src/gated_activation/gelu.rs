@@ -6,7 +6,7 @@ use super::Activation;
 use crate::math;
 
 /// x · Φ(x), Φ the normal distribution function.
-pub(super) struct Gelu;
+pub(crate) struct Gelu;
 
 impl Activation for Gelu {
     #[inline(always)]
@@ -25,7 +25,7 @@ impl Activation for Gelu {
 }
 
 /// x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2. (1 + tanh(u)) / 2 is sigmoid(2u).
-pub(super) struct GeluTanh;
+pub(crate) struct GeluTanh;
 
 /// √(8/π) and its product with 0.044715: 2u is `LINEAR` · x + `CUBIC` · x³.
 const LINEAR: f32 = FRAC_2_SQRT_PI * std::f32::consts::SQRT_2;

@@ -10,7 +10,7 @@ mod gelu;
 #[cfg(target_arch = "x86_64")]
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use self::gelu::{Gelu, GeluTanh};
+pub(super) use self::gelu::{Gelu, GeluTanh};
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::work_partition::Chunks;
@@ -83,7 +83,7 @@ pub fn gated_activation_backward<T: Element>(
 }
 
 /// An activation f in f32. `FUSED`: multiply-add is one instruction.
-trait Activation {
+pub(super) trait Activation {
     /// f(x).
     fn value<const FUSED: bool>(x: f32) -> f32;
 
@@ -91,7 +91,8 @@ trait Activation {
     fn value_and_slope<const FUSED: bool>(x: f32) -> (f32, f32);
 }
 
-struct Silu;
+/// x · sigmoid(x).
+pub(super) struct Silu;
 
 impl Activation for Silu {
     #[inline(always)]

@@ -36,6 +36,7 @@ use zeroth_base::DType;
 use super::MatrixView;
 use super::amx_driver;
 use super::amx_pack::{Operand, pack};
+use super::amx_short_k;
 use super::blocking::{self, Blocking};
 use super::driver::{Interleaved, K_STEP, MicroKernel, NoInterleave, Operands, TileRect, store_wide_rows};
 use super::epilogue::Epilogue;
@@ -373,7 +374,11 @@ impl MicroKernel for AmxKernel {
         scratch: &mut [f32],
         epilogue: &impl Epilogue<O>,
     ) {
-        amx_driver::run_task(operands, out, scratch, epilogue);
+        if (1..=blocking::SHORT_K).contains(&operands.k) {
+            amx_short_k::run_task(operands, out, scratch, epilogue);
+        } else {
+            amx_driver::run_task(operands, out, scratch, epilogue);
+        }
     }
 }
 

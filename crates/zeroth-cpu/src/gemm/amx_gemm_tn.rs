@@ -25,7 +25,7 @@ use crate::work_partition::{Chunks, Grid, RowChunks, Tile};
 use zeroth_kernel::Element;
 
 /// Quarters in which a C tile is transposed.
-const QUARTERS: usize = 4;
+pub(super) const QUARTERS: usize = 4;
 const SIDE: usize = 16;
 /// Panels of the wide operand packed together.
 const PACKED_TOGETHER: usize = 8;
@@ -234,7 +234,7 @@ impl<'a, O, E: Epilogue<O>, const TRANSPOSED: bool, const PREFETCH: bool>
 /// Transposes a quarter of a C tile.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose_quarter(acc: &[f32], out: &mut [f32], quarter: usize) {
+pub(super) fn transpose_quarter(acc: &[f32], out: &mut [f32], quarter: usize) {
     assert!(acc.len() >= TILE && out.len() >= TILE && quarter < QUARTERS);
     let (down, right) = (quarter / 2 * SIDE, quarter % 2 * SIDE);
     // SAFETY: 16 rows of 16 elements, inside the tiles.

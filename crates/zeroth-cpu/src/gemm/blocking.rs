@@ -108,6 +108,12 @@ impl Blocking {
         [min(block.mc, m.div_ceil(down).next_multiple_of(self.mr)), block.nc]
     }
 
+    /// Most rows and columns of a task.
+    pub(super) const fn cache_block(&self, k: usize) -> [usize; 2] {
+        let block = self.block(k);
+        [block.mc, block.nc]
+    }
+
     /// The cache block for sums of `k` terms.
     const fn block(&self, k: usize) -> CacheBlock {
         let mut at = 0;
@@ -143,9 +149,14 @@ impl Blocking {
     const fn thread_scratch(&self, m: usize, n: usize, k: usize) -> usize {
         let (m, n) = (min(m, self.block(k).mc), min(n, self.block(k).nc));
         let more = self.panel_len((self.panels_per_pack - 1) * self.mr, self.kc(k)) * self.packed_bytes;
-        self.acc_len(m, n, k) + self.pack_len(n, k) + more.div_ceil(4)
+        let (acc, strip) = (self.acc_len(m, n, k), if k <= SHORT_K { STRIP_PANELS * TILE } else { 0 });
+        (if acc > strip { acc } else { strip }) + self.pack_len(n, k) + more.div_ceil(4)
     }
 }
+
+/// Longest k of [`super::amx_short_k`], and panels of B that it multiplies before it stores their C tiles.
+pub(super) const SHORT_K: usize = 64;
+pub(super) const STRIP_PANELS: usize = 4;
 
 /// Rows or columns of an AMX panel.
 pub(crate) const PANEL: usize = 32;
@@ -211,9 +222,59 @@ impl GemmTnBlocking {
     }
 }
 
+/// Most panels of the narrow operand of [`super::amx_narrow_tn`].
+const NARROW_PANELS: usize = 2;
+/// Most panels of the wide operand of a task there: long reads along its rows engage the hardware prefetcher.
+const LONG_PANELS: usize = 32;
+/// Tile steps of a block of rows there: a packed block of the wide operand takes at most 256 KiB, its C tiles as much.
+pub(super) const NARROW_STEPS: usize = 4;
+
+/// Blocking of an AMX GEMM that contracts over the rows of both operands, one of which has a few columns.
+#[derive(Clone, Copy)]
+pub(super) struct NarrowTnBlocking {
+    /// Panels of the narrow and of the wide operand.
+    pub(super) narrow: usize,
+    wide: usize,
+    /// Tile steps of a panel.
+    pub(super) steps: usize,
+}
+
+impl NarrowTnBlocking {
+    /// The blocking of a[k, m]ᵀ · b[k, n]; `None` where both operands are wide, or a [`GemmTnBlocking`] is as good.
+    pub(super) const fn of([m, n, k]: [usize; 3]) -> Option<Self> {
+        let (narrow, steps) = (min(m, n).div_ceil(PANEL), k.div_ceil(PANEL));
+        let wide = (if m > n { m } else { n }).div_ceil(PANEL);
+        let fits =
+            narrow > 0 && narrow <= NARROW_PANELS && steps > NARROW_STEPS && narrow * steps <= MAX_STEPS;
+        if fits { Some(Self { narrow, wide, steps }) } else { None }
+    }
+
+    /// Panels of the wide operand per task: `threads` share the tasks evenly.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const fn panels_per_task(self, threads: usize) -> usize {
+        self.wide.div_ceil(self.wide.div_ceil(LONG_PANELS).next_multiple_of(threads))
+    }
+
+    /// f32 elements of the packed narrow operand, which all threads share.
+    pub(super) const fn shared_len(self) -> usize {
+        self.narrow * self.steps * TILE / 2 + ALIGN
+    }
+
+    /// f32 elements of scratch: the narrow operand, and for each thread C tiles, a transposed one and a packed block.
+    const fn scratch(self, threads: usize) -> usize {
+        let panels = min(self.wide, LONG_PANELS);
+        self.shared_len()
+            + threads * ((self.narrow * panels + 1) * TILE + panels * NARROW_STEPS * TILE / 2 + ALIGN)
+    }
+}
+
 /// f32 elements of scratch that [`super::gemm_tn`] needs.
 pub(crate) const fn gemm_tn_scratch(m: usize, n: usize, k: usize, threads: usize) -> usize {
     let blocked = scratch(m, n, k, threads);
+    if let Some(narrow) = NarrowTnBlocking::of([m, n, k]) {
+        let narrow = narrow.scratch(threads);
+        return if narrow > blocked { narrow } else { blocked };
+    }
     let Some(blocking) = GemmTnBlocking::of([m, n, k]) else { return blocked };
     // Packed panels of the wide operand, two C tiles and a transposed one.
     let thread = blocking.max_panels_per_task() * blocking.steps * TILE / 2 + 3 * TILE + ALIGN;
@@ -255,4 +316,10 @@ pub(crate) const fn scratch(m: usize, n: usize, k: usize, threads: usize) -> usi
         at += 1;
     }
     largest * threads
+}
+
+/// f32 elements of scratch that are enough for any k up to `most`: it does not grow with k where cache blocks change.
+pub(crate) fn scratch_up_to(m: usize, n: usize, most: usize, threads: usize) -> usize {
+    let ends = ALL.into_iter().flat_map(|blocking| blocking.blocks).map(|block| block.max_k.min(most));
+    ends.map(|k| scratch(m, n, k, threads)).max().unwrap_or(0)
 }

@@ -1,22 +1,23 @@
 //! The GEMM driver: entry points, the micro-kernel interface, and the loops around a micro-kernel that needs no loops of
 //! its own.
 //!
-//! There are five loop nests. A single one with the kernels behind it would lose the interleaving or the packing order that
+//! There are seven loop nests. A single one with the kernels behind it would lose the interleaving or the packing order that
 //! each was measured with:
 //! - [`run_task`] is the plain one, for AVX2, NEON and portable code.
 //! - [`multiply_block`] multiplies a packed B on the calling thread, for attention and the head.
 //! - `avx512_driver` packs a group of A panels while the previous group is multiplied.
 //! - `amx_driver` stores a C tile while the next one is multiplied.
 //! - `amx_gemm_tn` keeps a whole transposed operand in L2, which the blocked order would transpose again for every block.
+//! - `amx_short_k` and `amx_narrow_tn` are for matmuls of adapters, whose k or whose output is a few tiles.
 
 use bytemuck::Pod;
 #[cfg(target_arch = "x86_64")]
 use zeroth_base::DType;
 
 use super::MatrixView;
-#[cfg(target_arch = "x86_64")]
-use super::blocking::GemmTnBlocking;
 use super::blocking::{BAND_ROWS, Blocking, band_scratch, gemm_tn_scratch, scratch};
+#[cfg(target_arch = "x86_64")]
+use super::blocking::{GemmTnBlocking, NarrowTnBlocking};
 #[cfg(target_arch = "x86_64")]
 use super::epilogue::WIDE_ROW;
 use super::epilogue::{ClosureEpilogue, Epilogue};
@@ -151,9 +152,11 @@ macro_rules! with_kernel {
     };
 }
 
+pub(super) use with_kernel;
+
 /// Whether AMX multiplies these types: one operand is bf16, and the other can be rounded to it.
 #[cfg(target_arch = "x86_64")]
-const fn amx_supports<A: Element, B: Element>() -> bool {
+pub(super) const fn amx_supports<A: Element, B: Element>() -> bool {
     matches!((A::DTYPE, B::DTYPE), (DType::Bf16, DType::Bf16 | DType::F32) | (DType::F32, DType::Bf16))
 }
 
@@ -204,6 +207,13 @@ pub(crate) fn gemm_tn<T: Element, O: Send>(
 ) {
     check_len("out", out.len(), m * n);
     check_scratch(scratch.len(), gemm_tn_scratch(m, n, k, pool.threads()));
+    #[cfg(target_arch = "x86_64")]
+    if let (Isa::Amx, Some(blocking)) = (pool.isa(), NarrowTnBlocking::of([m, n, k]))
+        && T::DTYPE == DType::Bf16
+    {
+        super::amx_narrow_tn::run(pool, blocking, [m, n, k], a, b, out, scratch, epilogue);
+        return;
+    }
     #[cfg(target_arch = "x86_64")]
     if let (Isa::Amx, Some(blocking)) = (pool.isa(), GemmTnBlocking::of([m, n, k]))
         && T::DTYPE == DType::Bf16

@@ -19,7 +19,11 @@ mod amx_driver;
 #[cfg(target_arch = "x86_64")]
 mod amx_gemm_tn;
 #[cfg(target_arch = "x86_64")]
+mod amx_narrow_tn;
+#[cfg(target_arch = "x86_64")]
 mod amx_pack;
+#[cfg(target_arch = "x86_64")]
+mod amx_short_k;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
@@ -31,6 +35,7 @@ mod blocking;
 mod driver;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only AMX stores wide rows"))]
 mod epilogue;
+mod groups;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
@@ -52,6 +57,7 @@ pub(super) use driver::{gemm, gemm_row_bands, gemm_serial, gemm_tn, gemm_with};
 pub(super) use epilogue::Epilogue;
 #[cfg(target_arch = "x86_64")]
 pub(super) use epilogue::{F32x32, WIDE_ROW};
+pub(super) use groups::{GroupMatmul, gemm_groups, group_scratch};
 #[cfg(target_arch = "x86_64")]
 pub(super) use prefetch::{prefetch_read, prefetch_write};
 #[cfg(target_arch = "x86_64")]

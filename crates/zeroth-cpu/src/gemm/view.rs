@@ -32,7 +32,7 @@ impl<'a, T> MatrixView<'a, T> {
     }
 
     /// The submatrix that starts at row `i`, column `j`.
-    pub(super) fn submatrix(self, i: usize, j: usize) -> Self {
+    pub(crate) fn submatrix(self, i: usize, j: usize) -> Self {
         Self { data: &self.data[i * self.row_stride + j * self.col_stride..], ..self }
     }
 

@@ -6,6 +6,8 @@ use zeroth_cpu::*;
 use zeroth_kernel::*;
 use zeroth_kernel::{Optimizer, Recipe, Rounding, StepNumbers};
 
+use crate::mixture::Mixture;
+
 /// Threads that the scratch is large enough for.
 pub(crate) const MOST_THREADS: usize = 7;
 
@@ -54,6 +56,7 @@ pub(crate) struct Everything<T> {
     sums: Vec<f64>,
     /// Moments in 16 bits.
     moments: [Vec<bf16>; 2],
+    mixture: Mixture<T>,
     scratch: Vec<f32>,
 }
 
@@ -128,12 +131,14 @@ impl<T: Element> Everything<T> {
             wide: wide.iter().map(|&count| vec![0.0; count]).collect(),
             sums: vec![0.0; FLAT.div_ceil(BLOCK) + 4],
             moments: [vec![bf16::ZERO; FLAT], vec![bf16::ZERO; FLAT]],
+            mixture: Mixture::new(),
             scratch: vec![0.0; scratch.into_iter().max().expect("there are nine")],
         }
     }
 
     /// Calls every kernel. Scratch holds NaN before, so that a kernel that reads what it did not write is found.
     pub(crate) fn run(&mut self, pool: &Pool) {
+        self.mixture.run(pool);
         let s = &mut self.scratch[..];
         s.fill(f32::NAN);
         self.wide.iter_mut().for_each(|values| values.fill(0.5));
@@ -267,7 +272,11 @@ impl<T: Element> Everything<T> {
         let narrow =
             self.narrow.iter().map(|values| values.iter().map(|x| u64::from(x.to_f32().to_bits())).collect());
         let wide = self.wide.iter().map(|values| values.iter().map(|x| u64::from(x.to_bits())).collect());
-        narrow.chain(wide).chain([self.sums.iter().map(|x| x.to_bits()).collect()]).collect()
+        narrow
+            .chain(wide)
+            .chain(self.mixture.bits())
+            .chain([self.sums.iter().map(|x| x.to_bits()).collect()])
+            .collect()
     }
 }
 

@@ -8,6 +8,7 @@ mod benchmark;
 mod cpu;
 mod disk;
 mod gpu;
+mod grouped;
 mod matmuls;
 mod memory;
 mod memory_bound;
@@ -18,6 +19,7 @@ pub use benchmark::{BenchError, BenchResult, Benchmark, LimitRate, Rate, Unit, m
 pub use cpu::{F32, TILES, TILES_FROM_L2, cpu_peak_benchmarks, matmul_limit, run_peak_loop};
 pub use disk::disk_benchmarks;
 pub use gpu::gpu_benchmarks;
+pub use grouped::{RowSplit, grouped_benchmarks};
 pub use matmuls::{
     MatmulBench, MatmulKind, adapter_benchmarks, attention_benchmarks, head_loss_benchmarks,
     matmul_benchmarks,
