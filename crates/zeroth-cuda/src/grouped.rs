@@ -165,18 +165,18 @@ impl GroupedMatmul {
             stride: [1, inputs, outputs * inputs],
             copied: [panel, lines, 1],
         };
-        let maps = &functions.tensor_maps;
-        let encode = |tensor: &Tensor<2>| maps.encode(cx.driver, cx.dtype, tensor);
-        let (a, b) = match self.kind {
-            Kind::Forward => (
+        let encoder = &functions.tensor_maps;
+        let encode = |tensor: &Tensor<2>| encoder.encode(cx.driver, cx.dtype, tensor);
+        let maps = match self.kind {
+            Kind::Forward => [
                 encode(&rows(self.a, inputs, x_stride))?,
-                maps.encode(cx.driver, cx.dtype, &weights(self.b, columns as u32))?,
-            ),
-            Kind::Dx => (
+                encoder.encode(cx.driver, cx.dtype, &weights(self.b, columns as u32))?,
+            ],
+            Kind::Dx => [
                 encode(&rows(self.a, outputs, y_stride))?,
-                maps.encode(cx.driver, cx.dtype, &weights(self.b, panel))?,
-            ),
-            Kind::Dw => (encode(&rows(self.a, outputs, y_stride))?, encode(&rows(self.b, inputs, x_stride))?),
+                encoder.encode(cx.driver, cx.dtype, &weights(self.b, panel))?,
+            ],
+            Kind::Dw => [encode(&rows(self.a, outputs, y_stride))?, encode(&rows(self.b, inputs, x_stride))?],
         };
         let arguments = [
             self.to,
@@ -194,7 +194,7 @@ impl GroupedMatmul {
         let tiles = self.row_tiles(HOPPER_ROWS) * n.div_ceil(columns);
         let grid = [tiles.min(functions.multiprocessors as usize), 1, 1];
         let shared = hopper_shared(narrow, experts);
-        cx.launch_with_maps(function, grid, HOPPER_THREADS, shared, &[a, b], &arguments)
+        cx.launch_with_maps(function, grid, HOPPER_THREADS, shared, &maps, &arguments)
     }
 }
 

@@ -115,6 +115,15 @@ pub enum LoraError {
         /// The other.
         missing: String,
     },
+    /// Targets that are all dense, in a model with experts.
+    #[error(
+        "the LoRA targets are dense feed-forward parts only, which get no adapter in a model with experts, as in PEFT: add \
+         others ({known})"
+    )]
+    DenseOnly {
+        /// The names that linear modules have.
+        known: String,
+    },
     /// Dropout where there can be none.
     #[error(
         "a LoRA dropout of {0} is not possible on experts and routers, whose adapters add to the weights themselves: give 0, \
@@ -303,6 +312,9 @@ impl<'a> Targets<'a> {
         }
         for experts in base.iter().filter(|parameter| parameter.kind == ParameterKind::Expert) {
             targets.refuse_half(experts)?;
+        }
+        if has_experts && !base.iter().any(|parameter| targets.contain(parameter)) {
+            return Err(LoraError::DenseOnly { known: linear_names(base).join(", ") });
         }
         for linear in base.iter().filter(|parameter| targets.contain(parameter)) {
             let ([out, input], rank) = (sides(linear), targets.rank_of(linear));

@@ -207,6 +207,8 @@ fn targets_of_experts_are_whole_and_without_dropout() {
         );
     }
     assert!(add_adapters(&base, &lora(&["q_proj"], 0.05)).is_ok());
+    let dense = refused(&lora(&["layers.0.mlp.down_proj"], 0.0));
+    assert!(dense.contains("dense feed-forward parts only"), "{dense}");
     let unknown = refused(&lora(&["gate_prj"], 0.0));
     assert!(unknown.contains("did you mean `gate_proj`?"), "{unknown}");
     assert!(
