@@ -32,7 +32,7 @@ fn collapsed_experts_are_reported_once() {
     // One token only: every row of every layer goes to the experts of that token.
     let data = written(folder.path(), "rows.jsonl", &[r#"{"input_ids": [5, 5, 5, 5, 5, 5]}"#; 2]);
     let run = folder.path().join("run");
-    let flags = ["--max-steps", "12", "--learning-rate", "0", "--epochs", "12"];
+    let flags = ["--max-steps", "12", "--learning-rate", "0", "--num-train-epochs", "12"];
     let ended = train_on(&golden("moe/mixtral-no-window"), &data, &run, &flags);
     ended.assert_done();
     assert_eq!(

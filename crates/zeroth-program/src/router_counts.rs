@@ -11,6 +11,8 @@ pub struct RouterCounts {
     pub unit: UnitId,
     /// Its experts.
     pub experts: usize,
+    /// Experts of a token.
+    pub per_token: usize,
     /// The index of the first count among those of all routers.
     pub first: usize,
 }
@@ -20,9 +22,9 @@ impl RouterCounts {
     pub(crate) fn find(graph: &Graph) -> Vec<Self> {
         let mut first = 0;
         let of_node = |(node, of): (usize, &zeroth_graph::Node)| {
-            let Op::Route { .. } = of.op else { return None };
+            let Op::Route { k, .. } = of.op else { return None };
             let experts = graph.info(of.inputs[0]).width as usize;
-            let found = Self { node, unit: of.unit, experts, first };
+            let found = Self { node, unit: of.unit, experts, per_token: k as usize, first };
             first += experts + 1;
             Some(found)
         };

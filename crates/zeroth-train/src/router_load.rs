@@ -45,14 +45,21 @@ fn entropy(shares: &[f64]) -> f64 {
     sum / (shares.len() as f64).ln()
 }
 
-/// A layer whose entropy is below this has collapsed: with 128 experts, as if 4 of them had all tokens.
-const LOW_ENTROPY: f64 = 0.3;
+/// A layer has collapsed where the entropy of its load is below this part of the way from its least, all tokens on the same
+/// experts, to an even load: with 8 of 128 experts as if 18 of them had all tokens.
+const LOW_SPREAD: f64 = 0.3;
 /// In so many steps in a row.
 const LOW_STEPS: u32 = 10;
 /// An expert without a token in so many steps in a row is dead,
 const DEAD_STEPS: u32 = 50;
 /// where an even load would have given it this many: few tokens leave experts out by chance.
 const DEAD_EXPECTED: f64 = 100.0;
+
+/// Where the entropy of a layer's load is between the least that `per_token` experts of a token allow, 0, and an even one's, 1.
+fn spread(entropy: f64, experts: usize, per_token: usize) -> f64 {
+    let least = (per_token as f64).ln() / (experts as f64).ln();
+    if least < 1.0 { (entropy - least) / (1.0 - least) } else { 1.0 }
+}
 
 /// Watches the routers of a run for collapse. Every layer is reported once.
 #[derive(Debug)]
@@ -64,7 +71,7 @@ pub(crate) struct RouterWatch {
 struct WatchedLayer {
     router: RouterCounts,
     name: String,
-    /// Steps in a row with a low entropy.
+    /// Steps in a row with a low spread.
     low: u32,
     /// For each expert, steps in a row without a token, and the tokens that an even load would have given it in them.
     idle: Vec<(u32, f64)>,
@@ -115,7 +122,8 @@ impl WatchedLayer {
         let rows = self.router.rows(counts);
         let shares = shares(rows)?;
         let entropy = entropy(&shares);
-        self.low = if entropy < LOW_ENTROPY { self.low + 1 } else { 0 };
+        let RouterCounts { experts, per_token, .. } = self.router;
+        self.low = if spread(entropy, experts, per_token) < LOW_SPREAD { self.low + 1 } else { 0 };
         let even = rows.iter().map(|rows| f64::from(*rows)).sum::<f64>() / rows.len() as f64;
         for ((steps, expected), rows) in self.idle.iter_mut().zip(rows) {
             (*steps, *expected) = if *rows == 0 { (*steps + 1, *expected + even) } else { (0, 0.0) };
@@ -125,7 +133,7 @@ impl WatchedLayer {
         let what = if self.low >= LOW_STEPS {
             format!("the entropy of its load is {entropy:.2} of an even one's for {LOW_STEPS} steps")
         } else if dead > 0 {
-            format!("{dead} of its {} experts had no token for {DEAD_STEPS} steps", self.router.experts)
+            format!("{dead} of its {experts} experts had no token for {DEAD_STEPS} steps")
         } else {
             return None;
         };
@@ -146,7 +154,7 @@ mod tests {
     use zeroth_graph::UnitId;
 
     fn router(first: usize) -> RouterCounts {
-        RouterCounts { node: first, unit: UnitId::at(0), experts: 4, first }
+        RouterCounts { node: first, unit: UnitId::at(0), experts: 4, per_token: 1, first }
     }
 
     fn watch() -> RouterWatch {
@@ -174,6 +182,25 @@ mod tests {
         assert_eq!(RouterLoad::of(&routers, &[2, 2, 2, 2, 0, 0, 0, 0, 0, 0]).unwrap().entropy, 1.0);
         assert_eq!(RouterLoad::of(&routers, &[0; 10]), None);
         assert_eq!(RouterLoad::of(&[], &[]), None);
+    }
+
+    #[test]
+    fn spread_is_0_where_all_tokens_have_the_same_experts() {
+        let load = |experts: usize, used: usize| {
+            let shares: Vec<f64> =
+                (0..experts).map(|at| if at < used { 1.0 / used as f64 } else { 0.0 }).collect();
+            entropy(&shares)
+        };
+        for (experts, per_token) in [(8, 1), (8, 2), (128, 8)] {
+            let of = |used| spread(load(experts, used), experts, per_token);
+            assert!(
+                of(per_token).abs() < 1e-12 && (of(experts) - 1.0).abs() < 1e-12,
+                "{experts} {per_token}"
+            );
+        }
+        assert!(spread(load(128, 18), 128, 8) < LOW_SPREAD && spread(load(128, 19), 128, 8) > LOW_SPREAD);
+        // Where every token has every expert, or there is one, nothing can collapse.
+        assert_eq!((spread(load(4, 4), 4, 4), spread(1.0, 1, 1)), (1.0, 1.0));
     }
 
     #[test]
