@@ -56,7 +56,7 @@ fn graph(shape: Shape) -> Graph {
         let router = specs(&[(&name("norm"), &[HIDDEN]), (&name("router"), &[EXPERTS, HIDDEN])]);
         b.unit(format!("block {block}"), Role::Block(block), router).unwrap();
         let [norm, router] = ["norm", "router"].map(|part| b.param(&name(part)).unwrap());
-        let routed: Vec<(Value, Routing)> = (0..2)
+        let routings: Vec<(Value, Routing)> = (0..2)
             .map(|stream| {
                 let x = normed(&mut b, &mut streams[stream], norm);
                 let logits = b.linear(x, router, None).unwrap();
@@ -87,7 +87,7 @@ fn graph(shape: Shape) -> Graph {
             ]));
         }
         b.unit(format!("experts {block}"), Role::Block(block), params).unwrap();
-        for ((x, routing), stream) in routed.iter().zip(&mut streams) {
+        for ((x, routing), stream) in routings.iter().zip(&mut streams) {
             let grouped = |b: &mut Builder, x: Value, part: &str| {
                 let weight = b.param(&name(part)).unwrap();
                 let base = b.grouped_linear(x, weight, routing).unwrap();
@@ -187,7 +187,7 @@ fn trained(graph: &Graph, settings: &Settings, ranks: usize, chaos: Option<u64>)
             let tokens = all.iter().map(Batch::trained).sum();
             let own = &all[engine.rank() as usize];
             super::with_view(own, |batch| {
-                engine.step_streams(&[*batch], tokens, step as u64, &[0.1]).unwrap()
+                engine.step_streams(&[*batch], tokens, step as u64, &[0.1]).unwrap();
             });
             let StepRecord { head, losses: parts, counts, .. } = engine.record().unwrap();
             assert_counts(&compiled, &all, &counts);
@@ -212,11 +212,7 @@ fn trained(graph: &Graph, settings: &Settings, ranks: usize, chaos: Option<u64>)
     (losses.into_inner().unwrap(), weights.into_inner().unwrap().concat())
 }
 
-fn engine<'c>(
-    compiled: &'c Compiled,
-    comm: Option<Box<dyn zeroth_comm::Comm>>,
-    tolerated: f64,
-) -> Engine<'c> {
+fn engine(compiled: &Compiled, comm: Option<Box<dyn zeroth_comm::Comm>>, tolerated: f64) -> Engine<'_> {
     let memory = &compiled.memory;
     let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
     let recipe = Recipe { momentum: 0.0, tolerated: tolerated as u64, ..Recipe::default() };

@@ -42,6 +42,7 @@ impl Model {
             tied: true,
             max_positions: None,
             rope_theta: None,
+            experts: None,
         })
         .unwrap();
         let folder = tempfile::tempdir().unwrap();
