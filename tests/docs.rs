@@ -212,12 +212,18 @@ fn is_unbuilt(span: &str) -> Option<bool> {
     }
     let (key, value) = span.split_once(": ").unwrap_or((span, ""));
     if key == "model_type" {
-        let folder = match value {
-            "qwen3_moe" => "tiny-qwen3-moe-mixed",
-            "t5" => "tiny-t5-tied",
+        let arguments = match value {
+            "t5" => train(&model("tiny-t5-tied")),
+            "gpt_oss" | "deepseek_v2" | "deepseek_v3" => {
+                // Refused by its name, before any other field is read.
+                let config = folder.join(format!("docs-{value}"));
+                std::fs::create_dir_all(&config).unwrap();
+                std::fs::write(config.join("config.json"), format!("{{\"model_type\": \"{value}\"}}"))
+                    .unwrap();
+                train(config.to_str().unwrap())
+            }
             other => panic!("add a config of {other} here"),
         };
-        let arguments = train(&model(folder));
         return Some(is_refused(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), value));
     }
     let key = schema::find(key).next()?;

@@ -55,6 +55,53 @@ fn init_creates_a_plannable_model() {
 }
 
 #[test]
+fn init_creates_mixtures_of_experts() {
+    let folder = tempfile::tempdir().unwrap();
+    let init = |more: &[&str]| {
+        let sizes = ["--hidden", "16", "--layers", "2", "--heads", "2", "--intermediate-size", "24"];
+        let rest = ["--vocab-size", "40", "--format", "json"];
+        zeroth_in(folder.path(), &[&["init"], &sizes[..], &rest, more].concat())
+    };
+    let experts = ["--num-experts", "4", "--num-experts-per-tok", "2"];
+    for (family, width, expert) in [
+        ("qwen3_moe", 12, "model.layers.1.mlp.experts.3.up_proj.weight"),
+        ("mixtral", 24, "model.layers.1.block_sparse_moe.experts.3.w3.weight"),
+    ] {
+        let own: &[&str] = if width == 12 { &["--moe-intermediate-size", "12"] } else { &[] };
+        let ended = init(&[&["--family", family, "--output", family], &experts[..], own].concat());
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+        let result: Value = serde_json::from_str(&ended.stdout).unwrap();
+        let norms = if family == "qwen3_moe" { 2 * 8 } else { 0 };
+        let block = 4 * 16 * 16 + norms + 2 * 16 + 4 * 16 + 4 * 3 * width * 16;
+        assert_eq!(result["params"], 2 * 40 * 16 + 16 + 2 * block, "{family}");
+        let file = fs::read(folder.path().join(family).join("model.safetensors")).unwrap();
+        assert!(file.windows(expert.len()).any(|name| name == expert.as_bytes()), "{family}");
+        let ended = zeroth_in(folder.path(), &["plan", "--model", family, "--format", "json"]);
+        let plan: Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!(plan["params"], result["params"], "{family}");
+    }
+    let with = |own: &[&'static str], more: &[&'static str]| [own, more].concat();
+    for (flags, words) in [
+        (with(&["--family", "mixtral", "--output", "a"], &[]), "say how many"),
+        (with(&["--family", "qwen3", "--output", "b"], &experts), "have no experts"),
+        (
+            with(
+                &["--family", "mixtral", "--output", "c"],
+                &["--num-experts", "2", "--num-experts-per-tok", "3"],
+            ),
+            "at most all of them",
+        ),
+        (
+            with(&["--family", "mixtral", "--output", "d", "--moe-intermediate-size", "8"], &experts),
+            "leave it out",
+        ),
+    ] {
+        let ended = init(&flags);
+        assert!(ended.code == 2 && ended.stderr.contains(words), "{words}: {} {}", ended.code, ended.stderr);
+    }
+}
+
+#[test]
 fn init_honours_tied_dtype_and_seed() {
     let folder = tempfile::tempdir().unwrap();
     let weights = |name: &str, more: &[&str]| {

@@ -265,9 +265,9 @@ fn plan_equals_what_train_allocates() {
 #[test]
 fn what_cannot_be_compiled_is_marked_as_an_estimate() {
     for arguments in [
-        &["plan", "--model", &model("Qwen3-30B-A3B"), "--ranks", "8"][..],
-        &["plan", "--model", &model("t5-3b")],
-        &["plan", "--model", &model("Qwen3-30B-A3B"), "--train-type", "lora"],
+        &["plan", "--model", &model("t5-3b"), "--ranks", "8"][..],
+        &["plan", "--model", &model("t5-3b"), "--train-type", "lora"],
+        &["plan", "--model", &model("Qwen3-30B-A3B"), "--states", "run"],
         &["plan", "--model", &model("Qwen3-0.6B"), "--states", "master"],
         &["plan", "--params", "8B"],
     ] {
@@ -279,6 +279,25 @@ fn what_cannot_be_compiled_is_marked_as_an_estimate() {
         let text = zeroth(arguments).stdout;
         assert!(text.contains("zero2 (estimate)"), "{text}");
     }
+}
+
+#[test]
+fn mixtures_of_experts_are_planned_by_the_program() {
+    for more in
+        [&["--ranks", "8"][..], &["--train-type", "lora"], &["--train-type", "lora", "--quantize", "nf4"]]
+    {
+        let arguments =
+            [&["plan", "--model", "mistralai/Mixtral-8x7B-v0.1", "--deepspeed", "zero3"], more].concat();
+        let (_, plan) = zeroth_json(&arguments);
+        assert_eq!(
+            (&plan["estimate"], &plan["params"]),
+            (&false.into(), &46_702_792_704_u64.into()),
+            "{more:?}"
+        );
+    }
+    let dropout = ["--train-type", "lora", "--lora-dropout", "0.1"];
+    let ended = zeroth(&[&["plan", "--model", &model("tiny-mixtral")], &dropout[..]].concat());
+    assert!(ended.code == 2 && ended.stderr.contains("is not possible on experts"), "{}", ended.stderr);
 }
 
 #[test]

@@ -29,7 +29,12 @@ SHAPES = {
     "4b": (2560, 9728, 36, 32, 8, 128, True),
     "8b": (4096, 12288, 36, 32, 8, 128, False),
     "tiny": (64, 128, 2, 4, 2, 16, True),
+    "3b-moe": (2048, 6144, 12, 16, 4, 128, True),
+    "30b-a3b": (2048, 6144, 48, 32, 4, 128, False),
+    "tiny-moe": (64, 128, 2, 4, 2, 16, True),
 }
+# Mixtures of experts: experts, experts of a token, their feed-forward width.
+EXPERTS = {"3b-moe": (48, 8, 768), "30b-a3b": (128, 8, 768), "tiny-moe": (8, 2, 32)}
 OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
 BOTH = {**OPTIMIZER, "offload_param": {"device": "cpu"}}
 BLOCK = {"recompute": "block"}
@@ -37,6 +42,9 @@ SMALL = ["--device-memory", "24GiB"]
 # On all seven projections, as the peer's.
 LORA = ["--train-type", "lora", "--lora-rank", "16", "--lora-alpha", "32", "--lora-dropout", "0", "--random-weights"]
 NF4 = [*LORA, "--quantize", "nf4"]
+ATTENTION = [*LORA, "--target-modules", "q_proj,k_proj,v_proj,o_proj"]
+RANK_8 = ["--train-type", "lora", "--lora-rank", "8", "--random-weights", "--quantize", "nf4"]
+SHARDED = {"frozen": "sharded"}
 # shape, rows, length, zero_optimization, the zeroth section, accumulation, flags
 CASES = {
     "0.6b-zero2": ("0.6b", 8, 2048, {"stage": 2}, {}, 1, []),
@@ -63,7 +71,19 @@ CASES = {
     "8b-lora-2x2048": ("8b", 2, 2048, {"stage": 2}, {}, 1, LORA),
     "8b-lora-nf4": ("8b", 4, 4096, {"stage": 2}, {}, 1, NF4),
     "8b-lora-nf4-16": ("8b", 2, 2048, {"stage": 2}, {}, 1, [*NF4, "--device-memory", "16GiB"]),
+    "8b-lora-nf4-15": ("8b", 2, 2048, {"stage": 2}, {}, 1, [*NF4, "--device-memory", "15GiB"]),
+    "8b-lora-nf4-12": ("8b", 2, 2048, {"stage": 2}, {}, 1, [*NF4, "--device-memory", "12GiB"]),
+    "8b-lora-nf4-11": ("8b", 2, 2048, {"stage": 2}, {}, 1, [*NF4, "--device-memory", "11GiB"]),
+    "3b-moe-zero3": ("3b-moe", 2, 2048, {"stage": 3}, {}, 1, []),
+    "30b-lora": ("30b-a3b", 4, 4096, {"stage": 2}, {}, 1, ATTENTION),
+    "30b-lora-2x2048": ("30b-a3b", 2, 2048, {"stage": 2}, {}, 1, ATTENTION),
+    "30b-lora-sharded": ("30b-a3b", 2, 1024, {"stage": 2}, SHARDED, 1, ATTENTION),
+    "30b-lora-nf4-24": (
+        "30b-a3b", 1, 2048, {"stage": 2}, {}, 1, [*ATTENTION, "--quantize", "nf4", "--device-memory", "24GiB"]),
+    "30b-lora-nf4-all": ("30b-a3b", 1, 2048, {"stage": 2, **OPTIMIZER}, BLOCK, 1, RANK_8),
     "tiny": ("tiny", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
+    "tiny-moe": ("tiny-moe", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
+    "tiny-moe-lora": ("tiny-moe", 2, 64, {"stage": 2}, SHARDED, 1, ATTENTION),
     "tiny-lora": ("tiny", 2, 64, {"stage": 2}, {}, 1, LORA),
     "tiny-lora-nf4": ("tiny", 2, 64, {"stage": 2}, BLOCK, 1, NF4),
 }
@@ -78,6 +98,12 @@ def write_model(folder, shape, vocabulary):
         "tie_word_embeddings": tied, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
         "hidden_act": "silu", "attention_bias": False,
     }
+    if shape in EXPERTS:
+        count, per_token, width = EXPERTS[shape]
+        config |= {
+            "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": count,
+            "num_experts_per_tok": per_token, "moe_intermediate_size": width, "norm_topk_prob": True,
+        }
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
@@ -93,9 +119,13 @@ def write_rows(path, tokens, lengths, vocabulary):
 
 
 def model_flops(shape, vocabulary, length, per_parameter=6):
-    """FLOPs per token: those of the parameters, plus causal attention (half of the scores)."""
+    """FLOPs per token: those of the parameters it passes, plus causal attention (half of the scores)."""
     hidden, feed_forward, layers, heads, kv_heads, head_dim, tied = SHAPES[shape]
-    block = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * feed_forward
+    feed_forward_parameters = 3 * hidden * feed_forward
+    if shape in EXPERTS:
+        count, per_token, width = EXPERTS[shape]
+        feed_forward_parameters = hidden * (count + 3 * per_token * width)
+    block = hidden * head_dim * (2 * heads + 2 * kv_heads) + feed_forward_parameters
     parameters = layers * block + (1 if tied else 2) * vocabulary * hidden
     return per_parameter * parameters + 6 * layers * heads * head_dim * length
 
@@ -130,7 +160,7 @@ def tail(path):
 
 def run(name, arguments, work):
     shape, rows, length, zero, ours, accumulation, flags = CASES[name]
-    vocabulary = 512 if shape == "tiny" else 151_936
+    vocabulary = 512 if shape.startswith("tiny") else 151_936
     model, data, output = (os.path.join(work, part) for part in (shape, f"{length}.jsonl", f"run-{name}"))
     write_model(model, shape, vocabulary)
     is_packed = "--packing" in flags

@@ -41,7 +41,10 @@ SIZES = {
     "m50": (512, 1536, 8, 8, 4, 64, 32_000, 2),
     "m125": (768, 2304, 12, 12, 4, 64, 32_000, 2),
     "0.6b": (1024, 3072, 28, 16, 8, 128, 151_936, 1),
+    "moe": (512, 1536, 8, 8, 4, 64, 32_000, 2),
 }
+# Mixtures of experts: experts, experts of a token, their feed-forward width.
+EXPERTS = {"moe": (16, 2, 768)}
 SIDES = ["zeroth-1", "deepspeed-1", "zeroth-2", "deepspeed-2", "zeroth-3", "deepspeed-3", "torch"]
 PRESETS = ["zeroth-zero1", "zeroth-zero2", "zeroth-zero3"]
 # Stages with LoRA instead of full training, and over nf4.
@@ -51,12 +54,19 @@ LORA = ["--train-type", "lora", "--lora-rank", 16, "--lora-dropout", 0, "--rando
 
 def model_config(size):
     hidden, ffn, layers, heads, kv_heads, head_dim, vocab, _ = SIZES[size]
+    experts = {}
+    if size in EXPERTS:
+        count, per_token, width = EXPERTS[size]
+        experts = {
+            "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": count,
+            "num_experts_per_tok": per_token, "moe_intermediate_size": width, "norm_topk_prob": True,
+        }
     return {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": hidden,
         "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocab, "tie_word_embeddings": True,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "hidden_act": "silu",
-        "attention_bias": False, "use_cache": False,
+        "attention_bias": False, "use_cache": False, **experts,
     }
 
 
@@ -243,17 +253,17 @@ def worker(options):
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     def answer(**fields):
         print(json.dumps(fields), file=answers, flush=True)
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     stored = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
-    fields = {key: value for key, value in model_config(size).items() if key not in ("model_type", "architectures")}
+    config = AutoConfig.for_model(**model_config(size))
     torch.manual_seed(0)
     torch.set_default_dtype(stored)
-    model = Qwen3ForCausalLM(Qwen3Config(**fields, attn_implementation="sdpa"))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     torch.set_default_dtype(torch.float32)
     model.train()
     torch.manual_seed(1 + int(os.environ["RANK"]))

@@ -38,13 +38,23 @@ def adapted(base, adapter, dtype=torch.float32):
     return PeftModel.from_pretrained(load(base, dtype), adapter).eval()
 
 
+def weight_of(module, modules):
+    """The weight that an adapter adds to. Experts have one for each of their parameters, the inner one for gate and up."""
+    if module.endswith(".experts.base_layer"):
+        return module.replace(".base_layer", ".gate_up_proj")
+    if module.endswith(".experts"):
+        assert f"{module}.base_layer" in modules, "adapters of both parameters of experts are compared"
+        return f"{module}.down_proj"
+    return f"{module}.weight"
+
+
 def merged_by_peft(base, adapter, dtype):
     """The merged matrices, by their names in the base, and the same before."""
     model = adapted(base, adapter, dtype)
     names = {name.split(".lora_A.")[0].removeprefix("base_model.model.") for name, _ in model.named_parameters() if ".lora_A." in name}
     merged = model.merge_and_unload().state_dict()
     before = load(base, dtype).state_dict()
-    keys = [f"{name}.weight" for name in sorted(names)]
+    keys = [weight_of(name, names) for name in sorted(names)]
     return {key: merged[key].contiguous() for key in keys}, {key: before[key] for key in keys}
 
 

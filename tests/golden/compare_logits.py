@@ -35,7 +35,9 @@ TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def load(folder, dtype):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    # Grouped matmuls of experts would need sides that are multiples of 16 bytes.
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager").eval()
 
 
 @torch.no_grad()

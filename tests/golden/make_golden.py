@@ -348,6 +348,11 @@ class Second:
             case "gelu_pytorch_tanh":
                 return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3))) / 2
 
+    def mlp(self, block, x):
+        name = f"model.layers.{block}.mlp"
+        gate = self.linear(f"{name}.gate_proj", x)
+        return self.linear(f"{name}.down_proj", self.activated(gate) * self.linear(f"{name}.up_proj", x))
+
     def loss(self, rows):
         total = 0.0
         for row in rows:
@@ -355,10 +360,7 @@ class Second:
             for block in range(self.config["num_hidden_layers"]):
                 name = f"model.layers.{block}"
                 x = x + self.attention(block, self.norm(f"{name}.input_layernorm", x))
-                y = self.norm(f"{name}.post_attention_layernorm", x)
-                gate = self.linear(f"{name}.mlp.gate_proj", y)
-                y = self.activated(gate) * self.linear(f"{name}.mlp.up_proj", y)
-                x = x + self.linear(f"{name}.mlp.down_proj", y)
+                x = x + self.mlp(block, self.norm(f"{name}.post_attention_layernorm", x))
             head = "model.embed_tokens.weight" if self.config["tie_word_embeddings"] else "lm_head.weight"
             logits = self.norm("model.norm", x) @ self.weights[head].T
             for at, label in enumerate(row["labels"][1:]):

@@ -113,3 +113,20 @@ fn skipped_steps_leave_no_trace() {
         }
     }
 }
+
+#[test]
+fn a_router_that_is_not_finite_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "moe/qwen3-moe-normalized";
+    let model = broken(folder.path(), name, "model.layers.1.mlp.gate.weight", 3, f32::NAN);
+    let data = golden(name).join("data.jsonl");
+    let ended = train_on(&model, &data, &folder.path().join("run"), &["--ranks", "2", "--max-steps", "3"]);
+    assert_eq!(ended.code, 1, "{}", ended.stderr);
+    let words = "step 1: the weights of the router of block 1, and so the loss of rank 0, are not finite";
+    assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    let skipped = ["--max-steps", "3", "--max-skipped-steps", "5"];
+    let ended = train_on(&model, &data, &folder.path().join("skipped"), &skipped);
+    let words = "step 1 is skipped: the router of block 1 gives weights that are not finite";
+    assert_eq!(ended.stderr.matches(words).count(), 1, "{}", ended.stderr);
+    assert!(!ended.stderr.contains("the router of block 0"), "{}", ended.stderr);
+}

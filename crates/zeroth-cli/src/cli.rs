@@ -131,7 +131,7 @@ pub(crate) struct PlanArgs {
     /// Linear layers that LoRA adapts [default: all-linear]
     #[arg(long, value_name = "NAME|REGEX", num_args = 1..)]
     pub(crate) target_modules: Vec<String>,
-    /// Dropout on the input of the adapters [default: 0.05]
+    /// Dropout on the input of the adapters [default: 0.05, 0 with adapters of experts or routers]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = crate::lora_args::dropout)]
     pub(crate) lora_dropout: Option<f64>,
     /// With LoRA: keep the frozen linear layers in 4 bits (QLoRA)
@@ -198,7 +198,16 @@ pub(crate) struct InitArgs {
     /// Maximum sequence length [default: the architecture's]
     #[arg(long, alias = "max-position-embeddings", value_name = "N")]
     pub(crate) max_positions: Option<u64>,
-    /// Base of the rotary frequencies [default: 10000]
+    /// Number of experts of a block, for mixtures of experts
+    #[arg(long, alias = "num-local-experts", value_name = "N", requires = "num_experts_per_tok")]
+    pub(crate) num_experts: Option<u64>,
+    /// Number of experts of a token
+    #[arg(long, value_name = "N", requires = "num_experts")]
+    pub(crate) num_experts_per_tok: Option<u64>,
+    /// Hidden size of an expert [default: --intermediate-size]
+    #[arg(long, value_name = "N", requires = "num_experts")]
+    pub(crate) moe_intermediate_size: Option<u64>,
+    /// Base of the rotary frequencies [default: the architecture's, 10000 or 1000000 (mixtral)]
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     pub(crate) rope_theta: Option<f64>,
     /// Dtype of the stored weights
@@ -229,6 +238,11 @@ pub(crate) enum NewFamilyArg {
     Qwen2,
     /// Qwen3: norms on q and k
     Qwen3,
+    /// Qwen3 with a mixture of experts in every block
+    #[value(name = "qwen3_moe", alias = "qwen3-moe")]
+    Qwen3Moe,
+    /// Mixtral, without sliding-window attention
+    Mixtral,
 }
 
 impl From<NewFamilyArg> for Family {
@@ -238,6 +252,8 @@ impl From<NewFamilyArg> for Family {
             NewFamilyArg::Mistral => Self::Mistral,
             NewFamilyArg::Qwen2 => Self::Qwen2,
             NewFamilyArg::Qwen3 => Self::Qwen3,
+            NewFamilyArg::Qwen3Moe => Self::Qwen3Moe,
+            NewFamilyArg::Mixtral => Self::Mixtral,
         }
     }
 }

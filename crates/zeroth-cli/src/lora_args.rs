@@ -20,7 +20,7 @@ pub(crate) struct LoraArgs {
     /// Adapters are scaled by alpha / rank [default: 32]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = alpha)]
     pub(crate) lora_alpha: Option<f64>,
-    /// Dropout on the input of the adapters [default: 0.05]
+    /// Dropout on the input of the adapters [default: 0.05, 0 with adapters of experts or routers]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = dropout)]
     pub(crate) lora_dropout: Option<f64>,
     /// Linear layers that get an adapter: all-linear, names (q_proj v_proj, or q_proj,v_proj), or a regular expression over

@@ -390,22 +390,36 @@ impl CpuDevice {
                         total.add(*sum);
                     }
                 }
+                Kernel::CountTokens { experts, slots, offsets, weights, counts } => {
+                    let offsets = self.read::<i32>(offsets.part(0, experts as u64 + 1, 4))?;
+                    let weights = self.read::<f32>(weights.part(0, slots as u64, 4))?;
+                    let counts = self.write::<u32>(counts.part(0, experts as u64 + 1, 4))?;
+                    for (count, ends) in counts.iter_mut().zip(offsets.windows(2)) {
+                        *count = count.wrapping_add((ends[1] - ends[0]) as u32);
+                    }
+                    let lost = weights.iter().filter(|weight| !weight.is_finite()).count();
+                    counts[experts] = counts[experts].wrapping_add(lost as u32);
+                }
                 Kernel::Control { ranks, layout, recipe, input, reports, control, record } => {
                     let expected = (layout.bytes() * ranks) as u64;
                     assert_eq!(reports.bytes, expected, "{ranks} reports of {layout:?}");
-                    let [sums, flags] = [layout.sum(0), layout.flag(0)];
+                    let [sums, flags, counts] = [layout.sum(0), layout.flag(0), layout.count(0)];
                     let all = self.read::<u8>(reports)?;
                     let reports = all.chunks_exact(layout.bytes()).map(|bytes| RankReport {
                         losses: bytemuck::cast_slice(&bytes[..sums]),
                         sums: bytemuck::cast_slice(&bytes[sums..flags]),
-                        flags: bytemuck::cast_slice(&bytes[flags..]),
+                        flags: bytemuck::cast_slice(&bytes[flags..counts]),
+                        counts: bytemuck::cast_slice(&bytes[counts..layout.count(layout.counts)]),
                     });
                     let head = size_of::<Record>() as u64;
                     let numbers = (layout.losses + layout.flats) as u64;
                     let (losses, norms) =
                         self.write(record.part(head / 8, numbers, 8))?.split_at_mut(layout.losses);
+                    let first = layout.recorded_counts() as u64 / 4;
+                    let counts = self.write(record.part(first, layout.counts as u64, 4))?;
                     let (recipe, input) = (self.read_one::<Recipe>(recipe)?, self.read_one(input)?);
-                    let decided = decide(recipe, input, &reports, self.write_one(control)?, losses, norms);
+                    let control = self.write_one(control)?;
+                    let decided = decide(recipe, input, &reports, control, losses, norms, counts);
                     *self.write_one(record.part(0, 1, head))? = decided;
                 }
                 Kernel::Optimize { grad_type, moment_type: DType::F32, .. } => {

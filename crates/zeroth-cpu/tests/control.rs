@@ -61,7 +61,7 @@ impl Run {
             StepInput { loss_means: [0.25; LOSSES], loss_weights: [0.25; LOSSES], ..StepInput::zeroed() };
         input.rates.iter_mut().enumerate().for_each(|(place, rate)| *rate = 1.0 / (place + 1) as f64);
         let device = &mut self.device;
-        let layout = ReportLayout { losses: 1, flats };
+        let layout = ReportLayout { losses: 1, flats, counts: 0 };
         let record = Span::device(0, layout.record_bytes() as u64);
         let control = put(device, 4096, &[self.control]);
         let kernel = Kernel::Control {
@@ -344,13 +344,14 @@ fn a_head_refuses_unsupported_gradient_stores() {
 #[test]
 fn the_loss_of_a_step_is_the_weighted_sum_of_its_parts() {
     let mut device = CpuDevice::new(1, 1 << 20, 0).unwrap();
-    let layout = ReportLayout { losses: 3, flats: 1 };
+    let layout = ReportLayout { losses: 3, flats: 1, counts: 3 };
     let run = |device: &mut CpuDevice, reports: &[[f64; 3]]| {
         let mut bytes = Vec::new();
-        for losses in reports {
+        for (rank, losses) in (1..).zip(reports) {
             let mut sum = ExactSum::default();
             sum.add(4.0);
-            bytes.extend([cast_slice(losses), bytes_of(&sum), bytes_of(&0u64)].concat());
+            let counts: [u32; 4] = [rank, 0, 10 * rank, u32::MAX];
+            bytes.extend([cast_slice(losses), bytes_of(&sum), bytes_of(&0u64), bytes_of(&counts)].concat());
         }
         // Means over eight tokens, weighted by 4, 2 and 16.
         let (loss_means, loss_weights) = ([0.125; LOSSES], [0.5, 0.25, 2.0, f64::NAN]);
@@ -369,6 +370,10 @@ fn the_loss_of_a_step_is_the_weighted_sum_of_its_parts() {
         launch(device, DType::F32, kernel).unwrap();
         let head: Record = get(device, record.part(0, 1, size_of::<Record>() as u64))[0];
         let numbers = get::<f64>(device, record.part(size_of::<Record>() as u64 / 8, 4, 8));
+        // Every rank's counts, and nothing of their padding.
+        let ranks = 1..=reports.len() as u32;
+        let expected = [ranks.clone().sum(), 0, ranks.map(|rank| 10 * rank).sum::<u32>()];
+        assert_eq!(get::<u32>(device, record.part(layout.recorded_counts() as u64 / 4, 3, 4)), expected);
         (head, numbers)
     };
     let (head, numbers) = run(&mut device, &[[3.0, 8.0, 0.125], [1.0, 16.0, 0.5]]);

@@ -69,7 +69,7 @@ mod tests {
 
     use super::Signature;
     use crate::cudnn::{Attribute, AttributeType, DataType, DescriptorType, PointwiseMode, Reduction};
-    use crate::{compiler, cublaslt as lt, driver as cuda, graphs, ipc, nccl as nc, peers};
+    use crate::{compiler, cublaslt as lt, driver as cuda, graphs, ipc, nccl as nc, peers, tensor_map};
 
     macro_rules! signatures {
         ($($argument:ident)*) => {
@@ -95,6 +95,7 @@ mod tests {
     signatures!(A B C D E F G);
     signatures!(A B C D E F G H I J);
     signatures!(A B C D E F G H I J K);
+    signatures!(A B C D E F G H I J K L);
     signatures!(A B C D E F G H I J K L M N O P);
 
     #[test]
@@ -103,6 +104,7 @@ mod tests {
         graphs::Functions::compare_with_cudarc();
         ipc::Functions::compare_with_cudarc();
         peers::Functions::compare_with_cudarc();
+        tensor_map::Functions::compare_with_cudarc();
         compiler::Functions::compare_with_cudarc();
         lt::Functions::compare_with_cudarc();
         crate::cudnn::Functions::compare_with_cudarc();
@@ -119,6 +121,7 @@ mod tests {
     fn constants_of_the_driver_match_those_generated_from_the_headers() {
         use driver::sys::*;
         equal! {
+            cuda::DeviceAttribute::MultiprocessorCount => CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
             cuda::DeviceAttribute::ComputeCapabilityMajor => CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
             cuda::DeviceAttribute::ComputeCapabilityMinor => CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
             cuda::STREAM_NON_BLOCKING => CUstream_flags::CU_STREAM_NON_BLOCKING;
@@ -131,6 +134,10 @@ mod tests {
             ipc::LAZY_ENABLE_PEER_ACCESS => CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
             ipc::PORTABLE_DEVICEMAP => CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
             ipc::WAIT_VALUE_GEQ => CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ;
+            tensor_map::FLOAT16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+            tensor_map::BFLOAT16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+            tensor_map::SWIZZLE_128B => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B;
+            tensor_map::L2_PROMOTION_128B => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
             nc::UINT8 => nccl::sys::ncclDataType_t::ncclUint8;
         }
     }

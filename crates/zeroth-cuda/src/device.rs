@@ -106,7 +106,8 @@ impl CudaDevice {
         let major = driver.attribute(device, DeviceAttribute::ComputeCapabilityMajor)?;
         let minor = driver.attribute(device, DeviceAttribute::ComputeCapabilityMinor)?;
         let arch = arch(major, minor);
-        opened.modules = Some(Modules::load(driver, &arch)?);
+        let multiprocessors = driver.attribute(device, DeviceAttribute::MultiprocessorCount)?;
+        opened.modules = Some(Modules::load(driver, &arch, multiprocessors)?);
         opened.fused = Some(FusedAttention::new(is_hopper(&arch))?);
         opened.matmuls.open()?;
         opened.graphs = Graphs::open()?;

@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::bindings::bindings;
 use super::library::{Library, text};
+use super::tensor_map::TensorMap;
 use zeroth_kernel::DeviceError;
 
 /// An address in device memory or in pinned host memory, which share one address space.
@@ -18,6 +19,7 @@ pub(super) type Handle = usize;
 /// Device attributes, numbered as in cuda.h.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum DeviceAttribute {
+    MultiprocessorCount = 16,
     ComputeCapabilityMajor = 75,
     ComputeCapabilityMinor = 76,
 }
@@ -367,22 +369,25 @@ impl Driver {
     /// Enqueues a kernel.
     ///
     /// # Safety
-    /// `arguments` must be the parameters that the kernel declares, in order, each in the low bytes of a word, and the buffers
-    /// they point to must be large enough for the kernel's accesses.
+    /// `maps` and then `arguments` must be the parameters that the kernel declares, in order, each argument in the low bytes of a
+    /// word, and the buffers they point to must be large enough for the kernel's accesses.
     pub(super) unsafe fn launch(
         &self,
         function: Handle,
         grid: [u32; 3],
         threads: u32,
         shared: u32,
-        arguments: &[u64],
+        (maps, arguments): (&[TensorMap], &[u64]),
         stream: Handle,
     ) -> Result<(), DeviceError> {
         const MAX_ARGUMENTS: usize = 20;
-        assert!(arguments.len() <= MAX_ARGUMENTS, "no kernel has more than {MAX_ARGUMENTS} arguments");
+        let count = maps.len() + arguments.len();
+        assert!(count <= MAX_ARGUMENTS, "no kernel has more than {MAX_ARGUMENTS} arguments");
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGUMENTS];
-        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
-            *pointer = std::ptr::from_ref(argument).cast_mut().cast();
+        let maps = maps.iter().map(|map| std::ptr::from_ref(map).cast_mut().cast());
+        let arguments = arguments.iter().map(|argument| std::ptr::from_ref(argument).cast_mut().cast());
+        for (pointer, argument) in pointers.iter_mut().zip(maps.chain(arguments)) {
+            *pointer = argument;
         }
         let ([x, y, z], none) = (grid, std::ptr::null_mut());
         // SAFETY: the driver copies each argument, with the size that the kernel declares, before it returns.

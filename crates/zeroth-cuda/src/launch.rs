@@ -8,8 +8,9 @@ use super::launch_context::{LaunchContext, THREADS, VEC, aligned16, float};
 use super::lm_head::HeadGradients;
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::modules::EntryPoint;
+use super::route::{BalanceGradient, RouteGradients};
 use super::scratch::{WORKSPACE, blocks, exact_sums};
-use super::{attention, cached_attention, lm_head, norm_rope, rowwise};
+use super::{attention, cached_attention, expert_rows, grouped, lm_head, norm_rope, route, rowwise};
 use zeroth_kernel::{CacheRange, ExactSum, LinearDims, Nf4Record, RowKey};
 use zeroth_kernel::{
     Control, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, LOSSES, MOMENTS, MasterForm, Moment,
@@ -119,6 +120,47 @@ pub(super) fn dispatch(
             let threads = rows * width.div_ceil(VEC).div_ceil(DROPOUT_VECS);
             cx.run_elementwise(EntryPoint::Dropout, &[dtype], threads, &arguments)
         }
+        Kernel::Route { dims, starts, logits, experts, weights, order, places, offsets, balance } => {
+            route::forward(cx, dims, starts, logits, [experts, weights, order, places, offsets], balance)
+        }
+        Kernel::RouteBackward { dims, starts, logits, experts, weights, dweights, slopes, dlogits } => {
+            let gradients = RouteGradients { dweights, slopes };
+            route::backward(cx, dims, starts, [logits, experts, weights], &gradients, dlogits)
+        }
+        Kernel::GatherRows { dims, order, offsets, x, y } => {
+            expert_rows::gather(cx, dims, [order, offsets, x, y])
+        }
+        Kernel::CombineRows { dims, places, offsets, x, y } => {
+            expert_rows::combine(cx, dims, [places, offsets, x, y])
+        }
+        Kernel::GroupedLinear { .. }
+        | Kernel::GroupedLinearAdd { .. }
+        | Kernel::GroupedLinearDx { .. }
+        | Kernel::GroupedLinearDw { .. } => grouped::linear(cx, kernel),
+        Kernel::GatedRows { activation, dims, order, offsets, weights, gate_up, y } => {
+            expert_rows::gated(cx, activation, dims, [order, offsets, weights, gate_up, y])
+        }
+        Kernel::GatedRowsBackward {
+            activation,
+            dims,
+            order,
+            offsets,
+            weights,
+            gate_up,
+            dy,
+            dgate_up,
+            dweights,
+        } => {
+            let operands = [order, offsets, weights, gate_up, dy];
+            expert_rows::gated_backward(cx, activation, dims, operands, dgate_up, dweights)
+        }
+        Kernel::BalanceLoss { dims, starts, balance, labels, loss } => {
+            route::balance_loss(cx, dims, [starts, balance, labels, loss], None)
+        }
+        Kernel::BalanceLossBackward { dims, starts, balance, labels, loss, loss_weight, control, slopes } => {
+            let gradient = BalanceGradient { loss_weight, control, slopes };
+            route::balance_loss(cx, dims, [starts, balance, labels, loss], Some(gradient))
+        }
         Kernel::HeadLoss { dims, x, w, labels, loss } => {
             lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], None)
         }
@@ -167,6 +209,14 @@ pub(super) fn dispatch(
             cx.run_vectorized(EntryPoint::SumRanks, &[from_type, to_type], count, &arguments)
         }
         Kernel::Squares { values, value_type, sum } => squares(cx, values, value_type, sum),
+        Kernel::CountTokens { experts, slots, offsets, weights, counts } => {
+            let offsets = cx.sized("offsets", offsets, experts + 1, 4)?;
+            let weights = cx.sized("weights", weights, slots, 4)?;
+            let counts = cx.sized("counts", counts, experts + 1, 4)?;
+            let grid = [experts.max(slots).div_ceil(THREADS as usize), 1, 1];
+            let arguments = [experts as u64, slots as u64, offsets, weights, counts];
+            cx.run(EntryPoint::CountTokens, &[], grid, THREADS, &arguments)
+        }
         Kernel::Control { .. } => control(cx, kernel),
         Kernel::Optimize { .. } => optimize(cx, kernel),
     }
@@ -234,7 +284,8 @@ fn linear(cx: &mut LaunchContext, matmuls: &mut Matmuls, kernel: &Kernel) -> Res
     }
 }
 
-const fn to_type(store: GradStore) -> DType {
+/// The data type of a stored gradient.
+pub(super) const fn to_type(store: GradStore) -> DType {
     match store {
         GradStore::Add | GradStore::Write => DType::F32,
         GradStore::Round { to, .. } => to,
@@ -292,8 +343,8 @@ fn control(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
     let words = layout.record_bytes() / 8;
     let record = Span { bytes: record.bytes.min(8 * words as u64), ..record };
     let record = cx.sized("record", record, words, 8)?;
-    let (losses, flats) = (layout.losses as u64, layout.flats as u64);
-    let arguments = [ranks as u64, losses, flats, recipe, input, reports, control, record];
+    let [losses, flats, counts] = [layout.losses, layout.flats, layout.counts].map(|count| count as u64);
+    let arguments = [ranks as u64, losses, flats, counts, recipe, input, reports, control, record];
     cx.run(EntryPoint::Control, &[], [1; 3], THREADS, &arguments)
 }
 

@@ -6,6 +6,7 @@ use super::arenas::Arenas;
 use super::driver::{Address, Driver, Handle};
 use super::modules::{EntryPoint, Modules};
 use super::scratch::Scratch;
+use super::tensor_map::TensorMap;
 use zeroth_kernel::{Access, DeviceError, Kernel, Launch, Span};
 
 /// Threads per block of most kernels.
@@ -128,13 +129,26 @@ impl<'a> LaunchContext<'a> {
     }
 
     /// Enqueues a function with `shared` bytes of dynamic shared memory per block; an empty grid is a no-op.
-    #[allow(unsafe_code, reason = "callers check the buffers that a kernel accesses")]
     pub(super) fn launch(
         &self,
         function: Handle,
         grid: [usize; 3],
         threads: u32,
         shared: u32,
+        arguments: &[u64],
+    ) -> Result<(), DeviceError> {
+        self.launch_with_maps(function, grid, threads, shared, &[], arguments)
+    }
+
+    /// Enqueues a function whose first parameters are tensor maps.
+    #[allow(unsafe_code, reason = "callers check the buffers that a kernel accesses")]
+    pub(super) fn launch_with_maps(
+        &self,
+        function: Handle,
+        grid: [usize; 3],
+        threads: u32,
+        shared: u32,
+        maps: &[TensorMap],
         arguments: &[u64],
     ) -> Result<(), DeviceError> {
         if grid.contains(&0) {
@@ -147,7 +161,7 @@ impl<'a> LaunchContext<'a> {
         // SAFETY: callers pass addresses of operands whose lengths they have checked against the sizes that they pass.
         unsafe {
             let grid = [x as u32, y as u32, z as u32];
-            self.driver.launch(function, grid, threads, shared, arguments, self.stream)
+            self.driver.launch(function, grid, threads, shared, (maps, arguments), self.stream)
         }
     }
 

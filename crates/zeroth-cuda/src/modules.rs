@@ -1,6 +1,6 @@
 //! CUDA modules: kernel sources compiled by NVRTC, cached on disk, and loaded into the context.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
@@ -10,6 +10,8 @@ use zeroth_base::{DType, GatedActivation, publish};
 use super::compiler::Compiler;
 use super::driver::{Driver, Handle};
 use super::flash::{TileConfigs, is_hopper, padded_head_dim};
+use super::grouped::{HOPPER, HopperFunctions, PORTABLE, hopper_shared_limit};
+use super::tensor_map::TensorMaps;
 use zeroth_base::name_key;
 use zeroth_kernel::DeviceError;
 
@@ -31,16 +33,18 @@ struct Program {
 }
 
 /// Programs that every device loads when it is opened.
-fn programs() -> [Program; 7] {
+fn programs() -> [Program; 9] {
     let program = |name: &str, files| Program { name: name.to_owned(), defines: String::new(), files };
     [
-        program("elementwise.cu", files!("elementwise.cu")),
+        program("elementwise.cu", files!("activations.cu", "elementwise.cu")),
         program("cross_entropy.cu", files!("cross_entropy.cu")),
         program("norm_rope.cu", files!("norm_rope.cu")),
         program("matmul.cu", files!("matmul.cu")),
         program("rowwise.cu", files!("rowwise.cu")),
         program("optimizer_step.cu", files!("optimizer_step.cu")),
         program("cached_attention.cu", files!("cached_attention.cu")),
+        program("route.cu", files!("packed_sequences.cu", "route.cu")),
+        program("expert_rows.cu", files!("activations.cu", "expert_rows.cu")),
     ]
 }
 
@@ -65,6 +69,7 @@ impl AttentionVariant {
                     files!(
                         "packed_sequences.cu",
                         "shared_tiles.cu",
+                        "warpgroup.cu",
                         "wgmma.cu",
                         "flash_common.cu",
                         "flash_hopper.cu",
@@ -74,6 +79,7 @@ impl AttentionVariant {
                     files!(
                         "packed_sequences.cu",
                         "shared_tiles.cu",
+                        "mma_sync.cu",
                         "mma.cu",
                         "flash_common.cu",
                         "flash.cu",
@@ -83,12 +89,7 @@ impl AttentionVariant {
                 (format!("flash_{head}"), TileConfigs::new(head, hopper).defines(), files)
             }
         };
-        let (_, suffix, element) = TYPES[dtype_index(dtype)];
-        Program {
-            name: format!("{name}_{suffix}.cu"),
-            defines: format!("#define DTYPE {element}\n{tiles}"),
-            files,
-        }
+        Program::of_type(&name, dtype, &tiles, files)
     }
 
     /// Kernels of forward, dq, and dk with dv.
@@ -97,6 +98,15 @@ impl AttentionVariant {
             Self::CudaCores => [c"attention_forward", c"attention_backward_dq", c"attention_backward_dkv"],
             Self::TensorCores(_) => [c"flash_forward", c"flash_backward_dq", c"flash_backward_dkv"],
         }
+    }
+}
+
+/// Grouped matmuls of experts, loaded at their first use: most models have none.
+fn grouped_program(dtype: DType, hopper: bool) -> Program {
+    if hopper {
+        Program::of_type("grouped_hopper", dtype, "", files!("warpgroup.cu", "grouped_hopper.cu"))
+    } else {
+        Program::of_type("grouped", dtype, "", files!("mma_sync.cu", "grouped.cu"))
     }
 }
 
@@ -159,11 +169,28 @@ entries! {
     BlockSquares: "optimizer_step.cu", "block_squares", One;
     ExactSums: "optimizer_step.cu", "exact_sums", None;
     MergeSums: "optimizer_step.cu", "merge_sums", None;
+    CountTokens: "optimizer_step.cu", "count_tokens", None;
     Control: "optimizer_step.cu", "control", None;
     Optimize: "optimizer_step.cu", "optimize", None;
     OptimizeWithThird: "optimizer_step.cu", "optimize_with_third", None;
     StoreRows: "cached_attention.cu", "store_rows", One;
     CachedAttention: "cached_attention.cu", "cached_attention", One;
+    Route: "route.cu", "route", One;
+    RouteCount: "route.cu", "route_count", None;
+    RouteScan: "route.cu", "route_scan", None;
+    RoutePlace: "route.cu", "route_place", None;
+    RouteProbabilities: "route.cu", "route_probabilities", One;
+    RouteBalance: "route.cu", "route_balance", None;
+    RouteBackward: "route.cu", "route_backward", One;
+    BalanceLoss: "route.cu", "balance_loss", None;
+    GatherRows: "expert_rows.cu", "gather_rows", One;
+    CombineRows: "expert_rows.cu", "combine_rows", One;
+    SwiGluRows: "expert_rows.cu", "swiglu_rows", One;
+    SwiGluRowsBackward: "expert_rows.cu", "swiglu_rows_backward", One;
+    GeGluRows: "expert_rows.cu", "geglu_rows", One;
+    GeGluRowsBackward: "expert_rows.cu", "geglu_rows_backward", One;
+    GeGluTanhRows: "expert_rows.cu", "geglu_tanh_rows", One;
+    GeGluTanhRowsBackward: "expert_rows.cu", "geglu_tanh_rows_backward", One;
 }
 
 impl EntryPoint {
@@ -180,6 +207,22 @@ impl EntryPoint {
             GatedActivation::Silu => Self::SwiGluBackward,
             GatedActivation::Gelu => Self::GeGluBackward,
             GatedActivation::GeluTanh => Self::GeGluTanhBackward,
+        }
+    }
+
+    pub(super) const fn gated_rows(activation: GatedActivation) -> Self {
+        match activation {
+            GatedActivation::Silu => Self::SwiGluRows,
+            GatedActivation::Gelu => Self::GeGluRows,
+            GatedActivation::GeluTanh => Self::GeGluTanhRows,
+        }
+    }
+
+    pub(super) const fn gated_rows_backward(activation: GatedActivation) -> Self {
+        match activation {
+            GatedActivation::Silu => Self::SwiGluRowsBackward,
+            GatedActivation::Gelu => Self::GeGluRowsBackward,
+            GatedActivation::GeluTanh => Self::GeGluTanhRowsBackward,
         }
     }
 }
@@ -209,22 +252,29 @@ type AttentionFunctions = Option<[Handle; 3]>;
 pub(super) struct Modules {
     compiler: Compiler,
     arch: String,
+    multiprocessors: u32,
     loaded: RefCell<Vec<Handle>>,
     /// By [`function_index`]; 0 for combinations without an instantiation.
     functions: Vec<Handle>,
     /// By variant and [`dtype_index`].
     attention: RefCell<BTreeMap<(AttentionVariant, usize), AttentionFunctions>>,
+    /// By [`dtype_index`].
+    grouped: [OnceCell<[Handle; PORTABLE.len()]>; 3],
+    grouped_hopper: [OnceCell<Option<HopperFunctions>>; 3],
 }
 
 impl Modules {
     /// Loads all modules except attention, compiling those that are not cached on disk.
-    pub(super) fn load(driver: &Driver, arch: &str) -> Result<Self, DeviceError> {
+    pub(super) fn load(driver: &Driver, arch: &str, multiprocessors: u32) -> Result<Self, DeviceError> {
         let mut modules = Self {
             compiler: Compiler::open()?,
             arch: arch.to_owned(),
+            multiprocessors,
             loaded: RefCell::default(),
             functions: vec![0; ENTRIES.len() * 9],
             attention: RefCell::default(),
+            grouped: Default::default(),
+            grouped_hopper: Default::default(),
         };
         let loaded = modules.fill(driver);
         if loaded.is_err() {
@@ -311,6 +361,56 @@ impl Modules {
         Ok(found)
     }
 
+    /// The grouped matmuls for any size, compiled and loaded at the first call.
+    pub(super) fn grouped(
+        &self,
+        driver: &Driver,
+        dtype: DType,
+    ) -> Result<[Handle; PORTABLE.len()], DeviceError> {
+        let cell = &self.grouped[dtype_index(dtype)];
+        if let Some(&functions) = cell.get() {
+            return Ok(functions);
+        }
+        let module = self.load_programs(driver, &[grouped_program(dtype, false)])?[0];
+        let mut functions = [0; PORTABLE.len()];
+        for (function, name) in functions.iter_mut().zip(PORTABLE) {
+            *function = driver.function(module, name)?;
+        }
+        Ok(*cell.get_or_init(|| functions))
+    }
+
+    /// The grouped matmuls by Hopper's features, compiled and loaded at the first call. `None` on other GPUs, or with an older driver.
+    pub(super) fn grouped_hopper(
+        &self,
+        driver: &Driver,
+        dtype: DType,
+    ) -> Result<Option<&HopperFunctions>, DeviceError> {
+        let cell = &self.grouped_hopper[dtype_index(dtype)];
+        if cell.get().is_none() {
+            let loaded = match TensorMaps::open().filter(|_| is_hopper(&self.arch)) {
+                Some(tensor_maps) => Some(self.load_grouped_hopper(driver, dtype, tensor_maps)?),
+                None => None,
+            };
+            return Ok(cell.get_or_init(|| loaded).as_ref());
+        }
+        Ok(cell.get().and_then(Option::as_ref))
+    }
+
+    fn load_grouped_hopper(
+        &self,
+        driver: &Driver,
+        dtype: DType,
+        tensor_maps: TensorMaps,
+    ) -> Result<HopperFunctions, DeviceError> {
+        let module = self.load_programs(driver, &[grouped_program(dtype, true)])?[0];
+        let mut all = [0; HOPPER.len()];
+        for (position, (function, name)) in all.iter_mut().zip(HOPPER).enumerate() {
+            *function = driver.function(module, name)?;
+            driver.allow_shared_memory(*function, hopper_shared_limit(position))?;
+        }
+        Ok(HopperFunctions { all, tensor_maps, multiprocessors: self.multiprocessors })
+    }
+
     /// The function of an instantiation.
     pub(super) fn get(&self, entry: EntryPoint, types: &[DType]) -> Handle {
         let function = self.functions[function_index(entry, types)];
@@ -339,6 +439,13 @@ impl Types {
 }
 
 impl Program {
+    /// A program of one data type, `DTYPE` in its files.
+    fn of_type(name: &str, dtype: DType, defines: &str, files: &'static [File]) -> Self {
+        let (_, suffix, element) = TYPES[dtype_index(dtype)];
+        let defines = format!("#define DTYPE {element}\n{defines}");
+        Self { name: format!("{name}_{suffix}.cu"), defines, files }
+    }
+
     fn compile(&self, compiler: &Compiler, arch: &str) -> Result<Vec<u8>, DeviceError> {
         compiler.compile(&self.name, &self.source(), &options(arch).each_ref().map(String::as_str))
     }
@@ -419,7 +526,9 @@ pub fn compile_kernels(arch: &str, attention: Option<(usize, DType)>) -> Result<
         vec![AttentionVariant::TensorCores(head).program(dtype, arch)]
     } else {
         let cuda_cores = TYPES.map(|(dtype, ..)| AttentionVariant::CudaCores.program(dtype, arch));
-        programs().into_iter().chain(cuda_cores).collect()
+        let grouped = TYPES.map(|(dtype, ..)| grouped_program(dtype, false));
+        let hopper = is_hopper(arch).then(|| grouped_program(DType::Bf16, true));
+        programs().into_iter().chain(cuda_cores).chain(grouped).chain(hopper).collect()
     };
     let images = compile(&compiler, arch, all.iter())?;
     Ok(images.iter().map(Vec::len).sum())
@@ -450,6 +559,14 @@ mod tests {
             let text = variant.program(DType::F16, arch).source();
             let named = |name: &CStr| text.contains(&format!("{}(", name.to_str().unwrap()));
             assert!(variant.names().into_iter().all(named) && text.contains("#define DTYPE F16\n"));
+        }
+    }
+
+    #[test]
+    fn grouped_kernels_are_defined() {
+        for (names, hopper) in [(&PORTABLE[..], false), (&HOPPER[..], true)] {
+            let text = grouped_program(DType::Bf16, hopper).source();
+            assert!(names.iter().all(|name| text.contains(&format!("({}, ", name.to_str().unwrap()))));
         }
     }
 

@@ -4,6 +4,7 @@ use zeroth_base::DType;
 
 use super::cudnn::workspace;
 use super::driver::Address;
+use super::route;
 use super::rowwise::RowPartition;
 use zeroth_kernel::{AttentionDims, BLOCK, ExactSum, HeadLossDims, HeadNormRopeDims};
 use zeroth_kernel::{DeviceError, Kernel};
@@ -86,6 +87,7 @@ pub fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
             4 * dims.rows as u64,
         ],
         Kernel::Logits { dims, .. } => [WORKSPACE, (dims.sequences * dims.hidden) as u64 * dtype.bytes(), 0],
+        Kernel::Route { dims, balance, .. } => route::scratch(dims, balance.is_some()),
         Kernel::Squares { values, value_type, .. } => {
             let blocks = blocks(values.bytes / value_type.bytes());
             [8 * blocks, exact_sums(blocks) * size_of::<ExactSum>() as u64, 0]

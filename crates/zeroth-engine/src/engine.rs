@@ -41,6 +41,8 @@ pub struct StepRecord {
     pub losses: Vec<f64>,
     /// The gradient norm of every flat.
     pub norms: Vec<f64>,
+    /// The counts of all routers, over all ranks and micro-batches: see [`zeroth_program::RouterCounts`].
+    pub counts: Vec<u32>,
 }
 
 /// The first of the events that the queues record at the end of a step's last micro-batch; the events before it are for
@@ -357,9 +359,13 @@ impl<'c> Engine<'c> {
 
     /// Waits for the last step and returns its record.
     pub fn record(&mut self) -> Result<StepRecord, RunError> {
-        let ReportLayout { losses, flats } = self.compiled.program.report();
-        let mut record =
-            StepRecord { head: Record::zeroed(), losses: vec![0.0; losses], norms: vec![0.0; flats] };
+        let ReportLayout { losses, flats, counts } = self.compiled.program.report();
+        let mut record = StepRecord {
+            head: Record::zeroed(),
+            losses: vec![0.0; losses],
+            norms: vec![0.0; flats],
+            counts: vec![0; counts],
+        };
         self.read_record(&mut record)?;
         Ok(record)
     }
@@ -379,7 +385,13 @@ impl<'c> Engine<'c> {
             let parts = bytemuck::cast_slice_mut(&mut record.losses);
             self.device.download(Queue::Compute, at.part(head / 8, losses, 8), parts)?;
             let norms = bytemuck::cast_slice_mut(&mut record.norms);
-            self.device.download(Queue::Compute, at.part(head / 8 + losses, flats, 8), norms)
+            self.device.download(Queue::Compute, at.part(head / 8 + losses, flats, 8), norms)?;
+            if record.counts.is_empty() {
+                return Ok(());
+            }
+            let first = self.compiled.program.report().recorded_counts() as u64 / 4;
+            let counts = at.part(first, record.counts.len() as u64, 4);
+            self.device.download(Queue::Compute, counts, bytemuck::cast_slice_mut(&mut record.counts))
         })();
         self.collectives.checked(step, "download of the record", downloaded)
     }
@@ -390,10 +402,14 @@ impl<'c> Engine<'c> {
         let noted = self.device.finish_readback(step as usize % READBACKS);
         let bytes = self.collectives.checked(step, "download of the record", noted)?;
         let (head, numbers) = bytes.split_at(size_of::<Record>());
-        let (losses, norms) = numbers.split_at(8 * record.losses.len());
+        let (losses, numbers) = numbers.split_at(8 * record.losses.len());
+        let (norms, counts) = numbers.split_at(8 * record.norms.len());
         bytemuck::bytes_of_mut(&mut record.head).copy_from_slice(head);
         bytemuck::cast_slice_mut(&mut record.losses).copy_from_slice(losses);
         bytemuck::cast_slice_mut(&mut record.norms).copy_from_slice(norms);
+        // Padding may follow the counts.
+        let bytes = 4 * record.counts.len();
+        bytemuck::cast_slice_mut(&mut record.counts).copy_from_slice(&counts[..bytes]);
         Ok(())
     }
 

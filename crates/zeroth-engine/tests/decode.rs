@@ -4,7 +4,7 @@
 
 mod job;
 
-use job::{Golden, goldens};
+use job::{Golden, goldens, moe_goldens};
 use zeroth_base::DType;
 use zeroth_engine::{Engine, MicroBatch, NewToken, RunError};
 use zeroth_model::{Batch, forward};
@@ -49,7 +49,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 
 #[test]
 fn decoded_tokens_of_every_golden_model_have_the_bits_of_a_whole_forward() {
-    for golden in goldens() {
+    for golden in goldens().into_iter().chain(moe_goldens()) {
         let vocab = golden.config.vocab as i32;
         let longest = golden.config.max_positions.map_or(TOKENS, |most| TOKENS.min(most as usize));
         let sequence =

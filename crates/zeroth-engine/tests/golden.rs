@@ -6,7 +6,7 @@
 mod job;
 
 use job::lora::{lora_goldens, name_in_steps};
-use job::{Golden, Outcome, ROOMY, Setup, goldens, tensor};
+use job::{Golden, Outcome, ROOMY, Setup, goldens, moe_goldens, tensor};
 use serde_json::Value;
 use zeroth_program::{Offload, Recompute, Settings};
 
@@ -197,6 +197,69 @@ fn adapters_train_like_peft() {
                 if batch == 4 {
                     assert_gradients(&golden, &outcome, &what);
                 }
+            }
+        }
+    }
+}
+
+/// Trains with a split of a golden run and compares everything that the run has.
+fn assert_split(golden: &Golden, stage: u8, (ranks, accumulation, micro_batch): (u64, u64, u64)) {
+    let batch = ranks * accumulation * micro_batch;
+    let settings = Settings { stage, accumulation, ..ROOMY };
+    let setup = Setup { ranks, micro_batch, settings, sizes: 3, ..Setup::default() };
+    let what = format!("stage {stage}, {ranks} ranks, accumulation {accumulation}");
+    let outcome = golden.train(&setup);
+    assert_golden(golden, batch, &outcome, &what);
+    if batch == 4 {
+        assert_gradients(golden, &outcome, &what);
+    }
+    let balance = golden.run(batch)["aux_loss"].as_array();
+    for (step, expected) in balance.into_iter().flatten().enumerate() {
+        let (found, expected) = (outcome.losses[step][1], expected.as_f64().unwrap());
+        assert!((found - expected).abs() < 1e-5, "{} {what} step {step}: {found} {expected}", golden.name);
+    }
+}
+
+/// One split at two stages for every model, others for the next; all of them with `ZEROTH_FULL=1`. An auxiliary loss is of a
+/// micro-batch, so a step of its runs is one micro-batch on one rank.
+#[test]
+fn experts_train_like_transformers() {
+    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let models = moe_goldens();
+    assert_eq!(models.iter().filter(|golden| golden.run(4)["aux_loss"].is_array()).count(), 2);
+    for (place, golden) in models.iter().enumerate() {
+        let has_balance = golden.run(4)["aux_loss"].is_array();
+        let splits: Vec<(u64, u64, u64)> = if has_balance {
+            vec![(1, 1, 4), (1, 1, 12)]
+        } else {
+            SPLITS.into_iter().filter(|(ranks, a, m)| ranks * a * m != 16).collect()
+        };
+        for (at, split) in splits.iter().enumerate() {
+            let is_due = |stage: usize| {
+                (place + stage).is_multiple_of(2) && (3 * place + 2 * stage) % splits.len() == at
+            };
+            for stage in (0..=3).filter(|stage| is_full || is_due(usize::from(*stage))) {
+                assert_split(golden, stage, *split);
+            }
+        }
+    }
+}
+
+#[test]
+fn adapters_of_experts_train_like_peft() {
+    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let splits: Vec<_> = SPLITS.into_iter().filter(|(ranks, a, m)| ranks * a * m != 16).collect();
+    let names = ["qwen3-moe-normalized", "mixtral-no-window"]
+        .into_iter()
+        .flat_map(|base| ["all", "qv-experts"].map(|targets| format!("{base}-{targets}")));
+    for (place, name) in names.enumerate() {
+        let golden = Golden::moe_lora(&name);
+        for (at, split) in splits.iter().enumerate() {
+            let is_due = |stage: usize| {
+                (place + stage).is_multiple_of(2) && (3 * place + 2 * stage) % splits.len() == at
+            };
+            for stage in (0..=3).filter(|stage| is_full || is_due(usize::from(*stage))) {
+                assert_split(&golden, stage, *split);
             }
         }
     }

@@ -508,3 +508,26 @@ fn bf16_follows_fp32_and_is_not_it() {
         assert_ne!(wide.loss, narrow.loss);
     }
 }
+
+#[test]
+fn every_program_of_a_model_with_experts_gives_the_same_bits() {
+    for (name, types, ranks, accumulation, micro_batch) in [
+        ("moe/qwen3-moe-normalized", BF16, 3, 1, 4),
+        ("moe/qwen3-moe-sparse-step", F32, 2, 1, 2),
+        ("moe/mixtral-aux-3-layers", BF16, 1, 1, 4),
+    ] {
+        let huge = u64::MAX / 4;
+        let mut setups = vec![];
+        for (at, recompute) in RECOMPUTE.into_iter().enumerate() {
+            let stage = (at % 4) as u8;
+            let base = Settings { stage, accumulation, types, recompute, ..ROOMY };
+            let offload = OFFLOAD[usize::from(stage) * 2];
+            let setup = |settings| Setup { steps: STEPS, ranks, micro_batch, settings, ..Setup::default() };
+            let copied = Settings { gather: Some(Gather::Copy), overlap: true, prefetch: huge, ..base };
+            let moved = Settings { offload, max_live: 9000, reduce_bucket: 6000, ..copied };
+            // Each stage with and without.
+            setups.push(setup(if at / 4 == at % 2 { base } else { moved }));
+        }
+        assert_all_same(&Golden::named(name), &setups);
+    }
+}

@@ -1,9 +1,10 @@
-//! Models with two token streams, and with several rows for each token, train as the f64 reference does, at every stage, on
+//! Models with two token streams, with several rows for each token, and with experts, train as the f64 reference does, at every stage, on
 //! one rank and on two, and whatever the micro-batches are padded to.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 #![allow(clippy::many_single_char_names, reason = "q, k, v")]
 
+mod experts;
 mod job;
 
 use std::sync::Mutex;
@@ -201,6 +202,7 @@ fn rank(
         let own = &all[engine.rank() as usize];
         with_view(own, |batch| engine.step_streams(&[*batch], trained, step as u64, &[RATE]).unwrap());
         let record = engine.record().unwrap();
+        experts::assert_counts(compiled, &all, &record.counts);
         if engine.rank() == 0 {
             found.lock().unwrap().0.push([&[record.head.loss], &record.losses[..]].concat());
         }

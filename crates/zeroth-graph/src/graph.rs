@@ -230,9 +230,15 @@ impl Graph {
         (0..self.nodes.len()).filter(|index| self.nodes[*index].op.is_loss())
     }
 
-    /// The blocks, in execution order.
-    pub fn blocks(&self) -> impl Iterator<Item = UnitId> {
-        let is_block = |index: &usize| matches!(self.units[*index].role, Role::Block(_));
-        (0..self.units.len()).filter(is_block).map(UnitId::at)
+    /// The units of each block, in execution order. Consecutive units with the role of one block are that block: a mixture of
+    /// experts is gathered apart from the attention before it.
+    pub fn blocks(&self) -> impl Iterator<Item = Vec<UnitId>> {
+        let mut first = 0;
+        let units = self.units.chunk_by(|unit, next| unit.role == next.role).map(move |units| {
+            let all = first..first + units.len();
+            first = all.end;
+            (units[0].role, all.map(UnitId::at).collect())
+        });
+        units.filter_map(|(role, units)| matches!(role, Role::Block(_)).then_some(units))
     }
 }

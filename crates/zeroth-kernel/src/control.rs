@@ -145,14 +145,16 @@ pub struct Control {
 }
 
 /// The layout of a rank's report to all ranks before the control kernel: the sum of every part of its loss (f64), its exact sum
-/// of squares of every flat buffer, and one u64 per flat buffer that is not 0 where the rank's own gradient was infinite or
-/// NaN.
+/// of squares of every flat buffer, one u64 per flat buffer that is not 0 where the rank's own gradient was infinite or NaN, and
+/// the counts of its routers (u32): see [`Kernel::CountTokens`](crate::Kernel::CountTokens).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReportLayout {
     /// Parts of the loss, at most [`LOSSES`].
     pub losses: usize,
     /// Flat buffers.
     pub flats: usize,
+    /// Counts of all routers.
+    pub counts: usize,
 }
 
 impl ReportLayout {
@@ -171,18 +173,30 @@ impl ReportLayout {
         self.sum(self.flats) + 8 * flat
     }
 
-    /// Bytes of a report.
-    pub const fn bytes(self) -> usize {
-        self.flag(self.flats)
+    /// The first byte of a count.
+    pub const fn count(self, count: usize) -> usize {
+        self.flag(self.flats) + 4 * count
     }
 
-    /// Bytes of the step's record: a [`Record`], every part of the loss and the norm of every flat buffer (f64).
-    pub const fn record_bytes(self) -> usize {
+    /// Bytes of a report, whole words of 8.
+    pub const fn bytes(self) -> usize {
+        self.count(self.counts).next_multiple_of(8)
+    }
+
+    /// The first byte of the counts in the step's record: after a [`Record`], every part of the loss and the norm of every flat
+    /// buffer (f64).
+    pub const fn recorded_counts(self) -> usize {
         size_of::<Record>() + 8 * (self.losses + self.flats)
+    }
+
+    /// Bytes of the step's record, whole words of 8.
+    pub const fn record_bytes(self) -> usize {
+        (self.recorded_counts() + 4 * self.counts).next_multiple_of(8)
     }
 }
 
-/// The outcome of a step, for the host; followed by the mean of every part of the loss and the norm of every flat buffer.
+/// The outcome of a step, for the host; followed by the mean of every part of the loss, the norm of every flat buffer and the
+/// sum over ranks of every count.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Record {

@@ -324,8 +324,11 @@ pub enum Kernel {
     SumRanks { ranks: usize, parts: Span, from_type: DType, to: Span, to_type: DType, add: bool },
     /// `sum`, a [`crate::ExactSum`], becomes the exact sum of the blocks' sums of squares.
     Squares { values: Span, value_type: DType, sum: Span },
+    /// Adds the rows of each expert (the differences of `offsets` i32 `[experts + 1]`) to `counts` u32 `[experts + 1]`, and to its
+    /// last the number of `weights` f32 `[slots]` that are infinite or NaN: a router's load, for the step's record.
+    CountTokens { experts: usize, slots: usize, offsets: Span, weights: Span, counts: Span },
     /// Gradient norm, clipping, loss scaling and the optimizer's scalars of a step: see [`crate::Control`]. `reports` holds a
-    /// report of each rank, in order; `record` receives a [`crate::Record`], the parts of the loss and the norms of the flats.
+    /// report of each rank, in order; `record` receives a [`crate::Record`], the parts of the loss, the norms of the flats and the counts.
     Control {
         ranks: usize,
         layout: ReportLayout,

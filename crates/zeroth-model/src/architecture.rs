@@ -34,8 +34,12 @@ pub(crate) struct Decoder {
     /// RMSNorm on each head of q and k.
     pub(crate) qk_norm: bool,
     pub(crate) windows: Windows,
-    /// Whether blocks may have a mixture of experts.
-    pub(crate) experts: bool,
+    /// `rms_norm_eps` where a config has none.
+    pub(crate) norm_eps: f64,
+    /// The base of rotary frequencies where a config has none.
+    pub(crate) rope_theta: f64,
+    /// The mixture of experts, where blocks may have one.
+    pub(crate) mixture: Option<Mixture>,
 }
 
 impl Decoder {
@@ -49,8 +53,29 @@ impl Decoder {
         mlp_bias: Bias::Field("mlp_bias"),
         qk_norm: false,
         windows: Windows::None,
-        experts: false,
+        norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        mixture: None,
     };
+}
+
+/// A mixture of experts: its names in a folder per expert, and what its configs say of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mixture {
+    /// The module of router and experts inside a block.
+    pub(crate) module: &'static str,
+    /// An expert's gate, up and down projections.
+    pub(crate) projections: [&'static str; 3],
+    pub(crate) config: MixtureConfig,
+}
+
+/// The fields of a config that describe its experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MixtureConfig {
+    /// As qwen3_moe: experts have a width of their own, some blocks none, and `norm_topk_prob` scales their weights.
+    Qwen,
+    /// As mixtral: every block has experts, as wide as `intermediate_size`, and their weights always sum to one.
+    Mixtral,
 }
 
 /// Whether linear layers have a bias.
@@ -69,6 +94,8 @@ pub(crate) enum Windows {
     None,
     /// All.
     All,
+    /// All, where a config gives a window.
+    Given,
     /// Those that `layer_types` names; all where a config has no such list.
     LayerTypes,
     /// All, where `use_sliding_window` is true.

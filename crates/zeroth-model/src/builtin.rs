@@ -57,6 +57,16 @@ const SERIES: &[Series] = &[
         ],
     },
     Series {
+        shared: r#"{"model_type": "mixtral", "vocab_size": 32000, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000, "sliding_window": null, "num_local_experts": 8, "num_experts_per_tok": 2}"#,
+        columns: DECODER,
+        models: &[
+            (&["mistralai/Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x7B-Instruct-v0.1"],
+                &[4096, 14336, 32, 32, 8, 0, 32768]),
+            (&["mistralai/Mixtral-8x22B-v0.1"], &[6144, 16384, 56, 48, 8, 0, 65536]),
+        ],
+    },
+    Series {
         shared: r#"{"model_type": "qwen2", "vocab_size": 151936, "hidden_act": "silu", "rms_norm_eps": 1e-6,
             "rope_theta": 1000000, "use_sliding_window": false}"#,
         columns: DECODER,

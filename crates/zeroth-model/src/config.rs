@@ -102,7 +102,7 @@ pub enum Positions {
 }
 
 /// A mixture of experts.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Experts {
     /// Experts of a block.
     pub count: u64,
@@ -112,6 +112,9 @@ pub struct Experts {
     pub width: u64,
     /// Whether the weights of a token's experts are scaled to sum to one.
     pub normalized: bool,
+    /// The coefficient of the auxiliary loss that balances the experts, where it is trained: `router_aux_loss_coef` with
+    /// `output_router_logits`.
+    pub aux_loss: Option<f64>,
     /// For each block, whether it has experts; a block without them has the dense feed-forward part.
     pub in_block: Vec<bool>,
 }

@@ -7,8 +7,9 @@
 use serde_json::{Map, Value, json};
 use zeroth_base::DType;
 
-use crate::architecture::{Bias, Decoder, Stack, Windows};
-use crate::config::{Activation, ModelConfig, Positions};
+use crate::architecture::{Bias, Decoder, MixtureConfig, Stack, Windows};
+use crate::config::{Activation, Experts, ModelConfig, Positions};
+use crate::decoder::AUX_LOSS_COEFFICIENT;
 use crate::family::Family;
 use crate::rope::{Rope, RopeScaling};
 
@@ -37,7 +38,7 @@ impl ModelConfig {
     /// The model's `config.json`.
     pub fn to_json(&self) -> Result<Map<String, Value>, UnwritableConfig> {
         let family = self.family;
-        let Stack::Decoder(decoder @ Decoder { experts: false, .. }) = &family.architecture().stack else {
+        let Stack::Decoder(decoder) = &family.architecture().stack else {
             return Err(UnwritableConfig::Family { family });
         };
         let map = self.fields(decoder);
@@ -73,6 +74,11 @@ impl ModelConfig {
         set("initializer_range", json!(self.initializer_range));
         set("use_cache", json!(true));
         self.window_fields(decoder.windows, &mut set);
+        if let Some((experts, mixture)) = self.experts.as_ref().zip(decoder.mixture) {
+            expert_fields(experts, mixture.config, &mut set);
+        } else if decoder.mixture.is_some() {
+            set("num_experts", json!(0));
+        }
         if let Positions::Rope(rope) = &self.positions {
             let scaling = rope_scaling(rope);
             let mut parameters = Map::from_iter([("rope_theta".to_owned(), json!(rope.theta))]);
@@ -100,7 +106,7 @@ impl ModelConfig {
         };
         match windows {
             Windows::None => {}
-            Windows::All => set("sliding_window", json!(window)),
+            Windows::All | Windows::Given => set("sliding_window", json!(window)),
             Windows::LayerTypes => {
                 set("sliding_window", json!(window));
                 set("layer_types", types());
@@ -115,6 +121,26 @@ impl ModelConfig {
             }
         }
     }
+}
+
+fn expert_fields(experts: &Experts, config: MixtureConfig, set: &mut impl FnMut(&str, Value)) {
+    match config {
+        MixtureConfig::Qwen => {
+            let dense = experts.in_block.iter().zip(0_u64..).filter(|(has_experts, _)| !**has_experts);
+            set("num_experts", json!(experts.count));
+            set("moe_intermediate_size", json!(experts.width));
+            set("norm_topk_prob", json!(experts.normalized));
+            set("decoder_sparse_step", json!(1));
+            set("mlp_only_layers", json!(dense.map(|(_, block)| block).collect::<Vec<_>>()));
+        }
+        MixtureConfig::Mixtral => {
+            set("num_local_experts", json!(experts.count));
+            set("router_jitter_noise", json!(0.0));
+        }
+    }
+    set("num_experts_per_tok", json!(experts.per_token));
+    set("output_router_logits", json!(experts.aux_loss.is_some()));
+    set("router_aux_loss_coef", json!(experts.aux_loss.unwrap_or(AUX_LOSS_COEFFICIENT)));
 }
 
 fn activation_word(activation: Activation) -> &'static str {

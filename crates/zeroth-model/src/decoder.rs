@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::architecture::{Bias, Decoder, Windows};
+use crate::architecture::{Bias, Decoder, Mixture, MixtureConfig, Windows};
 use crate::config::{Activation, Experts, ModelConfig, Positions};
 use crate::error::FieldError;
 use crate::family::Family;
@@ -13,10 +13,13 @@ use crate::limits::{
     MAX_BLOCKS, MAX_EXPERTS, MAX_EXPERTS_OF_ALL_BLOCKS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH,
 };
 use crate::rope;
-use crate::table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName};
+use crate::table::{Parameter, ParameterKind, ParameterTable, Part, Routing, Unit, UnitName};
 
 /// `sliding_window` where a config of a family with windows has none.
 const DEFAULT_WINDOW: u64 = 4096;
+
+/// `router_aux_loss_coef` where a config has none.
+pub(crate) const AUX_LOSS_COEFFICIENT: f64 = 0.001;
 
 pub(crate) fn read(
     family: Family,
@@ -68,15 +71,18 @@ pub(crate) fn read(
         vocab: fields.size("vocab_size", MAX_VOCAB)?,
         tied_head: fields.flag("tie_word_embeddings")?.unwrap_or(false),
         scaled_head: false,
-        norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
+        norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(decoder.norm_eps),
         qkv_bias: bias(decoder.qkv_bias)?,
         output_bias: bias(decoder.output_bias)?,
         mlp_bias: bias(decoder.mlp_bias)?,
         qk_norm: decoder.qk_norm,
         windows: windows(decoder.windows, fields, blocks)?,
-        positions: Positions::Rope(rope::read(fields, max_positions)?),
+        positions: Positions::Rope(rope::read(fields, max_positions, decoder.rope_theta)?),
         max_positions: Some(max_positions),
-        experts: if decoder.experts { experts(fields, blocks)? } else { None },
+        experts: match decoder.mixture {
+            Some(mixture) => experts(mixture.config, fields, blocks)?,
+            None => None,
+        },
         initializer_range: fields.not_negative("initializer_range")?.unwrap_or(INITIALIZER_RANGE),
         attention_dropout: fields.number("attention_dropout")?.unwrap_or(0.0),
         dtype: read_dtype(fields)?,
@@ -92,13 +98,13 @@ fn windows(windows: Windows, fields: &Fields<'_>, blocks: u64) -> Result<Vec<Opt
     let mut window = match fields.size_in("sliding_window", 1, MAX_POSITIONS)? {
         Given::Value(window) => Some(window),
         Given::Null => None,
-        Given::Absent => Some(DEFAULT_WINDOW),
+        Given::Absent => (windows != Windows::Given).then_some(DEFAULT_WINDOW),
     };
     if matches!(windows, Windows::Switched | Windows::SwitchedLayerTypes) {
         let is_used = fields.flag("use_sliding_window")?.unwrap_or(false);
         window = window.filter(|_| is_used);
     }
-    if matches!(windows, Windows::All | Windows::Switched) {
+    if matches!(windows, Windows::All | Windows::Given | Windows::Switched) {
         return Ok(everywhere(window));
     }
     match fields.list("layer_types", "a list of texts", Value::as_str)? {
@@ -132,41 +138,65 @@ fn layer_window(
     }
 }
 
-fn experts(fields: &Fields<'_>, blocks: u64) -> Result<Option<Experts>, FieldError> {
-    // transformers 5 writes `num_local_experts`, 4 wrote `num_experts`.
-    let count = match fields.size_in("num_local_experts", 0, MAX_EXPERTS)?.value() {
-        Some(count) => count,
-        None => fields
-            .size_in("num_experts", 0, MAX_EXPERTS)?
-            .value()
-            .ok_or_else(|| fields.missing("num_experts"))?,
+fn experts(config: MixtureConfig, fields: &Fields<'_>, blocks: u64) -> Result<Option<Experts>, FieldError> {
+    // For qwen3_moe transformers 5 writes `num_local_experts`, 4 wrote `num_experts`.
+    let names = match config {
+        MixtureConfig::Qwen => ["num_local_experts", "num_experts"],
+        MixtureConfig::Mixtral => ["num_local_experts"; 2],
     };
-    if count == 0 {
+    let mut found = None;
+    for field in names {
+        let count = fields.size_in(field, 0, MAX_EXPERTS)?.value();
+        found = found.or(count.map(|count| (field, count)));
+    }
+    let (field, count) = found.ok_or_else(|| fields.missing(names[1]))?;
+    if count == 0 && config == MixtureConfig::Qwen {
         return Ok(None);
     }
-    if blocks * count > MAX_EXPERTS_OF_ALL_BLOCKS {
+    if count == 0 || blocks * count > MAX_EXPERTS_OF_ALL_BLOCKS {
         return Err(FieldError::OutOfRange {
-            field: "num_hidden_layers × num_experts".to_owned(),
+            field: format!("num_hidden_layers × {field}"),
             value: (blocks * count).to_string(),
             least: 1,
             most: MAX_EXPERTS_OF_ALL_BLOCKS,
         });
     }
-    let per_token = fields.size("num_experts_per_tok", count)?;
-    let step = fields.size_or("decoder_sparse_step", u64::MAX, 1)?;
-    let dense = fields.list("mlp_only_layers", "a list of layer numbers", Value::as_u64)?.unwrap_or_default();
-    Ok(Some(Experts {
-        count,
-        per_token,
-        width: fields.size("moe_intermediate_size", MAX_WIDTH)?,
-        normalized: fields.flag("norm_topk_prob")?.unwrap_or(false),
-        in_block: (0..blocks)
-            .map(|block| (block + 1).is_multiple_of(step) && !dense.contains(&block))
-            .collect(),
-    }))
+    let per_token = fields.size("num_experts_per_tok", MAX_EXPERTS)?;
+    if per_token > count {
+        return Err(FieldError::Unsupported {
+            field: "num_experts_per_tok".to_owned(),
+            found: per_token.to_string(),
+            why: format!("a block has {count} experts (`{field}`), and a token goes to at most all of them"),
+        });
+    }
+    if let Some(noise) = fields.not_negative("router_jitter_noise")?.filter(|noise| *noise > 0.0) {
+        return Err(FieldError::Unsupported {
+            field: "router_jitter_noise".to_owned(),
+            found: noise.to_string(),
+            why: "random noise on the input of routers is not yet built: set it to 0".to_owned(),
+        });
+    }
+    let coefficient = fields.not_negative("router_aux_loss_coef")?.unwrap_or(AUX_LOSS_COEFFICIENT);
+    let is_used = fields.flag("output_router_logits")?.unwrap_or(false) && coefficient > 0.0;
+    let (width, normalized, in_block) = match config {
+        MixtureConfig::Qwen => {
+            let step = fields.size_or("decoder_sparse_step", u64::MAX, 1)?;
+            let dense = fields.list("mlp_only_layers", "a list of layer numbers", Value::as_u64)?;
+            let dense = dense.unwrap_or_default();
+            let has_experts = |block: u64| (block + 1).is_multiple_of(step) && !dense.contains(&block);
+            let normalized = fields.flag("norm_topk_prob")?.unwrap_or(false);
+            let width = fields.size("moe_intermediate_size", MAX_WIDTH)?;
+            (width, normalized, (0..blocks).map(has_experts).collect())
+        }
+        MixtureConfig::Mixtral => {
+            (fields.size("intermediate_size", MAX_WIDTH)?, true, vec![true; blocks as usize])
+        }
+    };
+    let aux_loss = is_used.then_some(coefficient);
+    Ok(Some(Experts { count, per_token, width, normalized, aux_loss, in_block }))
 }
 
-/// The parameter table: embedding, blocks, head. A tied embedding is a unit of its own, and the head keeps its norm.
+/// The parameter table: embedding, blocks, head; the experts of a block are a unit of their own. A tied embedding is a unit of its own, and the head keeps its norm.
 pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
     let mut units = Vec::with_capacity(config.blocks as usize + 2);
     let (name, aliases): (_, &[_]) =
@@ -178,7 +208,14 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
         ..Parameter::new("model.embed_tokens.weight".to_owned(), shape, ParameterKind::Embedding)
     });
     units.push(embedding);
-    units.extend((0..config.blocks).map(|block| self::block(config, block)));
+    for index in 0..config.blocks {
+        units.push(block(config, index));
+        if let Some((experts, mixture)) = config.experts.as_ref().zip(config.family.mixture())
+            && config.has_experts(index)
+        {
+            units.push(experts_unit(config.hidden, experts, mixture, index));
+        }
+    }
     let mut head = Unit::new(UnitName::Head);
     head.push_norm("model.norm", config.hidden);
     if !config.tied_head {
@@ -190,7 +227,7 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
 }
 
 fn block(config: &ModelConfig, index: u64) -> Unit {
-    use ParameterKind::{Expert, Linear, Router};
+    use ParameterKind::{Linear, Router};
     let (hidden, q, kv) = (config.hidden, config.attention_width(), config.kv_width());
     let mut unit = Unit::new(UnitName::Block(index));
     let at = |part: &str| format!("model.layers.{index}.{part}");
@@ -206,19 +243,42 @@ fn block(config: &ModelConfig, index: u64) -> Unit {
     unit.push_linear(&at("self_attn.o_proj"), Linear, [hidden, q], config.output_bias);
 
     unit.push_norm(&at("post_attention_layernorm"), hidden);
-    let mut feed_forward = |part: &str, kind, width| {
-        unit.push_linear(&at(&format!("{part}.gate_proj")), kind, [width, hidden], config.mlp_bias);
-        unit.push_linear(&at(&format!("{part}.up_proj")), kind, [width, hidden], config.mlp_bias);
-        unit.push_linear(&at(&format!("{part}.down_proj")), kind, [hidden, width], config.mlp_bias);
-    };
-    match &config.experts {
-        Some(experts) if config.has_experts(index) => {
-            for expert in 0..experts.count {
-                feed_forward(&format!("mlp.experts.{expert}"), Expert, experts.width);
+    match config.experts.as_ref().zip(config.family.mixture()) {
+        Some((experts, mixture)) if config.has_experts(index) => {
+            let shape = vec![experts.count, hidden];
+            let stored = Part::whole(at(&format!("{}.gate.weight", mixture.module)), shape.clone());
+            let mut router = Parameter::new(at("mlp.gate.weight"), shape, Router);
+            if stored.name != router.name {
+                router.parts = vec![stored];
             }
-            unit.push_linear(&at("mlp.gate"), Router, [experts.count, hidden], false);
+            unit.push(router);
         }
-        _ => feed_forward("mlp", Linear, config.ffn),
+        _ => {
+            unit.push_linear(&at("mlp.gate_proj"), Linear, [config.ffn, hidden], config.mlp_bias);
+            unit.push_linear(&at("mlp.up_proj"), Linear, [config.ffn, hidden], config.mlp_bias);
+            unit.push_linear(&at("mlp.down_proj"), Linear, [hidden, config.ffn], config.mlp_bias);
+        }
     }
+    unit
+}
+
+/// The experts of a block: one parameter for what goes in, with gate and up of an expert behind each other, and one for
+/// what comes out. Names and shapes are those of transformers 5; the parts are the tensors of a folder per expert.
+fn experts_unit(hidden: u64, experts: &Experts, mixture: Mixture, index: u64) -> Unit {
+    let Experts { count, width, .. } = *experts;
+    let [gate, up, down] = mixture.projections;
+    let part = |expert: u64, projection: &str, shape: [u64; 2]| {
+        let name = format!("model.layers.{index}.{}.experts.{expert}.{projection}.weight", mixture.module);
+        Part::whole(name, shape.to_vec())
+    };
+    let parameter = |name: &str, shape: [u64; 2], parts: Vec<Part>| {
+        let name = format!("model.layers.{index}.mlp.experts.{name}");
+        Parameter { parts, ..Parameter::new(name, vec![count, shape[0], shape[1]], ParameterKind::Expert) }
+    };
+    let into = |expert| [gate, up].map(|projection| part(expert, projection, [width, hidden]));
+    let mut unit = Unit::new(UnitName::Experts(index));
+    unit.push(parameter("gate_up_proj", [2 * width, hidden], (0..count).flat_map(into).collect()));
+    let out = |expert| part(expert, down, [hidden, width]);
+    unit.push(parameter("down_proj", [hidden, width], (0..count).map(out).collect()));
     unit
 }

@@ -121,6 +121,16 @@ pub enum ModelError {
         /// A family of nearly that name.
         near: Option<&'static str>,
     },
+    /// An architecture that is to become one of ours.
+    #[error("{origin}: models with `model_type` `{found}` are not yet built; those built are {known}")]
+    FamilyNotYet {
+        /// The file.
+        origin: String,
+        /// Its `model_type`.
+        found: &'static str,
+        /// The `model_type`s of all families.
+        known: String,
+    },
     /// A known family with another purpose than language modelling.
     #[error("{origin}: `architectures` names {found}; of the family {family} only {known} is supported")]
     UnknownArchitecture {

@@ -6,7 +6,7 @@ use serde_json::Value;
 use zeroth_base::nearest;
 
 use crate::ModelError;
-use crate::architecture::{Architecture, Decoder, Stack};
+use crate::architecture::{Architecture, Mixture, Stack};
 use crate::fields::Fields;
 
 /// Declares the families: each is a variant of [`Family`] and a file of `family/` with its `ARCHITECTURE`.
@@ -47,11 +47,16 @@ families! {
     Qwen3 = qwen3,
     /// Qwen3 with a mixture of experts.
     Qwen3Moe = qwen3_moe,
+    /// Mixtral: mistral with a mixture of experts.
+    Mixtral = mixtral,
     /// T5, T5 v1.1 and Flan-T5: encoder and decoder.
     T5 = t5,
     /// mT5: T5 v1.1 with a large vocabulary and other defaults.
     Mt5 = mt5,
 }
+
+/// Families with experts that others train and that are not built here yet.
+const NOT_YET: [&str; 3] = ["gpt_oss", "deepseek_v2", "deepseek_v3"];
 
 impl Family {
     /// The `model_type` of its configs.
@@ -69,9 +74,17 @@ impl Family {
         matches!(self.architecture().stack, Stack::EncoderDecoder(_))
     }
 
-    /// Whether its models can be trained and its configs written: dense decoder-only families.
+    /// Whether its models can be trained and its configs written: decoder-only families.
     pub(crate) const fn is_trainable(self) -> bool {
-        matches!(self.architecture().stack, Stack::Decoder(Decoder { experts: false, .. }))
+        matches!(self.architecture().stack, Stack::Decoder(_))
+    }
+
+    /// The mixture of experts of its models, where they may have one.
+    pub(crate) const fn mixture(self) -> Option<Mixture> {
+        match &self.architecture().stack {
+            Stack::Decoder(decoder) => decoder.mixture,
+            Stack::EncoderDecoder(_) => None,
+        }
     }
 
     /// The trainable families, for messages: `llama, mistral and qwen2`.
@@ -103,6 +116,11 @@ impl Family {
             None => family.makes(&classes),
         };
         let Some(family) = Self::ALL.iter().find(is_of).copied() else {
+            if let Some(found) = model_type.and_then(|name| NOT_YET.into_iter().find(|known| *known == name))
+            {
+                let known = Self::model_types().collect::<Vec<_>>().join(", ");
+                return Err(ModelError::FamilyNotYet { origin: origin.to_owned(), found, known });
+            }
             return Err(Self::unknown(model_type, &classes, origin));
         };
         if !classes.is_empty() && !family.makes(&classes) {

@@ -1,14 +1,19 @@
 //! Builds the forward graph of decoder-only families.
 //!
 //! Block: norm, attention, residual add and norm, feed-forward. The residual add of one part and the norm of the next
-//! are one op, so a block ends with its branch and the sum so far, and the next begins with both.
+//! are one op, so a block ends with its branch and the sum so far, and the next begins with both. A block with experts ends
+//! with its route, and the unit of its experts goes on from there.
 
-use zeroth_graph::{Builder, GatedActivation, Graph, GraphError, ParamSpec, Role, Value};
+use zeroth_graph::{
+    BalanceSums, Builder, GatedActivation, Graph, GraphError, ParamSpec, Role, Routing, Value,
+};
 
 use crate::lora::adapter_name;
 use crate::rotary::rotary;
 use crate::table::Adapters;
-use crate::{Activation, Family, ModelConfig, Parameter, ParameterTable, Positions, UnitName};
+use crate::{
+    Activation, Experts, Family, ModelConfig, Parameter, ParameterKind, ParameterTable, Positions, UnitName,
+};
 
 /// The micro-batches a forward is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +32,15 @@ pub enum ForwardError {
         family: Family,
         /// The feature that is missing.
         what: &'static str,
+    },
+    /// An auxiliary loss that trains no router.
+    #[error(
+        "config.json asks for the auxiliary loss of routers (`output_router_logits`, `router_aux_loss_coef` {coefficient}), and \
+         the routers are frozen: add `gate` to the target modules, or set `output_router_logits` to false"
+    )]
+    FrozenRouters {
+        /// `router_aux_loss_coef`.
+        coefficient: f64,
     },
     /// The table does not fit the config.
     #[error("the parameter table does not fit the model: {0}")]
@@ -47,8 +61,10 @@ pub fn forward_training(
 ) -> Result<Graph, ForwardError> {
     let not_yet = |what| ForwardError::NotYet { family: config.family, what };
     let Positions::Rope(rope) = &config.positions else { return Err(not_yet("an encoder")) };
-    if config.experts.is_some() {
-        return Err(not_yet("experts"));
+    if let Some(coefficient) = config.experts.as_ref().and_then(|experts| experts.aux_loss)
+        && !table.iter().any(|parameter| is_of_router(parameter) && is_trained(parameter))
+    {
+        return Err(ForwardError::FrozenRouters { coefficient });
     }
     let activation = match config.activation {
         Activation::Silu => GatedActivation::Silu,
@@ -60,7 +76,10 @@ pub fn forward_training(
     };
     let mut b = Builder::new(&[batch.tokens]);
     b.rotary(rotary(rope, config.head_dim, config.max_positions));
-    let mut residual = None;
+    let (mut stream, mut balance) = (None, BalanceSums::None);
+    if config.experts.as_ref().is_some_and(|experts| experts.aux_loss.is_some()) {
+        balance = BalanceSums::First;
+    }
     for unit in &table.units {
         let params = unit.parameters.iter().map(|parameter| ParamSpec {
             name: parameter.name.clone(),
@@ -70,32 +89,72 @@ pub fn forward_training(
         });
         let unit_role = match unit.name {
             UnitName::Embedding | UnitName::Tied => Role::Embedding,
-            UnitName::Block(index) => Role::Block(index),
+            UnitName::Block(index) | UnitName::Experts(index) => Role::Block(index),
             UnitName::Head => Role::Head,
             _ => Role::Other,
         };
         b.unit(unit.name.to_string(), unit_role, params.collect())?;
-        residual = match (unit.name, residual) {
+        stream = match (unit.name, stream) {
             (UnitName::Embedding | UnitName::Tied, _) => {
                 let embed = b.param("model.embed_tokens.weight")?;
                 let ids = b.ids();
-                Some(Residual { sum: None, branch: b.embedding(ids, embed)? })
+                Some(Stream::Block(Residual { sum: None, branch: b.embedding(ids, embed)? }))
             }
-            (UnitName::Block(index), Some(residual)) => {
-                Some(block(&mut b, config, table.adapters, activation, index, residual)?)
+            (UnitName::Block(index), Some(Stream::Block(residual))) => {
+                let next = block(&mut b, config, table.adapters, activation, index, residual, balance)?;
+                if let Stream::Routed { routing: Routing { balance: Some(sums), .. }, .. } = next {
+                    balance = BalanceSums::After(sums);
+                }
+                Some(next)
             }
-            (UnitName::Head, Some(residual)) => {
+            (UnitName::Experts(index), Some(Stream::Routed { sum, normed, routing })) => {
+                let branch = experts(&mut b, table.adapters, activation, index, normed, &routing)?;
+                Some(Stream::Block(Residual { sum: Some(sum), branch }))
+            }
+            (UnitName::Head, Some(Stream::Block(residual))) => {
                 let norm = b.param("model.norm.weight")?;
                 let (_, normed) = residual.norm(&mut b, norm, config.norm_eps)?;
                 let head = if config.tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
                 let head = b.param(head)?;
                 b.head_loss(normed, head)?;
+                if let (Some(experts), BalanceSums::After(sums)) = (&config.experts, balance) {
+                    aux_loss(&mut b, experts, sums)?;
+                }
                 None
             }
             _ => return Err(not_yet("units in another order")),
         };
     }
     Ok(b.finish()?)
+}
+
+/// Whether it is a router, or the adapter of one.
+fn is_of_router(parameter: &Parameter) -> bool {
+    let is_adapter = matches!(parameter.kind, ParameterKind::LoraA | ParameterKind::LoraB);
+    parameter.kind == ParameterKind::Router || (is_adapter && parameter.name.contains(".mlp.gate.lora_"))
+}
+
+/// The loss that balances the experts: transformers computes it over the blocks with experts together.
+fn aux_loss(b: &mut Builder, experts: &Experts, sums: Value) -> Result<(), GraphError> {
+    if let Some(coefficient) = experts.aux_loss {
+        b.set_loss_part("aux_loss", coefficient);
+        b.balance_loss(sums, experts.in_block.iter().filter(|has_experts| **has_experts).count() as u64)?;
+    }
+    Ok(())
+}
+
+/// What goes from one unit to the next.
+#[derive(Clone, Copy)]
+enum Stream {
+    Block(Residual),
+    /// Inside of a block with experts.
+    Routed {
+        /// The residual sum.
+        sum: Value,
+        /// What the experts read [T, H].
+        normed: Value,
+        routing: Routing,
+    },
 }
 
 /// The residual stream: the sum of all branches so far, and the newest branch, which is not added yet.
@@ -127,7 +186,8 @@ fn block(
     activation: GatedActivation,
     index: u64,
     residual: Residual,
-) -> Result<Residual, GraphError> {
+    balance: BalanceSums,
+) -> Result<Stream, GraphError> {
     let ModelConfig { heads, kv_heads, head_dim, norm_eps, .. } = *config;
     let at = |part: &str| format!("model.layers.{index}.{part}");
     let linear = |b: &mut Builder, x: Value, part: &str, has_bias: bool| {
@@ -160,11 +220,42 @@ fn block(
 
     let norm = b.param(&at("post_attention_layernorm.weight"))?;
     let (sum, normed) = b.add_rms_norm(sum, branch, norm, norm_eps)?;
+    if let Some(experts) = config.experts.as_ref().filter(|_| config.has_experts(index)) {
+        let logits = linear(b, normed, "mlp.gate", false)?; // [T, experts]
+        let routing = b.route(logits, experts.per_token, experts.normalized, balance)?;
+        return Ok(Stream::Routed { sum, normed, routing });
+    }
     let gate = linear(b, normed, "mlp.gate_proj", config.mlp_bias)?; // [T, F]
     let up = linear(b, normed, "mlp.up_proj", config.mlp_bias)?; // [T, F]
     let activated = b.gated_activation(activation, gate, up)?;
     let branch = linear(b, activated, "mlp.down_proj", config.mlp_bias)?; // [T, H]
-    Ok(Residual { sum: Some(sum), branch })
+    Ok(Stream::Block(Residual { sum: Some(sum), branch }))
+}
+
+/// What the experts make of their tokens, summed by token [T, H].
+fn experts(
+    b: &mut Builder,
+    adapters: Option<Adapters>,
+    activation: GatedActivation,
+    index: u64,
+    normed: Value,
+    routing: &Routing,
+) -> Result<Value, GraphError> {
+    let linear = |b: &mut Builder, x: Value, part: &str, scale: fn(Adapters) -> f64| {
+        let name = format!("model.layers.{index}.mlp.experts.{part}");
+        let weight = b.param(&name)?;
+        let y = b.grouped_linear(x, weight, routing)?;
+        let inner = b.param(&adapter_name(&name, "lora_A"));
+        let (Some(adapters), Ok(inner)) = (adapters, inner) else { return Ok(y) };
+        let outer = b.param(&adapter_name(&name, "lora_B"))?;
+        let u = b.grouped_linear(x, inner, routing)?; // [T · k, rank]
+        b.grouped_linear_add(y, u, outer, scale(adapters), routing)
+    };
+    let x = b.gather_rows(normed, routing)?; // [T · k, H]
+    let gate_up = linear(b, x, "gate_up_proj", |adapters| adapters.fused_scale)?; // [T · k, 2F]
+    let gated = b.gated_rows(activation, gate_up, routing)?; // [T · k, F]
+    let y = linear(b, gated, "down_proj", |adapters| adapters.scale)?; // [T · k, H]
+    b.combine_rows(y, routing)
 }
 
 /// Adds what the adapter of a module makes of the module's input `x` to its output `y`, where it has one.

@@ -55,7 +55,8 @@ pub fn fill_adapter(seed: u64, init: LoraInit, parameter: &Parameter, elements: 
             stream.fill(elements.start, out, |words| words.map(|word| bound * signed_unit(word)));
         }
         (LoraInit::Gaussian, shape) => {
-            let deviation = 1.0 / shape.first().copied().unwrap_or(1) as f32;
+            // The rank: [rank, in], and [experts, rank, in] of experts.
+            let deviation = 1.0 / shape.iter().nth_back(1).copied().unwrap_or(1) as f32;
             stream.fill(elements.start, out, |words| four_normals(words).map(|normal| deviation * normal));
         }
     }

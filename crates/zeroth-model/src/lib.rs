@@ -2,8 +2,8 @@
 //! [`ParameterTable`]: every parameter with its name on disk, its shape and the unit it belongs to.
 //!
 //! The table is shapes only: no weights, no device. The planner counts with these tables and the engine loads with
-//! them, so both speak of the same model. Names and shapes are those of the safetensors files. In memory transformers 5
-//! keeps the experts of a block fused; on disk each expert has its own matrices, and so they have here.
+//! them, so both speak of the same model. Names and shapes are those of the safetensors files, but for the experts of a
+//! block: here they are fused as in transformers 5, and a parameter's parts say where each expert's matrices are on disk.
 //!
 //! Weights are touched in two places: [`WeightFiles`] and [`WeightWriter`] read and write them by ranges, and
 //! [`fill_new`] makes new ones. None of them holds a model in memory, and none knows what a rank is.
@@ -42,11 +42,11 @@ pub use forward::{Batch, ForwardError, forward, forward_training};
 pub use init::{INITIALIZER_RANGE, fill_adapter, fill_new};
 pub use limits::MAX_PARAMETERS;
 pub use load::table;
-pub use lora::{Lora, LoraError, LoraInit, LoraTargets, add_adapters, lora_table};
-pub use new_folder::{ModelSizes, NewFolder, NewFolderError, new_folder};
+pub use lora::{Lora, LoraError, LoraInit, LoraTargets, adapts_experts, add_adapters, lora_table};
+pub use new_folder::{ExpertSizes, ModelSizes, NewFolder, NewFolderError, new_folder};
 pub use peft::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, AdapterProblem,
-    adapter_config_json, adapter_tensors, is_adapter_folder,
+    adapter_config_json, adapter_parameters, is_adapter_folder, to_stored_layout,
 };
 pub use rope::{Rope, RopeScaling};
 pub use safetensors::{

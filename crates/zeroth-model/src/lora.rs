@@ -3,7 +3,7 @@
 use regex::Regex;
 
 use crate::error::did_you_mean;
-use crate::table::{Adapters, Parameter, ParameterKind, ParameterTable, Unit};
+use crate::table::{Adapters, Parameter, ParameterKind, ParameterTable, Part, Unit, module_of};
 use zeroth_base::nearest;
 
 /// Which adapters to add.
@@ -30,8 +30,14 @@ impl Default for Lora {
 impl Lora {
     /// The factor of an adapter's product.
     pub fn scale(&self) -> f64 {
-        let rank = self.rank as f64;
-        self.alpha / if self.rslora { rank.sqrt() } else { rank }
+        self.scale_of_rank(self.rank)
+    }
+
+    /// The factor of the product of an adapter that has this rank because it is one for several maps: its alpha grows with
+    /// its rank, as in PEFT.
+    pub fn scale_of_rank(&self, rank: u64) -> f64 {
+        let alpha = self.alpha * (rank as f64 / self.rank as f64);
+        alpha / if self.rslora { (rank as f64).sqrt() } else { rank as f64 }
     }
 }
 
@@ -48,9 +54,11 @@ pub enum LoraInit {
 /// The linear maps that get an adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LoraTargets {
-    /// Every linear map except the output projection; experts and routers included.
+    /// Every linear map except the output projection; experts and routers included. Where a model has experts, its dense
+    /// feed-forward parts are not, as PEFT resolves it: their names stand for those of the experts.
     AllLinear,
-    /// Those whose module has one of these names, or ends in one (`q_proj`, `self_attn.q_proj`).
+    /// Those whose module has one of these names, or ends in one (`q_proj`, `self_attn.q_proj`). Experts are named by their
+    /// projections (`gate_proj` and `up_proj`, `down_proj`), as on disk, or as transformers 5 has them (`gate_up_proj`).
     Named(Vec<String>),
     /// Those whose whole module name matches this regular expression.
     Pattern(String),
@@ -97,6 +105,31 @@ pub enum LoraError {
     /// An empty list of names.
     #[error("no LoRA target modules are given: name some, or say all-linear")]
     NoTargets,
+    /// One of two projections that are one parameter.
+    #[error(
+        "the LoRA target `{given}` of experts is one matrix with {missing}: name {missing} too, or leave `{given}` out"
+    )]
+    Fused {
+        /// The projection that is named.
+        given: String,
+        /// The other.
+        missing: String,
+    },
+    /// Targets that are all dense, in a model with experts.
+    #[error(
+        "the LoRA targets are dense feed-forward parts only, which get no adapter in a model with experts, as in PEFT: add \
+         others ({known})"
+    )]
+    DenseOnly {
+        /// The names that linear modules have.
+        known: String,
+    },
+    /// Dropout where there can be none.
+    #[error(
+        "a LoRA dropout of {0} is not possible on experts and routers, whose adapters add to the weights themselves: give 0, \
+         or leave them out of the target modules"
+    )]
+    ExpertDropout(f64),
     /// A name that no module has.
     #[error("the LoRA target `{target}` matches no module of this model ({known}){}", did_you_mean(near.as_deref()))]
     NotFound {
@@ -127,8 +160,12 @@ pub enum LoraError {
     },
 }
 
-/// The table of the adapters: for each targeted linear map `lora_A` [rank, in] and `lora_B` [out, rank], under the
-/// names peft saves them by, in the units of the maps. Units without adapters are left out.
+/// The table of the adapters: for each targeted linear map `lora_A` [rank, in] and `lora_B` [out, rank], in the units of
+/// the maps. Units without adapters are left out.
+///
+/// Those of experts are `lora_A` [experts, rank, in] and `lora_B` [experts, out, rank]; the adapter of gate and up, which
+/// are one parameter, has twice the rank. They are named after the parameter; their parts have the names and shapes that
+/// peft saves them by, which for `lora_B` is [out, rank · experts].
 pub fn lora_table(base: &ParameterTable, lora: &Lora) -> Result<ParameterTable, LoraError> {
     let targets = Targets::find(base, lora)?;
     let units = base.units.iter().map(|unit| Unit {
@@ -137,7 +174,7 @@ pub fn lora_table(base: &ParameterTable, lora: &Lora) -> Result<ParameterTable, 
             .parameters
             .iter()
             .filter(|parameter| targets.contain(parameter))
-            .flat_map(|parameter| adapter(parameter, lora.rank))
+            .flat_map(|parameter| targets.adapter(parameter, unit))
             .collect(),
     });
     let units = units.filter(|unit| !unit.parameters.is_empty()).collect();
@@ -151,15 +188,23 @@ pub fn add_adapters(base: &ParameterTable, lora: &Lora) -> Result<ParameterTable
     if let Some(head) = base.iter().find(|p| p.kind == ParameterKind::Head && targets.contain(p)) {
         return Err(LoraError::Head { module: head.module().to_owned() });
     }
-    let adapted = |parameter: &Parameter| {
-        let own = targets.contain(parameter).then(|| adapter(parameter, lora.rank));
-        std::iter::once(Parameter { trained: false, ..parameter.clone() }).chain(own.into_iter().flatten())
+    if lora.dropout > 0.0 && base.iter().any(|p| adds_to_weights(p) && targets.contain(p)) {
+        return Err(LoraError::ExpertDropout(lora.dropout));
+    }
+    let adapted = |unit: &Unit| {
+        let parameters = unit.parameters.iter().flat_map(|parameter| {
+            let own = targets.contain(parameter).then(|| targets.adapter(parameter, unit));
+            std::iter::once(Parameter { trained: false, ..parameter.clone() })
+                .chain(own.into_iter().flatten())
+        });
+        Unit { name: unit.name, parameters: parameters.collect() }
     };
-    let units = base
-        .units
-        .iter()
-        .map(|unit| Unit { name: unit.name, parameters: unit.parameters.iter().flat_map(adapted).collect() });
-    let adapters = Some(Adapters { scale: lora.scale(), dropout: lora.dropout });
+    let units = base.units.iter().map(adapted);
+    let adapters = Some(Adapters {
+        scale: lora.scale(),
+        fused_scale: lora.scale_of_rank(2 * lora.rank),
+        dropout: lora.dropout,
+    });
     Ok(ParameterTable { units: units.collect(), routing: base.routing, adapters })
 }
 
@@ -168,37 +213,84 @@ pub(crate) fn adapter_name(module: &str, part: &str) -> String {
     format!("base_model.model.{module}.{part}.weight")
 }
 
-fn adapter(linear: &Parameter, rank: u64) -> [Parameter; 2] {
-    let [out, input] = sides(linear);
-    let name = |part: &str| adapter_name(linear.module(), part);
-    [
-        Parameter::new(name("lora_A"), vec![rank, input], ParameterKind::LoraA),
-        Parameter::new(name("lora_B"), vec![out, rank], ParameterKind::LoraB),
-    ]
+/// Whether any targeted map is of an expert or a router: their adapters have no dropout.
+pub fn adapts_experts(base: &ParameterTable, lora: &Lora) -> Result<bool, LoraError> {
+    let targets = Targets::find(base, lora)?;
+    Ok(base.iter().any(|parameter| adds_to_weights(parameter) && targets.contain(parameter)))
 }
 
-/// [out, in] of a linear map.
+/// Whether PEFT adds the product of its adapter to the weights, instead of applying it to the input.
+pub(crate) fn adds_to_weights(parameter: &Parameter) -> bool {
+    matches!(parameter.kind, ParameterKind::Expert | ParameterKind::Router)
+}
+
+/// The name that a linear map's adapter is called by: its module's, or that of all experts' parameter.
+pub(crate) fn adapted_name(linear: &Parameter) -> &str {
+    if linear.kind == ParameterKind::Expert { &linear.name } else { linear.module() }
+}
+
+/// [out, in] of a linear map, of each expert.
 fn sides(linear: &Parameter) -> [u64; 2] {
-    linear.shape.as_slice().try_into().expect("tables give linear maps two sides")
+    linear.shape.last_chunk().copied().expect("tables give linear maps two sides")
+}
+
+/// The projections of an expert that are one parameter, by their last names on disk: gate and up, or down.
+fn projections(experts: &Parameter) -> Vec<&str> {
+    let each = experts.parts.len() / experts.shape[0].max(1) as usize;
+    experts.parts[..each].iter().map(|part| last(module_of(&part.name))).collect()
+}
+
+/// The last part of a module's name.
+pub(crate) fn last(module: &str) -> &str {
+    module.rsplit_once('.').map_or(module, |(_, last)| last)
 }
 
 /// The targets of a request that was checked against a model.
-enum Targets<'a> {
+pub(crate) struct Targets<'a> {
+    choice: Choice<'a>,
+    rank: u64,
+    /// Whether the model has experts.
+    has_experts: bool,
+}
+
+enum Choice<'a> {
     AllLinear,
     Named(&'a [String]),
     Pattern(Regex),
 }
 
+impl Choice<'_> {
+    /// Whether a module of this name is meant.
+    fn means(&self, module: &str) -> bool {
+        match self {
+            Self::AllLinear => true,
+            Self::Named(names) => names.iter().any(|name| matches(module, name)),
+            Self::Pattern(pattern) => pattern.is_match(module),
+        }
+    }
+
+    /// Whether a projection of experts is meant, by its name without an expert's number or by that of any expert.
+    fn means_projection(&self, experts: &Parameter, projection: &str) -> bool {
+        let of_experts = format!("{}.{projection}", experts.module());
+        self.means(&of_experts)
+            || experts
+                .parts
+                .iter()
+                .map(|part| module_of(&part.name))
+                .any(|module| last(module) == projection && self.means(module))
+    }
+}
+
 impl<'a> Targets<'a> {
-    fn find(base: &ParameterTable, lora: &'a Lora) -> Result<Self, LoraError> {
+    pub(crate) fn find(base: &ParameterTable, lora: &'a Lora) -> Result<Self, LoraError> {
         if lora.rank == 0 {
             return Err(LoraError::Rank);
         }
-        let targets = match &lora.targets {
-            LoraTargets::AllLinear => Self::AllLinear,
+        let choice = match &lora.targets {
+            LoraTargets::AllLinear => Choice::AllLinear,
             LoraTargets::Named(names) => {
                 check_targets(base, names)?;
-                Self::Named(names)
+                Choice::Named(names)
             }
             LoraTargets::Pattern(pattern) => {
                 // The whole name must match, as by Python's `re.fullmatch`.
@@ -207,39 +299,131 @@ impl<'a> Targets<'a> {
                     why: error.to_string().trim().to_owned(),
                 })?;
                 check_pattern(base, pattern, &whole)?;
-                Self::Pattern(whole)
+                Choice::Pattern(whole)
             }
         };
+        let has_experts = base.iter().any(|parameter| parameter.kind == ParameterKind::Expert);
+        let targets = Self { choice, rank: lora.rank, has_experts };
         if !lora.scale().is_finite() || lora.alpha <= 0.0 {
             return Err(LoraError::Alpha(lora.alpha));
         }
         if !(0.0..1.0).contains(&lora.dropout) {
             return Err(LoraError::Dropout(lora.dropout));
         }
+        for experts in base.iter().filter(|parameter| parameter.kind == ParameterKind::Expert) {
+            targets.refuse_half(experts)?;
+        }
+        if has_experts && !base.iter().any(|parameter| targets.contain(parameter)) {
+            return Err(LoraError::DenseOnly { known: linear_names(base).join(", ") });
+        }
         for linear in base.iter().filter(|parameter| targets.contain(parameter)) {
-            let [out, input] = sides(linear);
-            if lora.rank > out.max(input) {
-                let module = linear.module().to_owned();
-                return Err(LoraError::RankTooLarge { rank: lora.rank, module, out, input });
+            let ([out, input], rank) = (sides(linear), targets.rank_of(linear));
+            if rank > out.max(input) {
+                let module = adapted_name(linear).to_owned();
+                return Err(LoraError::RankTooLarge { rank, module, out, input });
             }
         }
         Ok(targets)
     }
 
-    fn contain(&self, parameter: &Parameter) -> bool {
-        parameter.kind.is_linear()
-            && match self {
-                Self::AllLinear => parameter.kind != ParameterKind::Head,
-                Self::Named(names) => names.iter().any(|name| matches(parameter.module(), name)),
-                Self::Pattern(pattern) => pattern.is_match(parameter.module()),
+    pub(crate) fn contain(&self, parameter: &Parameter) -> bool {
+        match parameter.kind {
+            ParameterKind::Expert => {
+                self.choice.means(&parameter.name)
+                    || projections(parameter).iter().all(|name| self.choice.means_projection(parameter, name))
             }
+            ParameterKind::Router => {
+                let stored = parameter.parts.iter().map(|part| module_of(&part.name));
+                // PEFT's own name for it is that of the parameter, `gate.weight`.
+                let mut names = [parameter.module(), &parameter.name].into_iter().chain(stored);
+                names.any(|name| self.choice.means(name))
+            }
+            ParameterKind::Linear => {
+                let is_dense = self.has_experts && parameter.module().contains(".mlp.");
+                !is_dense && self.choice.means(parameter.module())
+            }
+            ParameterKind::Head => {
+                !matches!(self.choice, Choice::AllLinear) && self.choice.means(parameter.module())
+            }
+            _ => false,
+        }
     }
+
+    /// Refuses targets that name one of two projections that are one parameter.
+    fn refuse_half(&self, experts: &Parameter) -> Result<(), LoraError> {
+        if self.contain(experts) {
+            return Ok(());
+        }
+        let (given, missing): (Vec<&str>, Vec<&str>) =
+            projections(experts).into_iter().partition(|name| self.choice.means_projection(experts, name));
+        match (given.first(), missing.first()) {
+            (Some(given), Some(missing)) => {
+                let [given, missing] = [*given, *missing].map(str::to_owned);
+                Err(LoraError::Fused { given, missing })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The rank of a map's adapter: that of an expert's gate and up, which are one, is the sum of both.
+    fn rank_of(&self, linear: &Parameter) -> u64 {
+        match linear.kind {
+            ParameterKind::Expert => self.rank * projections(linear).len() as u64,
+            _ => self.rank,
+        }
+    }
+
+    /// The two matrices of a map's adapter. `unit` is the map's.
+    fn adapter(&self, linear: &Parameter, unit: &Unit) -> [Parameter; 2] {
+        let ([out, input], rank) = (sides(linear), self.rank_of(linear));
+        let name = |part: &str| adapter_name(adapted_name(linear), part);
+        if linear.kind != ParameterKind::Expert {
+            return [
+                Parameter::new(name("lora_A"), vec![rank, input], ParameterKind::LoraA),
+                Parameter::new(name("lora_B"), vec![out, rank], ParameterKind::LoraB),
+            ];
+        }
+        // PEFT wraps the module of all experts once for each adapted parameter: the first, gate_up, is inside.
+        let later = unit.parameters.iter().skip_while(|parameter| *parameter != linear).skip(1);
+        let is_inside = later.filter(|p| p.kind == ParameterKind::Expert).any(|p| self.contain(p));
+        let module = format!("{}{}", linear.module(), if is_inside { ".base_layer" } else { "" });
+        let experts = linear.shape[0];
+        let matrix = |part: &str, kind, shape: [u64; 3], stored: [u64; 2]| Parameter {
+            parts: vec![Part::whole(adapter_name(&module, part), stored.to_vec())],
+            ..Parameter::new(name(part), shape.to_vec(), kind)
+        };
+        [
+            matrix("lora_A", ParameterKind::LoraA, [experts, rank, input], [experts * rank, input]),
+            matrix("lora_B", ParameterKind::LoraB, [experts, out, rank], [out, rank * experts]),
+        ]
+    }
+}
+
+/// The names that a target may be compared with.
+fn target_names(parameter: &Parameter) -> Vec<&str> {
+    let mut names = vec![parameter.module()];
+    if adds_to_weights(parameter) {
+        names = vec![parameter.name.as_str()];
+        names.extend((parameter.kind == ParameterKind::Router).then(|| parameter.module()));
+    }
+    names.extend(parameter.parts.iter().map(|part| module_of(&part.name)));
+    names
 }
 
 /// An expression must match a linear map, and nothing else that has parameters.
 fn check_pattern(base: &ParameterTable, target: &str, pattern: &Regex) -> Result<(), LoraError> {
     let (target, known) = (target.to_owned(), linear_names(base).join(", "));
-    let matched = || base.iter().filter(|parameter| pattern.is_match(parameter.module()));
+    let of_experts = |parameter: &Parameter| {
+        parameter.kind == ParameterKind::Expert
+            && projections(parameter)
+                .iter()
+                .any(|name| pattern.is_match(&format!("{}.{name}", parameter.module())))
+    };
+    let matched = || {
+        base.iter().filter(|parameter| {
+            target_names(parameter).iter().any(|name| pattern.is_match(name)) || of_experts(parameter)
+        })
+    };
     // The bias of a linear map is in the same module.
     let is_other = |p: &&Parameter| !p.kind.is_linear() && p.kind != ParameterKind::Bias;
     if let Some(other) = matched().find(is_other) {
@@ -261,7 +445,12 @@ fn check_targets(base: &ParameterTable, targets: &[String]) -> Result<(), LoraEr
         return Err(LoraError::NoTargets);
     }
     for target in targets {
-        if base.iter().any(|parameter| parameter.kind.is_linear() && matches(parameter.module(), target)) {
+        let names_it = |parameter: &Parameter| {
+            let of_experts = |name: &&str| matches(&format!("{}.{name}", parameter.module()), target);
+            target_names(parameter).iter().any(|name| matches(name, target))
+                || (parameter.kind == ParameterKind::Expert && projections(parameter).iter().any(of_experts))
+        };
+        if base.iter().any(|parameter| parameter.kind.is_linear() && names_it(parameter)) {
             continue;
         }
         let target = target.clone();
@@ -287,10 +476,14 @@ fn is_alias(alias: &str, target: &str) -> bool {
 fn linear_names(base: &ParameterTable) -> Vec<&str> {
     let mut names = Vec::new();
     for parameter in base.iter().filter(|parameter| parameter.kind.is_linear()) {
-        let module = parameter.module();
-        let name = module.rsplit_once('.').map_or(module, |(_, name)| name);
-        if !names.contains(&name) {
-            names.push(name);
+        let own = match parameter.kind {
+            ParameterKind::Expert => projections(parameter),
+            _ => vec![last(parameter.module())],
+        };
+        for name in own {
+            if !names.contains(&name) {
+                names.push(name);
+            }
         }
     }
     names

@@ -10,6 +10,7 @@ use std::thread;
 use serde_json::{Map, Value, json};
 use zeroth_base::{DType, PublishError, publish};
 
+use crate::architecture::MixtureConfig;
 use crate::init::fill_new;
 use crate::safetensors::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, WrittenWeights};
 use crate::{Family, FieldError, ModelConfig, ModelError, Parameter, UnwritableConfig, table};
@@ -22,7 +23,7 @@ const MOST_THREADS: usize = 16;
 /// The sizes of a new model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSizes {
-    /// A trainable family: llama, mistral, ministral, qwen2 or qwen3.
+    /// A trainable family: any decoder-only one.
     pub family: Family,
     /// Width of the residual stream.
     pub hidden: u64,
@@ -42,8 +43,21 @@ pub struct ModelSizes {
     pub tied: bool,
     /// The longest sequence it is meant for; the family's default where not given.
     pub max_positions: Option<u64>,
-    /// The base of rotary frequencies; 10,000 where not given.
+    /// The base of rotary frequencies; the family's default where not given.
     pub rope_theta: Option<f64>,
+    /// The experts of every block, for the families that have some.
+    pub experts: Option<ExpertSizes>,
+}
+
+/// The experts of a new model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertSizes {
+    /// Experts of a block.
+    pub count: u64,
+    /// Experts of a token.
+    pub per_token: u64,
+    /// Inner width of an expert; that of the feed-forward part where not given. Mixtral has no other.
+    pub width: Option<u64>,
 }
 
 impl ModelConfig {
@@ -76,7 +90,7 @@ fn fields(sizes: &ModelSizes) -> Result<Map<String, Value>, FieldError> {
         None if sizes.heads > 0 && sizes.hidden.is_multiple_of(sizes.heads) => sizes.hidden / sizes.heads,
         None => return Err(FieldError::HeadDim { hidden: sizes.hidden, heads: sizes.heads }),
     };
-    let fields = [
+    let mut fields = vec![
         ("model_type", json!(sizes.family.model_type())),
         ("hidden_size", json!(sizes.hidden)),
         ("num_hidden_layers", json!(sizes.blocks)),
@@ -90,7 +104,47 @@ fn fields(sizes: &ModelSizes) -> Result<Map<String, Value>, FieldError> {
         ("rope_theta", json!(sizes.rope_theta)),
         ("sliding_window", Value::Null),
     ];
+    fields.extend(expert_fields(sizes)?);
     Ok(fields.into_iter().map(|(field, value)| (field.to_owned(), value)).collect())
+}
+
+fn expert_fields(sizes: &ModelSizes) -> Result<Vec<(&'static str, Value)>, FieldError> {
+    let unsupported = |field: &str, found: &str, why: String| FieldError::Unsupported {
+        field: field.to_owned(),
+        found: found.to_owned(),
+        why,
+    };
+    let family = sizes.family;
+    let (mixture, experts) = match (family.mixture(), sizes.experts) {
+        (None, None) => return Ok(Vec::new()),
+        (Some(mixture), Some(experts)) => (mixture, experts),
+        (Some(_), None) => {
+            let why =
+                format!("models of the family {family} have experts: say how many, and how many of a token");
+            return Err(unsupported("num_experts", "not given", why));
+        }
+        (None, Some(experts)) => {
+            let why = format!("models of the family {family} have no experts");
+            return Err(unsupported("num_experts", &experts.count.to_string(), why));
+        }
+    };
+    let mut fields = vec![("num_experts_per_tok", json!(experts.per_token))];
+    match mixture.config {
+        MixtureConfig::Qwen => fields.extend([
+            ("num_experts", json!(experts.count)),
+            ("moe_intermediate_size", json!(experts.width.unwrap_or(sizes.ffn))),
+            // As in all published models of the family.
+            ("norm_topk_prob", json!(true)),
+        ]),
+        MixtureConfig::Mixtral => {
+            if let Some(width) = experts.width.filter(|width| *width != sizes.ffn) {
+                let why = "experts of mixtral are as wide as `intermediate_size`: leave it out".to_owned();
+                return Err(unsupported("moe_intermediate_size", &width.to_string(), why));
+            }
+            fields.push(("num_local_experts", json!(experts.count)));
+        }
+    }
+    Ok(fields)
 }
 
 fn in_sizes(source: FieldError) -> ModelError {
@@ -160,7 +214,7 @@ pub fn new_folder(
     }
 
     let table = table(&config);
-    let tensors = table.iter().map(|parameter| NewTensor::of(parameter, new.dtype)).collect();
+    let tensors = table.iter().flat_map(|parameter| NewTensor::all_of(parameter, new.dtype)).collect();
     let mut writer = WeightWriter::create(folder, tensors, new.shard_bytes)?;
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
     let mut values = Vec::new();
@@ -169,7 +223,7 @@ pub fn new_folder(
         for start in (0..elements).step_by(threads * PIECE) {
             values.resize((elements - start).min((threads * PIECE) as u64) as usize, 0.0);
             fill_in_parallel(new.seed, config.initializer_range as f32, parameter, start, &mut values);
-            writer.append_f32(&parameter.name, &values)?;
+            writer.append_parameter(parameter, &values)?;
         }
     }
     let path = folder.join("config.json");

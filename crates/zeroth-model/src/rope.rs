@@ -62,9 +62,6 @@ pub enum RopeScaling {
     },
 }
 
-/// The base where a config gives none, for all families.
-const DEFAULT_THETA: f64 = 10_000.0;
-
 #[derive(Clone, Copy)]
 enum Kind {
     Default,
@@ -82,7 +79,8 @@ const KINDS: [(&str, Kind); 5] = [
     ("yarn", Kind::Yarn),
 ];
 
-pub(crate) fn read(config: &Fields<'_>, max_positions: u64) -> Result<Rope, FieldError> {
+/// `default_theta` is the base where a config gives none.
+pub(crate) fn read(config: &Fields<'_>, max_positions: u64, default_theta: f64) -> Result<Rope, FieldError> {
     // transformers 5 takes the older name where both are filled.
     let empty = Map::new();
     let filled = |map: &&Map<String, Value>| !map.is_empty();
@@ -97,7 +95,7 @@ pub(crate) fn read(config: &Fields<'_>, max_positions: u64) -> Result<Rope, Fiel
 
     let theta = match rope.positive("rope_theta")? {
         Some(theta) => theta,
-        None => config.positive("rope_theta")?.unwrap_or(DEFAULT_THETA),
+        None => config.positive("rope_theta")?.unwrap_or(default_theta),
     };
     // `type` is the name the field had until transformers 4.43.
     let type_field = if rope.text("rope_type")?.is_some() { "rope_type" } else { "type" };

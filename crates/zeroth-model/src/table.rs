@@ -20,6 +20,8 @@ pub struct ParameterTable {
 pub struct Adapters {
     /// The factor of their products.
     pub scale: f64,
+    /// The factor of the product of an adapter of gate and up of experts, which has twice the rank and the alpha.
+    pub fused_scale: f64,
     /// The probability that an element of their input is zeroed in training.
     pub dropout: f64,
 }
@@ -57,24 +59,30 @@ pub enum UnitName {
     EncoderNorm,
     /// The position biases of all decoder blocks.
     DecoderPositions,
-    /// A block of the decoder (of the only stack, where there is no encoder), counted from 0.
+    /// A block of the decoder (of the only stack, where there is no encoder), counted from 0. Where it has experts, all of
+    /// it but these.
     Block(u64),
+    /// The experts of a block.
+    Experts(u64),
     /// The last norm, and the output projection unless it is tied.
     Head,
 }
 
 /// One parameter: a tensor in the model's safetensors files, or a concatenation of parts of them.
+///
+/// The experts of a block are such a concatenation: one tensor of this name and shape where transformers 5 wrote them
+/// fused, else a part for each expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
     /// Its name; on disk too, where it is one tensor.
     pub name: String,
-    /// Its shape; a linear's is [out, in].
+    /// Its shape; a linear's is [out, in], that of all experts of a block [experts, out, in].
     pub shape: Vec<u64>,
     /// The value found.
     pub kind: ParameterKind,
     /// Other names under which a file may hold the same tensor, because modules share it.
     pub aliases: &'static [&'static str],
-    /// The parts of tensors on disk that it is the concatenation of, in order. Empty where it is one whole tensor of
+    /// The parts of tensors on disk that it is the concatenation of, in order. Empty where it is always one whole tensor of
     /// its own name and shape.
     pub parts: Vec<Part>,
     /// Whether it is trained; a frozen one has no gradient and no optimizer state.
@@ -88,8 +96,18 @@ pub struct Parameter {
 pub struct Part {
     /// The tensor's name.
     pub name: String,
+    /// The tensor's shape.
+    pub shape: Vec<u64>,
     /// The elements.
     pub elements: Range<u64>,
+}
+
+impl Part {
+    /// All of a tensor.
+    pub(crate) fn whole(name: String, shape: Vec<u64>) -> Self {
+        let elements = 0..shape.iter().product();
+        Self { name, shape, elements }
+    }
 }
 
 /// What a parameter is. Weight decay, LoRA and the kernels go by it.
@@ -101,7 +119,7 @@ pub enum ParameterKind {
     PositionBias,
     /// The matrix of a linear map inside a block.
     Linear,
-    /// The same, of one expert.
+    /// The matrices of a linear map of each expert, [experts, out, in].
     Expert,
     /// The linear map that scores the experts.
     Router,
@@ -111,9 +129,9 @@ pub enum ParameterKind {
     Bias,
     /// The scale of a norm.
     Norm,
-    /// The inner matrix of a LoRA adapter, [rank, in].
+    /// The inner matrix of a LoRA adapter, [rank, in]; of experts [experts, rank, in].
     LoraA,
-    /// The outer matrix of a LoRA adapter, [out, rank].
+    /// The outer matrix of a LoRA adapter, [out, rank]; of experts [experts, out, rank].
     LoraB,
 }
 
@@ -140,7 +158,7 @@ impl Parameter {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().copied())
     }
 
-    /// The names of all tensors on disk that hold it or a part of it.
+    /// The names of the tensors that it is written as.
     pub(crate) fn stored_names(&self) -> impl Iterator<Item = &str> {
         let own = self.parts.is_empty().then(|| self.names());
         own.into_iter().flatten().chain(self.parts.iter().map(|part| part.name.as_str()))
@@ -153,7 +171,7 @@ impl Parameter {
 
     /// The module that holds it: its name without the last part.
     pub fn module(&self) -> &str {
-        self.name.rsplit_once('.').map_or("", |(module, _)| module)
+        module_of(&self.name)
     }
 }
 
@@ -239,20 +257,30 @@ impl ParameterTable {
     }
 
     /// The module that itself holds the most elements, those of modules inside it not counted: what DeepSpeed calls
-    /// the largest layer. The modules are those on disk; fused experts of transformers 5 would count as one.
+    /// the largest layer. The modules are those on disk, a module for each matrix of an expert; fused experts of
+    /// transformers 5 would count as one.
     pub fn largest_module(&self) -> Option<(&str, u64)> {
         let mut largest: Option<(&str, u64)> = None;
         let mut current = ("", 0);
         // The parameters of a module follow each other.
         for parameter in self.iter() {
-            let so_far = if parameter.module() == current.0 { current.1 } else { 0 };
-            current = (parameter.module(), so_far + parameter.elements());
-            if largest.is_none_or(|(_, most)| current.1 > most) {
-                largest = Some(current);
+            let whole = parameter.parts.is_empty().then(|| (parameter.module(), parameter.elements()));
+            let parts = parameter.parts.iter();
+            let parts = parts.map(|p| (module_of(&p.name), p.elements.end - p.elements.start));
+            for (module, elements) in whole.into_iter().chain(parts) {
+                current = (module, elements + if module == current.0 { current.1 } else { 0 });
+                if largest.is_none_or(|(_, most)| current.1 > most) {
+                    largest = Some(current);
+                }
             }
         }
         largest
     }
+}
+
+/// A parameter's name without its last part.
+pub(crate) fn module_of(name: &str) -> &str {
+    name.rsplit_once('.').map_or("", |(module, _)| module)
 }
 
 fn first_largest<'a, T>(items: impl Iterator<Item = &'a T>, size: impl Fn(&T) -> u64) -> Option<&'a T> {
@@ -272,6 +300,7 @@ impl fmt::Display for UnitName {
             Self::EncoderNorm => f.write_str("encoder norm"),
             Self::DecoderPositions => f.write_str("decoder positions"),
             Self::Block(index) => write!(f, "block {index}"),
+            Self::Experts(index) => write!(f, "experts {index}"),
             Self::Head => f.write_str("head"),
         }
     }

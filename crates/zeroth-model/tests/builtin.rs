@@ -5,7 +5,7 @@
 use zeroth_model::{ModelConfig, builtin_names, named_config, table};
 
 /// Published counts: sums over the tensors of the safetensors files.
-const TOTALS: [(&str, u64); 25] = [
+const TOTALS: [(&str, u64); 27] = [
     ("Qwen/Qwen3-0.6B", 596_049_920),
     ("Qwen/Qwen3-1.7B", 1_720_574_976),
     ("Qwen/Qwen3-4B", 4_022_468_096),
@@ -14,6 +14,8 @@ const TOTALS: [(&str, u64); 25] = [
     ("Qwen/Qwen3-32B", 32_762_123_264),
     ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
     ("Qwen/Qwen3-235B-A22B", 235_093_634_560),
+    ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704),
+    ("mistralai/Mixtral-8x22B-v0.1", 140_620_634_112),
     ("Qwen/Qwen2.5-0.5B", 494_032_768),
     ("Qwen/Qwen2.5-1.5B", 1_543_714_304),
     ("Qwen/Qwen2.5-3B", 3_085_938_688),

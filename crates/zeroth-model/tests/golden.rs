@@ -43,7 +43,11 @@ mod golden {
     }
 
     fn lines(table: &ParameterTable) -> Vec<String> {
-        let mut lines: Vec<String> = table.iter().map(|p| format!("{} {:?}", p.name, p.shape)).collect();
+        let stored = |p: &Parameter| match p.parts.as_slice() {
+            [] => vec![format!("{} {:?}", p.name, p.shape)],
+            parts => parts.iter().map(|part| format!("{} {:?}", part.name, part.shape)).collect(),
+        };
+        let mut lines: Vec<String> = table.iter().flat_map(stored).collect();
         lines.sort();
         lines
     }
@@ -209,7 +213,8 @@ mod golden {
     #[test]
     fn units_follow_the_forward_pass() {
         use UnitName::{
-            Block, DecoderPositions, Embedding, EncoderBlock, EncoderNorm, EncoderPositions, Head, Tied,
+            Block, DecoderPositions, Embedding, EncoderBlock, EncoderNorm, EncoderPositions, Experts, Head,
+            Tied,
         };
         let names = |name: &str| {
             let table = table(&config(name));
@@ -217,6 +222,22 @@ mod golden {
         };
         assert_eq!(names("tiny-mistral-defaults"), [Embedding, Block(0), Block(1), Head]);
         assert_eq!(names("tiny-llama-biases"), [Tied, Block(0), Block(1), Block(2), Head]);
+        // Experts in every second block, but not in block 3.
+        assert_eq!(
+            names("tiny-qwen3-moe-mixed"),
+            [
+                Embedding,
+                Block(0),
+                Block(1),
+                Experts(1),
+                Block(2),
+                Block(3),
+                Block(4),
+                Block(5),
+                Experts(5),
+                Head
+            ]
+        );
         assert_eq!(
             names("tiny-t5-tied"),
             [

@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
-use zeroth_model::{Batch, ModelConfig, Parameter, ParameterTable, WeightFiles, forward_training, table};
+use zeroth_model::{
+    Adapter, Batch, ModelConfig, Parameter, ParameterTable, WeightFiles, add_adapters, forward_training,
+    table,
+};
 
 /// A golden model: its folder, its weights and its rows.
 struct Golden {
@@ -32,7 +35,16 @@ fn golden_folder() -> PathBuf {
 }
 
 fn goldens() -> Vec<Golden> {
-    let mut folders: Vec<PathBuf> = std::fs::read_dir(golden_folder())
+    goldens_in(&golden_folder())
+}
+
+/// Models with a mixture of experts.
+fn moe_goldens() -> Vec<Golden> {
+    goldens_in(&golden_folder().join("moe"))
+}
+
+fn goldens_in(folder: &Path) -> Vec<Golden> {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.join("steps.json").is_file())
@@ -72,6 +84,42 @@ impl Golden {
     fn is_frozen(&self, parameter: &Parameter) -> bool {
         let mut frozen = self.steps["frozen"].as_array().into_iter().flatten();
         frozen.any(|name| name == parameter.name.as_str())
+    }
+
+    /// The golden LoRA run of `moe/lora`.
+    fn lora(case: &str) -> Self {
+        let folder = golden_folder().join("moe/lora").join(case);
+        let steps = std::fs::read_to_string(folder.join("steps.json")).unwrap();
+        let steps: Value = serde_json::from_str(&steps).unwrap();
+        let base = Self::read(&golden_folder().join(steps["base"].as_str().unwrap()));
+        let adapter = Adapter::open(&folder, &base.table).unwrap();
+        let table = add_adapters(&base.table, adapter.lora()).unwrap();
+        let mut of_base = base.weights.iter();
+        let weights = table.iter().map(|parameter| {
+            if !parameter.trained {
+                return of_base.next().unwrap().clone();
+            }
+            let mut elements = vec![0f32; parameter.elements() as usize];
+            adapter.read_f32(&parameter.name, 0..parameter.elements(), &mut elements).unwrap();
+            elements.into_iter().map(f64::from).collect()
+        });
+        let weights = weights.collect();
+        let steps = serde_json::json!({
+            "frozen": base.table.iter().map(|parameter| &parameter.name).collect::<Vec<_>>(),
+            "gradients_of_step_1": steps["gradients_of_step_1"],
+            "runs": steps["runs"],
+        });
+        Self { name: case.to_owned(), weights, table, steps, ..base }
+    }
+
+    /// The summed loss of a step's rows, and the summed gradients of all parameters: of each row by itself, or of one
+    /// micro-batch where a loss is one of the micro-batch.
+    fn step(&self, weights: &[Vec<f64>], rows: &[&Row]) -> (f64, Vec<Vec<f64>>) {
+        if self.config.experts.as_ref().is_none_or(|experts| experts.aux_loss.is_none()) {
+            return self.row_by_row(weights, rows);
+        }
+        let data = pack(rows);
+        run(&self.graph(data.ids.len()), &data, weights)
     }
 
     /// The summed loss of some rows, and the summed gradients of all parameters, each row by itself.
@@ -135,7 +183,17 @@ fn numbers(value: &Value) -> Vec<f64> {
 
 #[test]
 fn gradients_of_step_1_agree_with_pytorch() {
-    for golden in goldens() {
+    gradients_agree(goldens());
+}
+
+#[test]
+fn gradients_of_experts_agree_with_pytorch_and_peft() {
+    let cases = ["qwen3-moe-normalized-all", "mixtral-no-window-all", "mixtral-no-window-qv-experts"];
+    gradients_agree(moe_goldens().into_iter().chain(cases.map(Golden::lora)).collect());
+}
+
+fn gradients_agree(goldens: Vec<Golden>) {
+    for golden in goldens {
         let expected = &golden.steps["gradients_of_step_1"];
         let run = golden.steps["runs"]
             .as_array()
@@ -146,7 +204,7 @@ fn gradients_of_step_1_agree_with_pytorch() {
         let batch = run["batch"].as_u64().unwrap() as usize;
         let rows: Vec<&Row> = golden.rows.iter().take(batch).collect();
         let trained = rows.iter().map(|row| row.trained()).sum::<usize>() as f64;
-        let (loss, gradients) = golden.row_by_row(&golden.weights, &rows);
+        let (loss, gradients) = golden.step(&golden.weights, &rows);
         let said = run["loss"][0].as_f64().unwrap();
         assert!(
             (loss / trained - said).abs() < 1e-5 * said,
@@ -166,7 +224,8 @@ fn gradients_of_step_1_agree_with_pytorch() {
             }
             let gradient: Vec<f64> = gradient.iter().map(|g| g / trained).collect();
             let name = format!("{} {}", golden.name, parameter.name);
-            let said = &expected["parameters"][&parameter.name];
+            let written = parameter.name.strip_prefix("base_model.model.").unwrap_or(&parameter.name);
+            let said = &expected["parameters"][written];
             let (found, length) = (norm(&gradient), said["norm"].as_f64().unwrap());
             assert!((found - length).abs() <= 1e-5 * length.max(1e-6), "{name}: norm {found} {length}");
             let places = numbers(&said["places"]);
@@ -180,7 +239,8 @@ fn gradients_of_step_1_agree_with_pytorch() {
 
 #[test]
 fn packed_rows_compute_what_they_compute_alone() {
-    for golden in goldens() {
+    let of_rows = |golden: &Golden| golden.config.experts.as_ref().is_none_or(|e| e.aux_loss.is_none());
+    for golden in goldens().into_iter().chain(moe_goldens().into_iter().filter(of_rows).take(2)) {
         let rows: Vec<&Row> = golden.rows.iter().take(4).collect();
         let data = pack(&rows);
         let (packed, packed_gradients) = run(&golden.graph(data.ids.len()), &data, &golden.weights);
@@ -194,7 +254,8 @@ fn packed_rows_compute_what_they_compute_alone() {
 
 #[test]
 fn losses_and_norms_of_20_steps_agree_with_pytorch() {
-    for golden in goldens() {
+    let is_aux = |golden: &Golden| golden.name == "mixtral-aux-3-layers";
+    for golden in goldens().into_iter().chain(moe_goldens().into_iter().filter(is_aux)) {
         let recipe = &golden.steps["recipe"];
         let of = |key: &str| recipe[key].as_f64().unwrap();
         let undecayed: Vec<&str> =
@@ -209,7 +270,7 @@ fn losses_and_norms_of_20_steps_agree_with_pytorch() {
             let rows: Vec<&Row> =
                 (0..batch).map(|place| &golden.rows[(step * batch + place) % golden.rows.len()]).collect();
             let trained = rows.iter().map(|row| row.trained()).sum::<usize>() as f64;
-            let (loss, gradients) = golden.row_by_row(&weights, &rows);
+            let (loss, gradients) = golden.step(&weights, &rows);
             let at = format!("{} step {}", golden.name, step + 1);
             assert!(
                 (loss / trained - losses[step]).abs() < 1e-4,

@@ -11,8 +11,9 @@ mod new_weights {
     use serde_json::Value;
     use zeroth_base::DType;
     use zeroth_model::{
-        Family, INITIALIZER_RANGE, Lora, ModelConfig, ModelSizes, NewFolder, NewFolderError, Parameter,
-        ParameterKind, Positions, UnwritableConfig, WeightFiles, fill_new, lora_table, new_folder, table,
+        ExpertSizes, Family, INITIALIZER_RANGE, Lora, ModelConfig, ModelSizes, NewFolder, NewFolderError,
+        Parameter, ParameterKind, Positions, UnwritableConfig, WeightFiles, fill_new, lora_table, new_folder,
+        table,
     };
 
     fn parameter(name: &str, shape: &[u64]) -> Parameter {
@@ -46,6 +47,11 @@ mod new_weights {
             tied: false,
             max_positions: Some(256),
             rope_theta: Some(5e5),
+            experts: matches!(family, Family::Qwen3Moe | Family::Mixtral).then_some(ExpertSizes {
+                count: 5,
+                per_token: 2,
+                width: (family == Family::Qwen3Moe).then_some(48),
+            }),
         }
     }
 
@@ -206,10 +212,12 @@ mod new_weights {
             (kv_heads, head_dim) in any::<(Option<u8>, Option<u8>)>(),
             (ffn, max_positions) in (prop_oneof![0..40_u64, Just(u64::MAX)], any::<Option<u64>>()),
             (tied, rope_theta) in any::<(bool, Option<f64>)>(),
+            experts in prop::option::of((0..6_u64, 0..4_u64, prop::option::of(0..40_u64))),
         ) {
             let (kv_heads, head_dim) = (kv_heads.map(u64::from), head_dim.map(u64::from));
             let sizes = ModelSizes {
                 family, hidden, blocks, heads, kv_heads, head_dim, ffn, vocab, tied, max_positions, rope_theta,
+                experts: experts.map(|(count, per_token, width)| ExpertSizes { count, per_token, width }),
             };
             if let Ok(config) = ModelConfig::from_sizes(&sizes) {
                 let again = ModelConfig::from_map(&config.to_json().unwrap(), "config.json").unwrap();
@@ -221,9 +229,14 @@ mod new_weights {
     #[test]
     fn a_new_folder_holds_every_parameter_with_the_right_distribution() {
         let folder = tempfile::tempdir().unwrap();
-        for (family, tied) in
-            [(Family::Llama, true), (Family::Mistral, false), (Family::Qwen2, false), (Family::Qwen3, true)]
-        {
+        for (family, tied) in [
+            (Family::Llama, true),
+            (Family::Mistral, false),
+            (Family::Qwen2, false),
+            (Family::Qwen3, true),
+            (Family::Qwen3Moe, false),
+            (Family::Mixtral, true),
+        ] {
             let folder = folder.path().join(family.to_string());
             let config = ModelConfig::from_sizes(&ModelSizes { tied, ..sizes(family) }).unwrap();
             let new = NewFolder { dtype: DType::F32, shard_bytes: 200_000, ..NewFolder::default() };

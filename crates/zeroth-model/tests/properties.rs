@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 mod properties {
-    use std::collections::HashSet;
+    use std::collections::{HashMap, HashSet};
 
     use proptest::prelude::*;
     use serde_json::{Value, json};
@@ -14,7 +14,7 @@ mod properties {
     prop_compose! {
         /// A valid config of a decoder-only family.
         fn decoder()(
-            family in prop::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"]),
+            family in prop::sample::select(vec!["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"]),
             (kv_heads, group, half_head) in (1u64..5, 1u64..5, 1u64..20),
             (hidden, ffn, blocks, vocab) in (1u64..100, 1u64..100, 1u64..9, 1u64..500),
             (attention_bias, mlp_bias, tied) in any::<(bool, bool, bool)>(),
@@ -26,7 +26,7 @@ mod properties {
                 "num_hidden_layers": blocks, "num_attention_heads": kv_heads * group,
                 "num_key_value_heads": kv_heads, "head_dim": 2 * half_head, "vocab_size": vocab,
                 "attention_bias": attention_bias, "mlp_bias": mlp_bias, "tie_word_embeddings": tied,
-                "num_experts": experts, "num_experts_per_tok": per_token.min(experts),
+                "num_experts": experts, "num_local_experts": experts, "num_experts_per_tok": per_token.min(experts),
                 "moe_intermediate_size": width, "decoder_sparse_step": step, "mlp_only_layers": dense,
             })
         }
@@ -73,11 +73,18 @@ mod properties {
             assert!(parameter.aliases.iter().all(|alias| !names.contains(alias)), "{parameter:?}");
             assert!(parameter.elements() > 0, "{parameter:?}");
         }
-        // DeepSpeed's largest layer, the plain way: sum by module, whatever the order.
-        let modules: HashSet<&str> = table.iter().map(Parameter::module).collect();
-        let own =
-            |module| table.iter().filter(|p| p.module() == module).map(Parameter::elements).sum::<u64>();
-        let largest = modules.into_iter().map(own).max();
+        // DeepSpeed's largest layer, the plain way: sum by module on disk, whatever the order.
+        let mut modules: HashMap<String, u64> = HashMap::new();
+        for parameter in table.iter() {
+            let of_parts: u64 = parameter.parts.iter().map(|part| part.shape.iter().product::<u64>()).sum();
+            assert!(parameter.parts.is_empty() || of_parts == parameter.elements(), "{parameter:?}");
+            let whole = parameter.parts.is_empty().then(|| (parameter.name.as_str(), parameter.elements()));
+            let parts = parameter.parts.iter().map(|p| (p.name.as_str(), p.shape.iter().product()));
+            for (name, elements) in whole.into_iter().chain(parts) {
+                *modules.entry(name.rsplit_once('.').unwrap().0.to_owned()).or_default() += elements;
+            }
+        }
+        let largest = modules.into_values().max();
         assert_eq!(table.largest_module().map(|(_, elements)| elements), largest);
         assert_eq!(table.blocks().count() as u64, config.blocks + config.encoder_blocks);
         assert!(table.largest_unit().unwrap().elements() >= table.largest_parameter().unwrap().elements());
@@ -115,14 +122,25 @@ mod properties {
             rank in 1u64..3,
         ) {
             let base = table(&read(&json));
+            let rank_of = |p: &Parameter| if p.name.ends_with("gate_up_proj") { 2 * rank } else { rank };
+            let sides = |p: &Parameter| p.shape[p.shape.len() - 2..].to_vec();
             let Ok(adapters) = lora_table(&base, &Lora { rank, ..Lora::default() }) else {
-                // Only a model whose every matrix is thinner than the rank.
-                prop_assert!(base.iter().filter(|p| p.kind.is_linear()).all(|p| p.shape.iter().all(|s| *s < rank)));
+                // Only a model with a matrix that is thinner than the rank.
+                let is_thin = |p: &Parameter| sides(p).into_iter().all(|side| side < rank_of(p));
+                prop_assert!(base.iter().any(|p| p.kind.is_linear() && is_thin(p)));
                 return Ok(());
             };
-            let targets = base.iter().filter(|p| p.kind.is_linear() && p.kind != ParameterKind::Head);
-            let sides: u64 = targets.flat_map(|p| &p.shape).sum();
-            prop_assert_eq!(adapters.total(), rank * sides);
+            // Beside experts, dense feed-forward parts have none.
+            let has_experts = base.iter().any(|p| p.kind == ParameterKind::Expert);
+            let is_dense = |p: &Parameter| p.kind == ParameterKind::Linear && p.name.contains(".mlp.");
+            let targets = base.iter().filter(|p| {
+                p.kind.is_linear() && p.kind != ParameterKind::Head && !(has_experts && is_dense(p))
+            });
+            let of = |p: &Parameter| {
+                let experts = if p.kind == ParameterKind::Expert { p.shape[0] } else { 1 };
+                experts * rank_of(p) * sides(p).iter().sum::<u64>()
+            };
+            prop_assert_eq!(adapters.total(), targets.map(of).sum::<u64>());
         }
 
         #[test]

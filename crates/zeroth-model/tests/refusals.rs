@@ -147,9 +147,21 @@ mod refusals {
             (
                 &moe,
                 json!({"num_experts_per_tok": 5}),
-                "m/config.json: `num_experts_per_tok` is 5: it must be from 1 to 4",
+                "m/config.json: `num_experts_per_tok` is 5: a block has 4 experts (`num_experts`), and a token goes to at \
+                 most all of them",
             ),
             (&moe, json!({"num_experts": null}), "m/config.json: `num_experts` is missing"),
+            (
+                &moe,
+                json!({"router_jitter_noise": 0.1}),
+                "m/config.json: `router_jitter_noise` is 0.1: random noise on the input of routers is not yet built: set \
+                 it to 0",
+            ),
+            (
+                &moe,
+                json!({"model_type": "mixtral", "num_local_experts": 0}),
+                "m/config.json: `num_hidden_layers × num_local_experts` is 0: it must be from 1 to 262144",
+            ),
             (
                 &moe,
                 json!({"mlp_only_layers": ["0"]}),
@@ -173,6 +185,14 @@ mod refusals {
     fn other_architectures_are_refused_by_name() {
         let known = Family::ALL.iter().map(|family| family.model_type()).collect::<Vec<_>>().join(", ");
         for (changes, message) in [
+            (
+                json!({"model_type": "gpt_oss", "architectures": null}),
+                "m/config.json: models with `model_type` `gpt_oss` are not yet built; those built are KNOWN",
+            ),
+            (
+                json!({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}),
+                "m/config.json: models with `model_type` `deepseek_v3` are not yet built; those built are KNOWN",
+            ),
             (
                 json!({"model_type": "qwen3moe", "architectures": null}),
                 "m/config.json: model_type `qwen3moe` is not a model family known here (KNOWN); did you mean `qwen3_moe`?",

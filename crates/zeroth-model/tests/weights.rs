@@ -6,6 +6,8 @@
 mod adapters;
 #[path = "weight_files/attacks.rs"]
 mod attacks;
+#[path = "weight_files/experts.rs"]
+mod experts;
 #[path = "weight_files/folders.rs"]
 mod folders;
 #[path = "weight_files/golden.rs"]

@@ -8,7 +8,7 @@ use zeroth_program::{Bytes, Compiled, FrozenPlacement, GradientStorage, Program,
 
 use crate::row::{Basis, Footprint, Frozen};
 use crate::sizing::{BatchShape, Budget, EVERY_BLOCK, Freedom, Sizing};
-use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, TrainType};
+use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PrefetchLimit, TrainType};
 
 /// A model that can be trained, and the devices to train it on.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,7 +116,8 @@ pub(crate) fn footprint(
     };
     let refused = |source| PlanError::Compile { preset: placement.preset.clone(), source: Box::new(source) };
     let compiled = compiled.map_err(refused)?;
-    Ok(Some(Footprint::of_program(&compiled, request.ranks_on_host())))
+    let prefetch = PrefetchLimit::of(&compiled, &sizing.settings);
+    Ok(Some(Footprint { prefetch, ..Footprint::of_program(&compiled, request.ranks_on_host()) }))
 }
 
 impl Footprint {
@@ -132,6 +133,7 @@ impl Footprint {
             sent: program.bytes_sent_per_step(),
             bytes_per_parameter: bytes_per_parameter(program),
             frozen: frozen(program),
+            prefetch: None,
             basis: Basis::Program,
         }
     }

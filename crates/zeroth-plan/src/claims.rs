@@ -171,7 +171,8 @@ fn cases() -> [Claim; 3] {
     let mut lora = on_gpu("ZeRO-2 + LoRA of Qwen3-30B-A3B", gpu_memory, QWEN3_30B_A3B, 2, TrainType::Lora);
     lora.note = format!(
         "its case 2 says that 5 are enough, but DeepSpeed's ZeRO-2 keeps all 16-bit weights on every GPU, {} alone; \
-         frozen weights that are sharded at stage 2 too (`zeroth.frozen`) take {} on each of 5",
+         frozen weights that are sharded at stage 2 too (`zeroth.frozen`) take {} on each of 5, and by the compiled step \
+         of `zeroth plan` they are",
         format_bytes(2 * QWEN3_30B_A3B),
         format_bytes((2 * QWEN3_30B_A3B).div_ceil(5))
     );

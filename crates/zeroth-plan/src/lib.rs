@@ -19,6 +19,7 @@ mod misfit;
 mod most_tokens;
 mod overhead;
 mod plan;
+mod prefetch;
 mod recommend;
 mod request;
 mod row;
@@ -37,6 +38,7 @@ pub use communication::{bytes_sent_per_step, volume_in_parameters};
 pub use misfit::Misfit;
 pub use overhead::{DataSize, Overhead, Processes};
 pub use plan::{Plan, plan};
+pub use prefetch::PrefetchLimit;
 pub use request::{
     Adapters, BytesPerParameter, Offload, Placement, PlanError, PlanRequest, Shape, States, TrainType,
 };

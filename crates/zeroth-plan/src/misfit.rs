@@ -74,8 +74,10 @@ impl<'a> Sizing<'a> {
             changes.push(("zeroth.update_window 0, or none at all".to_owned(), Box::new(change)));
         }
         if halvings > 0 {
+            let changes_loss =
+                if self.balances_micro_batches()? { " (balances experts in smaller batches)" } else { "" };
             let name = format!(
-                "train_micro_batch_size_per_gpu {} with gradient_accumulation_steps {}",
+                "train_micro_batch_size_per_gpu {} with gradient_accumulation_steps {}{changes_loss}",
                 asked.1.micro_batch >> halvings,
                 asked.1.accumulation << halvings
             );

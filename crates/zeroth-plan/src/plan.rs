@@ -56,7 +56,7 @@ pub fn plan(request: &PlanRequest, placements: &[Placement]) -> Result<Plan, Pla
     Ok(Plan {
         params: request.params,
         ranks: request.ranks,
-        notes: notes(request, &rows, bytes_per_parameter, recommended.as_deref()),
+        notes: notes(request, &rows, &footprints, bytes_per_parameter, recommended.as_deref()),
         recommended,
         reason,
         states: request.states,
@@ -165,6 +165,7 @@ const CONTEXT: u64 = 500_000_000;
 fn notes(
     request: &PlanRequest,
     rows: &[Row],
+    footprints: &[Footprint],
     each: BytesPerParameter,
     recommended: Option<&str>,
 ) -> Vec<String> {
@@ -202,6 +203,9 @@ fn notes(
                 format_bytes(layer)
             ));
         }
+    }
+    if let Some((row, limit)) = rows.iter().zip(footprints).find_map(|(row, f)| Some((row, f.prefetch?))) {
+        notes.push(format!("{}: {limit}", row.preset));
     }
     if request.device_memory.is_some() {
         notes.push("a device's own context and libraries, about 0.5 GB on a GPU, come on top".into());

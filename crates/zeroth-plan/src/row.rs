@@ -4,6 +4,7 @@ use serde::Serialize;
 use zeroth_base::format_bytes;
 use zeroth_program::Bytes;
 
+use crate::PrefetchLimit;
 use crate::by_program::Candidate;
 use crate::deepspeed::Estimate;
 use crate::format::pair;
@@ -89,6 +90,8 @@ pub struct Footprint {
     pub bytes_per_parameter: BytesPerParameter,
     /// Where the frozen parameters are.
     pub frozen: Option<Frozen>,
+    /// What keeps experts from being prefetched.
+    pub prefetch: Option<PrefetchLimit>,
     /// Where the figures come from.
     pub basis: Basis,
 }
@@ -151,6 +154,7 @@ fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
         sent: bytes_sent_per_step(request, placement.stage),
         bytes_per_parameter: request.bytes_per_parameter(),
         frozen: None,
+        prefetch: None,
         basis: Basis::Estimate,
     }
 }

@@ -6,6 +6,7 @@
 //! sizes only, so that `plan` sizes a job that has none.
 
 use zeroth_base::DType;
+use zeroth_graph::Op;
 use zeroth_kernel::Tier;
 use zeroth_machine::Rates;
 use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward};
@@ -209,7 +210,7 @@ impl<'a> Sizing<'a> {
     ) -> Result<(Compiled, Option<Shortfall>), SizingError> {
         let asked = self.clone();
         let mut least: Option<(Self, Compiled, Shortfall)> = None;
-        for halvings in 0..=asked.max_halvings(freedom) {
+        for halvings in 0..=asked.max_halvings(freedom)? {
             for (recompute, prefetch) in asked.policies(freedom) {
                 *self = asked.clone();
                 self.halve_micro_batch(halvings);
@@ -337,7 +338,7 @@ impl<'a> Sizing<'a> {
     fn stall_seconds(&self, compiled: &Compiled, rates: Rates) -> f64 {
         let window = self.settings.offload.stream.map_or(0, |stream| stream.window);
         let outside = compiled.memory.states(Tier::Host).saturating_sub(window);
-        let parameters: u64 = compiled.graph.params.iter().map(zeroth_graph::Param::elements).sum();
+        let parameters = self.table.active_per_token();
         let rows = self.row_sizes.last().copied().unwrap_or(0);
         (rates.transfer_seconds(outside) - rates.matmul_seconds(2 * parameters * rows)).max(0.0)
     }
@@ -379,8 +380,16 @@ impl<'a> Sizing<'a> {
     }
 
     /// How often the micro-batch may be halved.
-    fn max_halvings(&self, freedom: Freedom) -> u32 {
-        if freedom.micro_batch { self.shape.micro_batch.trailing_zeros() } else { 0 }
+    fn max_halvings(&self, freedom: Freedom) -> Result<u32, SizingError> {
+        let is_free = freedom.micro_batch && !self.balances_micro_batches()?;
+        Ok(if is_free { self.shape.micro_batch.trailing_zeros() } else { 0 })
+    }
+
+    /// Whether the split of a batch into micro-batches changes the training: the auxiliary loss of a mixture of experts
+    /// balances the load of every micro-batch.
+    pub fn balances_micro_batches(&self) -> Result<bool, SizingError> {
+        let graph = forward(self.model, self.table, Batch { tokens: 1 })?;
+        Ok(graph.nodes.iter().any(|node| matches!(node.op, Op::BalanceLoss { .. })))
     }
 
     /// Halves the micro-batch and doubles accumulation; the samples of a step stay the same.

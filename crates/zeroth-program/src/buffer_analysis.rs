@@ -23,8 +23,9 @@ pub fn vocabulary(graph: &Graph) -> u64 {
     heads(graph).map(|head| graph.param(head.params[0]).spec.shape[0]).min().unwrap_or(0)
 }
 
-fn heads(graph: &Graph) -> impl Iterator<Item = &Node> {
-    graph.losses().map(|index| &graph.nodes[index])
+/// The nodes that project to a vocabulary.
+pub(super) fn heads(graph: &Graph) -> impl Iterator<Item = &Node> {
+    graph.nodes.iter().filter(|node| matches!(node.op, Op::HeadLoss { .. }))
 }
 
 impl BufferAnalysis<'_> {

@@ -4,6 +4,7 @@ use zeroth_base::DType;
 use zeroth_graph::{Backward, GradNode, GradOp, Graph};
 use zeroth_kernel::HeadLossDims;
 
+use super::buffer_analysis::heads;
 use super::{Settings, Types};
 
 /// The ops that produce a parameter's gradient in a micro-batch.
@@ -41,7 +42,13 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
     let of = |(place, nodes): (usize, &Vec<&GradNode>)| {
         let is_matmul = |node: &GradNode| {
             let weight = graph.nodes[node.of].params.first().map(|weight| weight.index());
-            let is_dw = matches!(node.op, GradOp::LinearParams | GradOp::LinearAddParams { .. });
+            let is_dw = matches!(
+                node.op,
+                GradOp::LinearParams
+                    | GradOp::LinearAddParams { .. }
+                    | GradOp::GroupedLinearParams
+                    | GradOp::GroupedLinearAddParams { .. }
+            );
             is_dw && weight == Some(place)
         };
         match nodes[..] {
@@ -67,7 +74,7 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
 /// and the largest micro-batch, and so every other, must be one slice.
 fn head_rounds(graph: &Graph, settings: &Settings) -> bool {
     let Types { compute, communication } = settings.types;
-    let mut heads = graph.losses().map(|index| &graph.nodes[index]);
+    let mut heads = heads(graph);
     heads.all(|head| {
         let [vocab, hidden] = [0, 1].map(|place| graph.param(head.params[0]).spec.shape[place] as usize);
         let rows = graph.most_rows(graph.info(head.inputs[0]).rows) as usize;

@@ -7,7 +7,7 @@ use zeroth_graph::{LossPart, ParamId};
 use zeroth_kernel::{MasterForm, Optimizer, Queue, ReportLayout, Tier};
 
 use super::shared_buffers::SharedBuffers;
-use super::{BufferId, GradProducers, Operands, Types, World};
+use super::{BufferId, GradProducers, Operands, RouterCounts, Types, World};
 use crate::{FlatKind, Layout, Storage};
 
 /// A compiled training step. Every rank runs the same program.
@@ -23,6 +23,8 @@ pub struct Program {
     pub accumulation: u64,
     /// The parts of the loss.
     pub losses: Vec<LossPart>,
+    /// The routers whose load the steps report.
+    pub routers: Vec<RouterCounts>,
     /// `zero_optimization.stage`: what is sharded across ranks.
     pub stage: u8,
     /// The dtypes of parameters, activations and communicated gradients.
@@ -416,7 +418,8 @@ impl Program {
 
     /// The layout of a rank's report.
     pub fn report(&self) -> ReportLayout {
-        ReportLayout { losses: self.losses.len(), flats: self.layout.flats.len() }
+        let counts = RouterCounts::total(&self.routers);
+        ReportLayout { losses: self.losses.len(), flats: self.layout.flats.len(), counts }
     }
 
     /// Whether a flat has gradients.

@@ -1,6 +1,6 @@
 //! Values that share the buffer of another value, so that nothing is allocated for them.
 //!
-//! A `linear_add` adds to its base in place where nothing else reads the base. Without gradients dropout is the identity:
+//! A `linear_add`, and a `grouped_linear_add`, adds to its base in place where nothing else reads the base. Without gradients dropout is the identity:
 //! it is not run, and its output is its input.
 
 use zeroth_graph::{Graph, Op, UnitId};
@@ -27,8 +27,8 @@ impl SharedBuffers {
         for node in &graph.nodes {
             let holders = [&mut shared.in_training, &mut shared.without_gradients];
             match node.op {
-                Op::Linear => linears[node.outputs[0].index()] = Some(node.unit),
-                Op::LinearAdd { .. } => {
+                Op::Linear | Op::GroupedLinear => linears[node.outputs[0].index()] = Some(node.unit),
+                Op::LinearAdd { .. } | Op::GroupedLinearAdd { .. } => {
                     let base = node.inputs[0].index();
                     // No gradient reads the output of a linear.
                     let is_last_reader = uses[base] == 1 && linears[base] == Some(node.unit);

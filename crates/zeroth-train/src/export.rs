@@ -10,7 +10,10 @@ use half::f16;
 use zeroth_base::DType;
 use zeroth_engine::{Engine, State};
 use zeroth_graph::ParamId;
-use zeroth_model::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, adapter_config_json, adapter_tensors};
+use zeroth_model::{
+    DEFAULT_SHARD_BYTES, NewTensor, Parameter, ParameterKind, WeightWriter, adapter_config_json,
+    adapter_parameters, to_stored_layout,
+};
 
 use crate::Job;
 use crate::control::all_gather;
@@ -45,10 +48,12 @@ pub(crate) fn export(
     source: &ExportSource,
 ) -> Result<(), ExportError> {
     let dtype = job.export_dtype();
-    let tensors: Vec<NewTensor> = match job.lora {
-        Some(_) => adapter_tensors(&job.table),
-        None => job.table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect(),
+    let parameters: Vec<&Parameter> = match job.lora {
+        Some(_) => adapter_parameters(&job.table),
+        None => job.table.iter().collect(),
     };
+    let tensors: Vec<NewTensor> =
+        parameters.iter().flat_map(|parameter| NewTensor::all_of(parameter, dtype)).collect();
     let create = || {
         std::fs::create_dir_all(folder).map_err(failed(folder))?;
         if let Some(LoraJob { lora, base, .. }) = &job.lora {
@@ -62,9 +67,9 @@ pub(crate) fn export(
     let created = (engine.rank() == 0).then(create).transpose();
     let (beside, mut writer) = propagate_failure(engine, source.step, created)?.unzip();
     let by_name: HashMap<&str, ParamId> = names.iter().map(String::as_str).zip(engine.params()).collect();
-    for tensor in &tensors {
-        let Some(&param) = by_name.get(tensor.name.as_str()) else { continue };
-        let streamed = stream(tensor, writer.as_mut(), &mut |range, elements| {
+    for parameter in parameters {
+        let Some(&param) = by_name.get(parameter.name.as_str()) else { continue };
+        let streamed = stream(parameter, dtype, writer.as_mut(), &mut |range, elements| {
             Ok(engine.gather(State::Weights, param, range, elements)?)
         });
         propagate_failure(engine, source.step, streamed)?;
@@ -88,41 +93,48 @@ pub(crate) fn propagate_failure<T>(
     if all[0] == 0 && own.is_ok() { Err(ExportError::OtherRank) } else { own }
 }
 
-/// Fetches a parameter in pieces and writes them if there is a writer (rank 0). After a write error, the remaining
-/// pieces are still fetched, because fetching is collective.
+/// Fetches a parameter in pieces and writes them if there is a writer (rank 0), into the tensors it is stored as. After a
+/// write error, the remaining pieces are still fetched, because fetching is collective.
 pub(crate) fn stream(
-    tensor: &NewTensor,
+    parameter: &Parameter,
+    dtype: DType,
     mut writer: Option<&mut WeightWriter>,
     fetch: Fetch<'_>,
 ) -> Result<(), ExportError> {
-    let total: u64 = tensor.shape.iter().product();
+    let total = parameter.elements();
     let mut elements = vec![0.0f32; PIECE.min(total) as usize];
+    // The outer matrices of experts' adapters are stored in another order: they are written once they are whole.
+    let is_reordered = parameter.kind == ParameterKind::LoraB && parameter.shape.len() > 2;
+    let mut whole = Vec::new();
     let mut written = Ok(());
     for first in (0..total).step_by(PIECE as usize) {
         let range = first..(first + PIECE).min(total);
         let piece = &mut elements[..(range.end - range.start) as usize];
         fetch(range, piece)?;
         if let Some(writer) = writer.as_deref_mut().filter(|_| written.is_ok()) {
-            written = write(tensor, writer, first, piece);
+            written = check(parameter, dtype, first, piece);
+            if is_reordered {
+                whole.extend_from_slice(piece);
+            } else if written.is_ok() {
+                written = writer.append_parameter(parameter, piece).map_err(Into::into);
+            }
         }
     }
-    written
+    match writer.filter(|_| is_reordered && written.is_ok()) {
+        Some(writer) => Ok(writer.append_parameter(parameter, &to_stored_layout(parameter, whole))?),
+        None => written,
+    }
 }
 
-/// Writes elements of a parameter from element `first` on, after checking that all are representable.
-fn write(
-    tensor: &NewTensor,
-    writer: &mut WeightWriter,
-    first: u64,
-    piece: &[f32],
-) -> Result<(), ExportError> {
+/// Checks that elements of a parameter, from element `first` on, are all representable.
+fn check(parameter: &Parameter, dtype: DType, first: u64, piece: &[f32]) -> Result<(), ExportError> {
     if let Some(place) = first_not_finite(piece) {
-        let (name, value) = (tensor.name.clone(), piece[place]);
+        let (name, value) = (parameter.name.clone(), piece[place]);
         return Err(ExportError::NotFinite { name, element: first + place as u64, value });
     }
     let is_lost = |value: &&f32| f16::from_f32(**value).is_infinite();
-    if let Some(value) = piece.iter().filter(|_| tensor.dtype == DType::F16).find(is_lost) {
-        return Err(ExportError::OutOfRange { name: tensor.name.clone(), value: *value });
+    if let Some(value) = piece.iter().filter(|_| dtype == DType::F16).find(is_lost) {
+        return Err(ExportError::OutOfRange { name: parameter.name.clone(), value: *value });
     }
-    Ok(writer.append_f32(&tensor.name, piece)?)
+    Ok(())
 }

@@ -176,7 +176,11 @@ impl Inference {
 
     /// As [`Self::open`], with the PEFT adapter of another folder, whose products are added as the model runs.
     pub fn open_with(folder: &Path, adapter: Option<&Path>) -> Result<Self, GenerateError> {
-        let model = ModelConfig::from_folder(folder)?;
+        let mut model = ModelConfig::from_folder(folder)?;
+        if let Some(experts) = &mut model.experts {
+            // It trains routers, and here nothing is trained.
+            experts.aux_loss = None;
+        }
         let base = table(&model);
         if !has_weights(folder)? {
             return Err(GenerateError::NoWeights { folder: folder.to_owned() });

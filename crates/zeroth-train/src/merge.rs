@@ -9,8 +9,8 @@ use rayon::prelude::*;
 use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::{
-    Adapter, ModelConfig, NewTensor, Parameter, ParameterKind, ParameterTable, WeightFiles, WeightWriter,
-    WrittenWeights, has_weights, lora_table, table,
+    Adapter, Lora, ModelConfig, NewTensor, Parameter, ParameterKind, ParameterTable, WeightFiles,
+    WeightWriter, WrittenWeights, has_weights, lora_table, table,
 };
 
 use crate::ModelFiles;
@@ -56,7 +56,7 @@ type ReadMatrix<'a> = &'a dyn Fn(&str, Range<u64>, &mut [f32]) -> Result<(), Exp
 struct Adapters<'a> {
     /// Their matrices, as [`lora_table`] lists them.
     table: &'a ParameterTable,
-    scale: f64,
+    lora: &'a Lora,
     read: ReadMatrix<'a>,
     /// What they are read from, and its folder.
     folder: (&'static str, &'a Path),
@@ -108,7 +108,7 @@ impl MergeBase {
         let step = exported_step(folder).unwrap_or(0);
         let adapters = Adapters {
             table: adapter.table(),
-            scale: adapter.lora().scale(),
+            lora: adapter.lora(),
             read: &|name, range, out| Ok(adapter.read_f32(name, range, out)?),
             folder: ("adapter", folder),
             base: None,
@@ -130,7 +130,7 @@ impl MergeBase {
         checkpoint.check_model(self.model.family.model_type(), &table)?;
         let adapters = Adapters {
             table: &table,
-            scale: lora.scale(),
+            lora: &lora,
             read: &|name, range, out| Ok(checkpoint.read_f32(State::Weights, name, range, out)?),
             folder: ("checkpoint", checkpoint.folder()),
             base: Some(&entry.base),
@@ -155,11 +155,14 @@ impl MergeBase {
             return Err(ExportError::InsideCheckpoint { folder: to.to_owned(), checkpoint });
         }
         refuse_taken(to, output.destination)?;
-        let stored = |parameter: &Parameter| {
-            let dtype = output.dtype.map_or_else(|| self.files.dtype(&parameter.name), Ok)?;
-            Ok(NewTensor::of(parameter, dtype))
+        let dtype_of = |parameter: &Parameter| match output.dtype {
+            Some(dtype) => Ok(dtype),
+            None => self.files.dtype(&parameter.name),
         };
-        let tensors: Vec<NewTensor> = self.table.iter().map(stored).collect::<Result<_, ExportError>>()?;
+        let mut tensors = Vec::new();
+        for parameter in self.table.iter() {
+            tensors.extend(NewTensor::all_of(parameter, dtype_of(parameter)?));
+        }
         self.refuse_small_disk(&tensors, to)?;
 
         std::fs::create_dir_all(to).map_err(failed(to))?;
@@ -168,12 +171,14 @@ impl MergeBase {
         let mut writer = WeightWriter::create(to, tensors.clone(), output.shard_bytes)?;
         let matrices = matrices_by_weight(adapters.table);
         let mut hash = BaseHash::default();
-        for tensor in &tensors {
-            let matrices = matrices.get(tensor.name.as_str());
-            let product = matrices.map(|(a, b)| Product::read(a, b, adapters)).transpose()?;
-            let key = name_key(&tensor.name);
-            stream(tensor, Some(&mut writer), &mut |range, elements| {
-                self.files.read_f32(&tensor.name, range.clone(), elements)?;
+        for parameter in self.table.iter() {
+            // An adapter is named after its module, or after the parameter of all experts.
+            let adapted = matrices.get(parameter.name.as_str());
+            let adapted = adapted.or_else(|| matrices.get(parameter.name.strip_suffix(".weight")?));
+            let product = adapted.map(|(a, b)| Product::read(a, b, adapters)).transpose()?;
+            let key = name_key(&parameter.name);
+            stream(parameter, dtype_of(parameter)?, Some(&mut writer), &mut |range, elements| {
+                self.files.read_f32(&parameter.name, range.clone(), elements)?;
                 if adapters.base.is_some() {
                     hash.add(key, range.start, elements);
                 }
@@ -202,7 +207,7 @@ impl MergeBase {
     }
 }
 
-/// The two matrices of every adapter by the name of the weight they add to.
+/// The two matrices of every adapter by the name of what they adapt.
 fn matrices_by_weight(adapters: &ParameterTable) -> HashMap<String, (&Parameter, &Parameter)> {
     let by_name = adapters.by_name();
     let mut matrices = HashMap::new();
@@ -214,17 +219,19 @@ fn matrices_by_weight(adapters: &ParameterTable) -> HashMap<String, (&Parameter,
         ) else {
             continue;
         };
-        matrices.insert(format!("{of_base}.weight"), (a, *b));
+        matrices.insert(of_base.to_owned(), (a, *b));
     }
     matrices
 }
 
 /// The product of an adapter's matrices, computed where it is added.
 struct Product {
-    /// [rank, in]
+    /// [rank, in], of experts [experts, rank, in]
     a: Vec<f32>,
-    /// [out, rank]
+    /// [out, rank], of experts [experts, out, rank]
     b: Vec<f32>,
+    /// Rows of the weight, of each expert.
+    out: usize,
     rank: usize,
     width: usize,
     scale: f32,
@@ -237,12 +244,15 @@ impl Product {
             (adapters.read)(&parameter.name, 0..parameter.elements(), &mut elements)?;
             Ok(elements)
         };
-        let (rank, width) = (a.shape[0] as usize, a.shape[1] as usize);
-        Ok(Self { a: whole(a)?, b: whole(b)?, rank, width, scale: adapters.scale as f32 })
+        let [rank, width] = a.shape.last_chunk().copied().expect("an adapter's matrices have two sides");
+        let [out, _] = b.shape.last_chunk().copied().expect("an adapter's matrices have two sides");
+        let scale = adapters.lora.scale_of_rank(rank) as f32;
+        let [out, rank, width] = [out, rank, width].map(|side: u64| side as usize);
+        Ok(Self { a: whole(a)?, b: whole(b)?, out, rank, width, scale })
     }
 
-    /// Adds scale · B·A to elements of the weight [out, in] from element `first` on, in f32. A sum runs over the rank in
-    /// order, so neither threads nor pieces change a bit.
+    /// Adds scale · B·A to elements of the weight [out, in], or [experts, out, in], from element `first` on, in f32. A sum runs
+    /// over the rank in order, so neither threads nor pieces change a bit.
     fn add_to(&self, first: usize, elements: &mut [f32]) {
         elements.par_chunks_mut(BLOCK).enumerate().for_each_init(
             || vec![0.0_f32; BLOCK],
@@ -254,7 +264,8 @@ impl Product {
                     let sums = &mut sums[..part.len()];
                     sums.fill(0.0);
                     let outer = &self.b[row * self.rank..(row + 1) * self.rank];
-                    for (b, a) in outer.iter().zip(self.a.chunks_exact(self.width)) {
+                    let inner = &self.a[row / self.out * self.rank * self.width..];
+                    for (b, a) in outer.iter().zip(inner.chunks_exact(self.width)) {
                         for (sum, a) in sums.iter_mut().zip(&a[column..]) {
                             *sum += b * a;
                         }

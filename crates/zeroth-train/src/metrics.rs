@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize, Serializer};
 use zeroth_base::{PublishError, publish};
 use zeroth_kernel::LOSSES;
 
+use crate::RouterLoad;
+
 /// An error writing or reading metrics.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
@@ -53,6 +55,8 @@ pub struct StepMetrics {
     pub loss: f64,
     /// The parts with their names and without their weights, where there are several.
     pub loss_parts: LossParts,
+    /// The load of a mixture of experts.
+    pub router: Option<RouterLoad>,
     /// Global L2 norm of the gradient, before clipping.
     pub grad_norm: f64,
     /// The learning rate used.
@@ -83,11 +87,17 @@ impl StepMetrics {
 impl Serialize for StepMetrics {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let parts = self.loss_parts.into_iter().flatten();
-        let mut line = serializer.serialize_struct("StepMetrics", 12 + parts.clone().count())?;
+        let fields = 12 + parts.clone().count() + if self.router.is_some() { 3 } else { 0 };
+        let mut line = serializer.serialize_struct("StepMetrics", fields)?;
         line.serialize_field("step", &self.step)?;
         line.serialize_field("loss", &self.loss)?;
         for (name, part) in parts {
             line.serialize_field(name, &part)?;
+        }
+        if let Some(RouterLoad { busiest, idlest, entropy }) = &self.router {
+            line.serialize_field("router_busiest", busiest)?;
+            line.serialize_field("router_idlest", idlest)?;
+            line.serialize_field("router_entropy", entropy)?;
         }
         line.serialize_field("grad_norm", &self.grad_norm)?;
         line.serialize_field("lr", &self.lr)?;

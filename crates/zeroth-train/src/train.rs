@@ -21,6 +21,7 @@ use crate::lora_weights::LoraWeights;
 use crate::report::timing::StepProfile;
 use crate::resident::resident_bytes;
 use crate::resume::restore;
+use crate::router_load::{RouterLoad, RouterWatch};
 use crate::save::{CheckpointOptions, CheckpointSaver};
 use crate::step_batches::StepBatches;
 use crate::train_error::TrainError;
@@ -159,6 +160,7 @@ pub fn train(
     let (mut last, mut stopped) = (None, false);
     let (mut deferred, mut request) = (ControlRequest::Continue, ControlRequest::Continue);
     let run_ahead = options.run_ahead && !options.profile;
+    let mut routers = RouterWatch::new(compiled);
     on_event(TrainEvent::Loaded)?;
     for step in first..end {
         let is_evaluated =
@@ -184,7 +186,11 @@ pub fn train(
         on_event(TrainEvent::Step(&line))?;
         if steps.record.head.halted != 0 {
             saver.finish(&engine)?;
-            return Err(not_finite(job, compiled, &line, &steps.record));
+            let router = routers.nonfinite(&steps.record.counts);
+            return Err(not_finite(job, compiled, &line, &steps.record, router));
+        }
+        for note in routers.observe(line.step, &steps.record.counts) {
+            on_event(TrainEvent::Note(&note))?;
         }
         if let Some(evaluation) = job.evaluation.as_ref().filter(|_| is_evaluated) {
             let found = evaluate(job, evaluation, &mut engine, &mut steps.buffer, line.step)?;
@@ -343,6 +349,7 @@ impl<'a> StepRunner<'a> {
             step: step + 1,
             loss: self.record.head.loss,
             loss_parts: loss_parts(&engine.compiled().program.losses, &self.record.losses),
+            router: RouterLoad::of(&engine.compiled().program.routers, &self.record.counts),
             grad_norm: self.record.head.norm,
             lr: self.record.head.rate,
             tokens: self.batches.tokens(step),
@@ -363,15 +370,26 @@ fn loss_parts(parts: &[LossPart], values: &[f64]) -> LossParts {
     std::array::from_fn(|_| named.next())
 }
 
-fn not_finite(job: &Job, compiled: &Compiled, line: &StepMetrics, record: &StepRecord) -> TrainError {
+/// `router` is the unit of the first router whose weights were not finite.
+fn not_finite(
+    job: &Job,
+    compiled: &Compiled,
+    line: &StepMetrics,
+    record: &StepRecord,
+    router: Option<&str>,
+) -> TrainError {
     let flat = usize::try_from(record.head.nonfinite_flat).ok().map(|flat| compiled.flat_name(flat));
     let what = match (record.head.nonfinite_rank, flat) {
         (rank @ 0.., Some(unit)) if line.loss.is_finite() => {
-            format!("the gradient of {unit} on rank {rank} is")
+            format!("the gradient of {unit} on rank {rank}")
         }
-        (rank @ 0.., _) => format!("the loss of rank {rank} is"),
-        (_, Some(unit)) => format!("the gradient of {unit} is"),
-        (_, None) => "the sum of all gradients is".to_owned(),
+        (rank @ 0.., _) => format!("the loss of rank {rank}"),
+        (_, Some(unit)) => format!("the gradient of {unit}"),
+        (_, None) => "the sum of all gradients".to_owned(),
+    };
+    let what = match router {
+        Some(unit) => format!("the weights of the router of {unit}, and so {what}, are"),
+        None => format!("{what} is"),
     };
     if record.head.at_min_scale != 0 {
         return TrainError::AtMinScale { step: line.step, what, scale: line.loss_scale };

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use serde_json::Value;
 use zeroth_kernel::LOSSES;
-use zeroth_train::{EvalMetrics, MetricsError, MetricsFile, StepMetrics, read_losses};
+use zeroth_train::{EvalMetrics, MetricsError, MetricsFile, RouterLoad, StepMetrics, read_losses};
 
 fn line(step: u64) -> StepMetrics {
     StepMetrics {
         step,
         loss: 2.25,
         loss_parts: [None; LOSSES],
+        router: None,
         grad_norm: 0.1,
         lr: 1e-5,
         tokens: 300,
@@ -175,8 +176,12 @@ fn a_loss_of_several_parts_has_a_key_for_each() {
     (loss_parts[0], loss_parts[1]) = (Some(("ce_loss", 2.0)), Some(("aux_loss", 0.25)));
     file.step(&line(1)).unwrap();
     file.step(&StepMetrics { loss_parts, ..line(2) }).unwrap();
+    let router = Some(RouterLoad { busiest: 0.5, idlest: 0.0, entropy: 0.75 });
+    file.step(&StepMetrics { router, ..line(3) }).unwrap();
     let lines: Vec<String> = text(&path).lines().map(str::to_owned).collect();
     let expected = "\"loss\":2.25,\"ce_loss\":2.0,\"aux_loss\":0.25,\"grad_norm\"";
     assert!(lines[1].contains(expected), "{}", lines[1]);
     assert!(lines[0].contains("\"loss\":2.25,\"grad_norm\""), "{}", lines[0]);
+    let expected = "\"router_busiest\":0.5,\"router_idlest\":0.0,\"router_entropy\":0.75,\"grad_norm\"";
+    assert!(lines[2].contains(expected), "{}", lines[2]);
 }

@@ -32,6 +32,7 @@ fn step(step: u64) -> StepMetrics {
         step,
         loss: 3.0 - step as f64 / 4.0,
         loss_parts: [None; zeroth_kernel::LOSSES],
+        router: None,
         grad_norm: 1.0,
         lr: 0.001,
         tokens: 100,

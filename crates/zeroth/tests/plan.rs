@@ -11,7 +11,7 @@ use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, r
 use zeroth::data::SamplesBuilder;
 use zeroth::kernel::Tier;
 use zeroth::model::{ModelConfig, named_config, table};
-use zeroth::plan::{Basis, Placement, PlanDevice, PlanRequest, Row, States, TrainableModel, plan};
+use zeroth::plan::{Basis, Placement, PlanDevice, PlanRequest, Row, Sizing, States, TrainableModel, plan};
 use zeroth::planning;
 use zeroth::program::{Bytes, Compiled, Settings, Target};
 use zeroth::train::{BatchShape, Budget, Freedom, Job, ModelFiles, SampleOrder, from_config};
@@ -23,9 +23,11 @@ const CPUS: usize = 4;
 
 fn golden_models() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let entries = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
     let mut folders: Vec<PathBuf> = entries.filter(|path| path.join("config.json").is_file()).collect();
     folders.sort();
+    folders
+        .extend(["qwen3-moe-normalized", "mixtral-aux-3-layers"].map(|name| folder.join("moe").join(name)));
     assert!(folders.len() >= 8, "{folders:?}");
     folders
 }
@@ -174,5 +176,29 @@ fn collectives_send_what_the_zero_paper_counts() {
     }
     for preset in ["zero3", "zero3_offload"] {
         assert!((2.0..3.01).contains(&sent(preset)), "{preset} sends {}Ψ", sent(preset));
+    }
+}
+
+/// An auxiliary loss balances the experts of every micro-batch, so memory must not choose another one.
+#[test]
+fn an_auxiliary_loss_keeps_its_micro_batch() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/moe");
+    for (name, is_free) in [("mixtral-no-window", true), ("mixtral-aux-3-layers", false)] {
+        let model = ModelConfig::from_folder(&golden.join(name)).unwrap();
+        let (table, target) = (table(&model), Target::Cpu { threads: 1 });
+        let settings = Settings::from_config(&resolved(0, &model, 1, Flags::default()));
+        let shape = BatchShape { micro_batch: 64, accumulation: 1, ranks: 1 };
+        let largest = |shape: BatchShape| shape.micro_batch * ROW;
+        let mut sizing = Sizing::new(&model, &table, target, shape, settings, &largest);
+        let needed = sizing.compile().unwrap().memory.arena(Tier::Device);
+        let budget = Budget { device: Some(needed - 1), ..Budget::default() };
+        let freedom = Freedom { micro_batch: true, ..Freedom::default() };
+        let fitted = sizing.fit(budget, freedom).unwrap();
+        assert_eq!(fitted.is_ok(), is_free, "{name}");
+        assert_eq!(sizing.shape.micro_batch, if is_free { 32 } else { 64 }, "{name}");
+        if let Err(misfit) = fitted {
+            let remedy = "gradient_accumulation_steps 64 (balances experts in smaller batches)";
+            assert!(misfit.to_string().contains(remedy), "{misfit}");
+        }
     }
 }

@@ -2,13 +2,19 @@
 
 use serde_json::json;
 use zeroth::base::{format_bytes, grouped};
-use zeroth::model::{ModelConfig, ModelSizes, NewFolder, new_folder, table};
+use zeroth::model::{ExpertSizes, ModelConfig, ModelSizes, NewFolder, new_folder, table};
 
 use crate::cli::InitArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 
 pub(super) fn run(arguments: &InitArgs, output: &Output) -> anyhow::Result<Exit> {
+    let experts = arguments.num_experts.zip(arguments.num_experts_per_tok);
+    let experts = experts.map(|(count, per_token)| ExpertSizes {
+        count,
+        per_token,
+        width: arguments.moe_intermediate_size,
+    });
     let config = ModelConfig::from_sizes(&ModelSizes {
         family: arguments.family.into(),
         hidden: arguments.hidden,
@@ -21,6 +27,7 @@ pub(super) fn run(arguments: &InitArgs, output: &Output) -> anyhow::Result<Exit>
         tied: arguments.tied,
         max_positions: arguments.max_positions,
         rope_theta: arguments.rope_theta,
+        experts,
     })?;
     let new = NewFolder {
         seed: arguments.seed,

@@ -7,7 +7,8 @@ use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, r
 use zeroth::config::schema::RecomputePolicy;
 use zeroth::machine::{known_gpu, probe};
 use zeroth::model::{
-    Lora, ModelConfig, ParameterTable, add_adapters, hidden_size_for_auto, named_config, table,
+    Lora, ModelConfig, ParameterTable, adapts_experts, add_adapters, hidden_size_for_auto, named_config,
+    table,
 };
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{
@@ -166,12 +167,19 @@ fn request(
         "--quantize nf4 needs --train-type lora: only frozen weights are kept in 4 bits"
     );
     let usual = Lora::default();
-    let lora = Lora {
+    let mut lora = Lora {
         rank: arguments.lora_rank.unwrap_or(usual.rank),
         dropout: arguments.lora_dropout.unwrap_or(usual.dropout),
         targets: parse_targets(&arguments.target_modules)?.unwrap_or(usual.targets),
         ..usual
     };
+    if let Some(model) =
+        model.filter(|model| !is_full && adapts_experts(&model.table, &lora).unwrap_or(false))
+    {
+        // Adapters of experts and routers have no dropout.
+        lora.dropout = arguments.lora_dropout.unwrap_or(0.0);
+        add_adapters(&model.table, &lora)?;
+    }
     // What cannot be trained yet, and accountings other than a run's, are estimated.
     let trainable = model.filter(|_| arguments.states.is_none()).and_then(|model| {
         let mut adapted = add_adapters(&model.table, &lora).ok();

@@ -230,11 +230,9 @@ section! {
         Key::bool("zero_optimization.mics_hierarchical_params_gather", false)
             .does("MiCS: gathers in two levels.")
             .lacking("sharding within groups of ranks is not built"),
-        Key::unsupported(
-            "zero_optimization.leaf_module",
-            "Names modules to gather as a whole.",
-            "blocks are always gathered as a whole, experts included; no collective depends on routing",
-        ),
+        Key::new("zero_optimization.leaf_module", Kind::Opaque)
+            .does("Names modules to gather as a whole.")
+            .built_in("the experts of a block are always gathered as a whole, and no collective depends on routing"),
         Key::section("zero_optimization.zenflow")
             .does("Updates the largest gradients at once and the rest late, to hide the host's work.")
             .set("leave it out")

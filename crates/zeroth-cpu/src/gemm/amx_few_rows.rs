@@ -4,8 +4,8 @@
 //! [`super::amx_driver`] packs all panels of B during the first 32 rows, while little is multiplied. Here two panels are
 //! packed, and while they are multiplied with all rows the weights of the next two are prefetched.
 //!
-//! Only where the terms of a column of B are adjacent: two columns' panels of dx = dy · w would be read 128 bytes at a time,
-//! which took 1.5 times as long as all panels together.
+//! Only where the terms of a column of B are adjacent: two panels of dx = dy · w would be read 128 bytes of each row at a
+//! time, for which no gain was seen.
 //!
 //! The bits are those of the other driver: a sum has the same tile steps in the same order.
 #![allow(unsafe_code, reason = "accumulators are read and written through one raw pointer")]

@@ -27,6 +27,8 @@ use zeroth_kernel::{
 use zeroth_kernel::{Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, Queue, Span, Tier};
 
 mod cudnn_attention;
+mod expert_timings;
+mod experts;
 #[path = "../../tests/cuda/harness.rs"]
 mod harness;
 #[path = "../../tests/cuda/optimizer_step.rs"]
@@ -74,7 +76,7 @@ fn main() -> ExitCode {
 
 impl Harness {
     fn all(&mut self) -> Outcome {
-        let groups: [Group; 9] = [
+        let groups: [Group; 11] = [
             ("linear", Self::linears),
             ("norm", |harness| harness.each_row(Self::norm)),
             ("elementwise", |harness| harness.each_row(Self::elementwise)),
@@ -83,6 +85,8 @@ impl Harness {
             ("head_norm_rope", Self::head_norm_rope),
             ("attention", Self::attentions),
             ("head_loss", Self::heads),
+            ("experts", Self::experts),
+            ("grouped", Self::grouped_linears),
             ("optimizer_step", Self::optimizer_step),
         ];
         if self.runs("queues") {

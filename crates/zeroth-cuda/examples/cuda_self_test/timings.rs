@@ -19,7 +19,7 @@ const HIDDEN: usize = 1024;
 impl Harness {
     pub(crate) fn timings(&mut self) -> Outcome {
         self.dtype = DType::Bf16;
-        let parts: [Group; 9] = [
+        let parts: [Group; 11] = [
             ("linear", Self::time_matmuls),
             ("adapter", Self::time_adapters),
             ("attention", Self::time_attention),
@@ -28,6 +28,8 @@ impl Harness {
             ("elementwise", Self::time_elementwise),
             ("embedding", Self::time_embedding),
             ("head_loss", Self::time_head),
+            ("experts", Self::time_experts),
+            ("grouped", Self::time_grouped),
             ("optimizer_step", Self::time_update),
         ];
         for (name, part) in parts {
@@ -40,7 +42,7 @@ impl Harness {
     }
 
     /// A repeated pattern of a million random numbers.
-    fn filled(&mut self, dtype: DType, count: usize) -> Result<Span, DeviceError> {
+    pub(crate) fn filled(&mut self, dtype: DType, count: usize) -> Result<Span, DeviceError> {
         let numbers = self.random_of(dtype, 1 << 20);
         let bytes = to_bytes(dtype, &numbers);
         let span = self.allocate(count * dtype.bytes() as usize);

@@ -7,36 +7,6 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 // Waits for this thread's copies only; a barrier publishes them to the other threads.
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
-template <typename T> struct Mma;
-
-#define INSTANTIATE_MMA(T, TYPE)                                                                       \
-    template <> struct Mma<T> {                                                                        \
-        __device__ __forceinline__ static void add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { \
-            asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                                 \
-                ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                 \
-                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                       \
-                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                       \
-        }                                                                                              \
-    };
-
-INSTANTIATE_MMA(Bf16, "bf16")
-INSTANTIATE_MMA(F16, "f16")
-
-// Loads four 8 x 8 matrices; each lane passes the address of one row.
-__device__ __forceinline__ void ldmatrix_x4(u32 (&registers)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-                 : "r"(at)
-                 : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&registers)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
-                 : "r"(at)
-                 : "memory");
-}
-
 // sums = A @ B^T: the warp's 16 rows of tile A with the N rows of tile B.
 template <typename T, int A_ROWS, int N>
 __device__ __forceinline__ void mma_abt(float (&sums)[N / 8][4], u32 a_tile, u32 b_tile) {

@@ -295,15 +295,33 @@ __device__ i64 first_non_negative(const i64 *found) {
     return first;
 }
 
+// Adds the rows of every expert to `counts`, and the weights that are infinite or NaN to its last.
+extern "C" __global__ void count_tokens(u64 experts, u64 slots, const int *offsets, const float *weights, u32 *counts) {
+    u64 at = (u64)blockIdx.x * THREADS + threadIdx.x;
+    if (at < experts) counts[at] += (u32)(offsets[at + 1] - offsets[at]);
+    bool lost = at < slots && (__float_as_uint(weights[at]) & 0x7f800000u) == 0x7f800000u;
+    int found = __syncthreads_count(lost);
+    if (threadIdx.x == 0 && found > 0) atomicAdd(counts + experts, (u32)found);
+}
+
 // One block. A rank's section of `reports` is the parts of its loss, the exact sums of its flats, and their found_inf
-// flags; the means of the loss's parts and the norms of the flats follow the record.
-extern "C" __global__ void control(u64 ranks, u64 losses, u64 flats, const Recipe *recipe, const StepInput *input,
+// flags, then the counts of its routers (u32); the means of the loss's parts, the norms of the flats and the sums of the counts
+// follow the record.
+extern "C" __global__ void control(u64 ranks, u64 losses, u64 flats, u64 counts, const Recipe *recipe, const StepInput *input,
                                    const u64 *reports, Control *control, Record *record) {
     __shared__ ExactSum lanes[THREADS];
     __shared__ i64 found_inf_sums[THREADS], flags[THREADS];
-    const u64 sum_words = sizeof(ExactSum) / 8, stride = losses + flats * (sum_words + 1);
+    const u64 sum_words = sizeof(ExactSum) / 8, first_count = losses + flats * (sum_words + 1);
+    const u64 stride = first_count + (counts + 1) / 2;
     double scale = control->loss_scale;
     double *parts = (double *)(record + 1), *norms = parts + losses;
+    for (u64 place = threadIdx.x; place < counts; place += THREADS) {
+        u32 sum = 0;
+        for (u64 rank = 0; rank < ranks; rank++) {
+            sum += ((const u32 *)(reports + rank * stride + first_count))[place];
+        }
+        ((u32 *)(norms + flats))[place] = sum;
+    }
     ExactSum mine;
     clear(mine);
     i64 found_inf_sum = -1, flag = -1;

@@ -212,7 +212,7 @@ impl Harness {
         step: char,
     ) -> Result<Control, DeviceError> {
         let (ranks, flats) = (3, 300);
-        let layout = ReportLayout { losses: 2, flats };
+        let layout = ReportLayout { losses: 2, flats, counts: 301 };
         let (loss_means, loss_weights) = ([0.01, 0.02, 0.0, 0.0], [0.01, 0.5, 0.0, 0.0]);
         let mut input = StepInput { loss_means, loss_weights, first_rate: 5, ..StepInput::zeroed() };
         input.rates.iter_mut().enumerate().for_each(|(place, rate)| *rate = 1e-3 / (place + 1) as f64);
@@ -232,6 +232,8 @@ impl Harness {
                 let flagged = step == 'f' && (rank == 0 && flat == 290 || rank > 0 && flat == 3 + 256);
                 reports.extend_from_slice(&u64::from(flagged).to_ne_bytes());
             }
+            let counts: Vec<u32> = (0..302).map(|place| place * 7 + rank as u32).collect();
+            reports.extend_from_slice(cast_slice(&counts));
         }
         let read =
             [bytes_of(&recipe).to_vec(), bytes_of(&input).to_vec(), reports].map(|bytes| self.buffer(bytes));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use zeroth_engine::MicroBatch;
-use zeroth_model::{Lora, LoraTargets, add_adapters};
+use zeroth_model::{Adapter, Lora, LoraTargets, add_adapters};
 
 use super::{Golden, golden_folder, tensor};
 
@@ -55,6 +55,28 @@ impl Golden {
             } else {
                 of_base.next().unwrap().clone()
             }
+        });
+        let (weights, name) = (weights.collect(), name.to_owned());
+        let frozen = table.iter().filter(|parameter| !parameter.trained);
+        let frozen = frozen.map(|parameter| parameter.name.clone()).collect();
+        Self { name, folder, table, weights, steps, frozen, config: base.config, rows: base.rows }
+    }
+
+    /// A golden LoRA run of a model with experts.
+    pub(crate) fn moe_lora(name: &str) -> Self {
+        let folder = golden_folder().join("moe/lora").join(name);
+        let steps = json(&folder.join("steps.json"));
+        let base = Self::named(steps["base"].as_str().unwrap());
+        let adapter = Adapter::open(&folder, &base.table).unwrap();
+        let table = add_adapters(&base.table, adapter.lora()).unwrap();
+        let mut of_base = base.weights.iter();
+        let weights = table.iter().map(|parameter| {
+            if !parameter.trained {
+                return of_base.next().unwrap().clone();
+            }
+            let mut elements = vec![0f32; parameter.elements() as usize];
+            adapter.read_f32(&parameter.name, 0..parameter.elements(), &mut elements).unwrap();
+            elements
         });
         let (weights, name) = (weights.collect(), name.to_owned());
         let frozen = table.iter().filter(|parameter| !parameter.trained);

@@ -121,6 +121,8 @@ impl Default for Setup {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) records: Vec<Record>,
+    /// The parts of the loss of each step.
+    pub(crate) losses: Vec<Vec<f64>>,
     pub(crate) gradients: Vec<Vec<f32>>,
     pub(crate) weights: Vec<Vec<f32>>,
 }
@@ -130,7 +132,16 @@ pub(crate) fn golden_folder() -> PathBuf {
 }
 
 pub(crate) fn goldens() -> Vec<Golden> {
-    let mut folders: Vec<PathBuf> = std::fs::read_dir(golden_folder())
+    goldens_in(&golden_folder())
+}
+
+/// Models with a mixture of experts.
+pub(crate) fn moe_goldens() -> Vec<Golden> {
+    goldens_in(&golden_folder().join("moe"))
+}
+
+fn goldens_in(folder: &Path) -> Vec<Golden> {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.join("steps.json").is_file())
@@ -346,7 +357,8 @@ impl Golden {
                 gradient.clear();
             }
         }
-        let outcome = Mutex::new(Outcome { records: Vec::new(), gradients, weights });
+        let (records, losses) = (Vec::new(), Vec::new());
+        let outcome = Mutex::new(Outcome { records, losses, gradients, weights });
         if setup.ranks == 1 {
             self.rank(setup, &compiled, None, &outcome);
         } else {
@@ -447,7 +459,9 @@ impl Golden {
             let record = engine.record().unwrap();
             applied = record.head.applied;
             if engine.rank() == 0 {
-                outcome.lock().unwrap().records.push(record.head);
+                let mut outcome = outcome.lock().unwrap();
+                outcome.records.push(record.head);
+                outcome.losses.push(record.losses);
             }
             if step == 0 {
                 collect(&mut engine, State::Gradient, &places, &|| outcome, &|outcome| {

@@ -14,6 +14,12 @@ impl Pair<'_> {
         let (count, dtype) = (9_001, self.dtype);
         let (values, sum) = (self.random(count), self.empty(size_of::<ExactSum>()));
         self.compare(Kernel::Squares { values, value_type: dtype, sum }, &[Output::Exact])?;
+        let offsets = self.given(cast_slice(&[0i32, 3, 3, 800]));
+        let mut weights = [0.5f32; 800];
+        (weights[0], weights[257], weights[799]) = (f32::NAN, f32::NEG_INFINITY, f32::INFINITY);
+        let (weights, counts) = (self.given(cast_slice(&weights)), self.given(cast_slice(&[5u32, 6, 7, 8])));
+        let kernel = Kernel::CountTokens { experts: 3, slots: 800, offsets, weights, counts };
+        self.compare(kernel, &[Output::Exact])?;
         let recipe = Recipe { max_norm: 1.0, t_alpha: 50, t_beta3: 50, ..Recipe::default() };
         let input = StepInput {
             loss_means: [0.1, 0.2, 0.0, 0.0],
@@ -23,11 +29,12 @@ impl Pair<'_> {
         };
         let start = Control::start(&recipe);
         for losses in [&[12.5][..], &[12.5, 0.75]] {
-            let layout = ReportLayout { losses: losses.len(), flats: 1 };
+            // Three counts, and the padding after them.
+            let layout = ReportLayout { losses: losses.len(), flats: 1, counts: 3 };
             let mut report = cast_slice(losses).to_vec();
             let mut squares = ExactSum::default();
             squares.add(30.25);
-            report.extend([bytes_of(&squares), bytes_of(&0u64)].concat());
+            report.extend([bytes_of(&squares), bytes_of(&0u64), bytes_of(&[7u32, 0, 9, 5])].concat());
             let (recipe, input) = (self.given(bytes_of(&recipe)), self.given(bytes_of(&input)));
             let (reports, record) = (self.given(&report), self.empty(layout.record_bytes()));
             let control = self.given(bytes_of(&start));

@@ -13,10 +13,12 @@ pub struct RankReport<'a> {
     pub sums: &'a [ExactSum],
     /// One word per flat buffer: not 0 where the rank's own gradient was infinite or NaN.
     pub flags: &'a [u64],
+    /// The counts of its routers.
+    pub counts: &'a [u32],
 }
 
-/// Decides a step from the reports in rank order; writes the mean of every part of the loss to `losses` and the norm of every flat
-/// buffer to `norms`.
+/// Decides a step from the reports in rank order; writes the mean of every part of the loss to `losses`, the norm of every flat
+/// buffer to `norms` and the sums of the ranks' counts to `counts`.
 pub fn decide<'a>(
     recipe: &Recipe,
     input: &StepInput,
@@ -24,7 +26,11 @@ pub fn decide<'a>(
     control: &mut Control,
     losses: &mut [f64],
     norms: &mut [f64],
+    counts: &mut [u32],
 ) -> Record {
+    for (place, sum) in counts.iter_mut().enumerate() {
+        *sum = reports.clone().fold(0, |sum, report| sum.wrapping_add(report.counts[place]));
+    }
     let scale = control.loss_scale;
     let is_lost = |report: &RankReport<'_>| report.losses.iter().any(|loss| !loss.is_finite());
     let lost_rank = reports.clone().position(|report| is_lost(&report));

@@ -64,6 +64,7 @@ impl Kernel {
             | Self::CheckFinite { .. }
             | Self::SumRanks { .. }
             | Self::Squares { .. }
+            | Self::CountTokens { .. }
             | Self::Control { .. }
             | Self::Optimize { .. } => false,
         }
@@ -114,6 +115,7 @@ impl Kernel {
             Self::CheckFinite { .. } => "check_finite",
             Self::SumRanks { .. } => "sum_ranks",
             Self::Squares { .. } => "squares",
+            Self::CountTokens { .. } => "count_tokens",
             Self::Control { .. } => "control",
             Self::Optimize { .. } => "optimize",
         }
@@ -206,6 +208,7 @@ impl Kernel {
             Self::CheckFinite { values, found_inf, .. } => touch!([values], [found_inf]),
             Self::SumRanks { parts, to, .. } => touch!([parts], [to]),
             Self::Squares { values, sum, .. } => touch!([values], [sum]),
+            Self::CountTokens { offsets, weights, counts, .. } => touch!([offsets, weights], [counts]),
             Self::Control { recipe, input, reports, control, record, .. } => {
                 touch!([recipe, input, reports], [control, record]);
             }

@@ -1,6 +1,6 @@
 //! Qwen3 with a mixture of experts.
 
-use crate::architecture::{Architecture, Bias, Decoder, Stack, Windows};
+use crate::architecture::{Architecture, Bias, Decoder, Mixture, MixtureConfig, Stack, Windows};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_type: "qwen3_moe",
@@ -11,7 +11,11 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         mlp_bias: Bias::Never,
         qk_norm: true,
         windows: Windows::Switched,
-        experts: true,
+        mixture: Some(Mixture {
+            module: "mlp",
+            projections: ["gate_proj", "up_proj", "down_proj"],
+            config: MixtureConfig::Qwen,
+        }),
         ..Decoder::LLAMA
     }),
 };

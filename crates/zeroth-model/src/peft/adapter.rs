@@ -9,10 +9,11 @@ use zeroth_base::{DType, nearest};
 
 use super::config::AdapterConfig;
 use super::error::{AdapterError, AdapterProblem};
+use super::layout::read_range;
 use super::{ADAPTER_CONFIG, ADAPTER_PICKLE, ADAPTER_WEIGHTS};
 use crate::lora::{Lora, LoraError, LoraTargets, lora_table};
 use crate::safetensors::{WeightFiles, WeightProblem, WeightsError, read_header};
-use crate::table::ParameterTable;
+use crate::table::{Parameter, ParameterTable};
 
 /// The number of problems that get a similar name suggested.
 const NEAR_NAMES: usize = 12;
@@ -56,7 +57,11 @@ impl Adapter {
             });
         }
         let opened = WeightFiles::open_file(&path, &table);
-        let problems = problems(&table, &stored_names(&path), opened.as_ref().err());
+        let stored = stored_names(&path);
+        if let Some(name) = stored.iter().find(|name| is_of_one_expert(name)) {
+            return Err(AdapterError::SingleExperts { folder: folder.to_owned(), name: name.clone() });
+        }
+        let problems = problems(&table, &stored, opened.as_ref().err());
         match opened {
             Ok(files) if problems.is_empty() => Ok(Self { config, lora, notes, table, files }),
             Err(error) if problems.is_empty() => Err(error.into()),
@@ -91,7 +96,13 @@ impl Adapter {
 
     /// Reads a range of a matrix's elements as f32, by its name in the table of [`crate::add_adapters`].
     pub fn read_f32(&self, name: &str, elements: Range<u64>, out: &mut [f32]) -> Result<(), WeightsError> {
-        self.files.read_f32(name, elements, out)
+        match self.table.iter().find(|parameter| parameter.name == name) {
+            Some(parameter) => {
+                let read = |range, out: &mut [f32]| self.files.read_f32(name, range, out);
+                read_range(parameter, elements, out, read)
+            }
+            None => self.files.read_f32(name, elements, out),
+        }
     }
 }
 
@@ -114,6 +125,12 @@ fn keep_found(base: &ParameterTable, lora: &mut Lora, notes: &mut Vec<String>) {
 fn stored_names(path: &Path) -> BTreeSet<String> {
     let tensors = File::open(path).ok().and_then(|file| read_header(&file).ok()?.ok());
     tensors.into_iter().flatten().map(|tensor| tensor.name).collect()
+}
+
+/// Whether it is a matrix of one expert: `mlp.experts.7.gate_proj.lora_A.weight`.
+fn is_of_one_expert(name: &str) -> bool {
+    let expert = name.split_once(".experts.").and_then(|(_, rest)| rest.split('.').next());
+    expert.is_some_and(|expert| !expert.is_empty() && expert.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The problems of the tensors: those found by opening the file, and tensors that are no matrix of the adapter.
@@ -144,7 +161,7 @@ fn problems(
             problem => AdapterProblem::File { problem: problem.to_string() },
         })
         .collect();
-    let known: BTreeSet<&str> = table.iter().map(|parameter| parameter.name.as_str()).collect();
+    let known: BTreeSet<&str> = table.iter().flat_map(Parameter::stored_names).collect();
     let missing: Vec<&str> = known.iter().copied().filter(|name| !stored.contains(*name)).collect();
     for name in stored.iter().filter(|name| !known.contains(name.as_str())) {
         // The search compares all names.

@@ -7,27 +7,25 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::error::AdapterError;
+use super::write::{FUSED, FUSED_PATTERN};
 use super::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use crate::error::FieldError;
 use crate::fields::{Fields, described, kind};
 use crate::limits::MAX_WIDTH;
-use crate::lora::{Lora, LoraTargets};
+use crate::lora::{Lora, LoraTargets, last};
 
 /// The largest file that is read, in bytes. A list of every module of a large model has some hundred kB.
 const LARGEST: u64 = 16 << 20;
 
 /// Keys that change what the matrices mean unless they are off (null, false or empty), with what they stand for.
-const NOT_YET: [(&str, &str); 18] = [
+const NOT_YET: [(&str, &str); 15] = [
     ("use_dora", "DoRA"),
     ("modules_to_save", "training modules whole beside the adapters"),
     ("lora_bias", "a bias of the adapters"),
-    ("rank_pattern", "ranks by module"),
-    ("alpha_pattern", "alphas by module"),
     ("layers_to_transform", "adapters in some layers only"),
     ("layer_replication", "layer replication"),
     ("fan_in_fan_out", "transposed weights (Conv1D)"),
     ("exclude_modules", "excluding modules"),
-    ("target_parameters", "adapters of parameters that are no linear map"),
     ("trainable_token_indices", "training rows of the embedding"),
     ("use_qalora", "QALoRA"),
     ("use_bdlora", "BD-LoRA"),
@@ -55,13 +53,16 @@ const WITHOUT_EFFECT: [&str; 14] = [
     "runtime_config",
 ];
 /// Keys that have a field below.
-const READ: [&str; 10] = [
+const READ: [&str; 13] = [
     "peft_type",
     "r",
     "lora_alpha",
     "use_rslora",
     "lora_dropout",
     "target_modules",
+    "target_parameters",
+    "rank_pattern",
+    "alpha_pattern",
     "base_model_name_or_path",
     "bias",
     "task_type",
@@ -81,7 +82,7 @@ pub struct AdapterConfig {
     pub rslora: bool,
     /// `lora_dropout`.
     pub dropout: f64,
-    /// `target_modules`: a list of names, `all-linear`, or a regular expression.
+    /// `target_modules`: a list of names, `all-linear`, or a regular expression; with the names of `target_parameters`.
     pub targets: LoraTargets,
     /// `base_model_name_or_path`: a folder or a Hub name, where it is given.
     pub base: Option<String>,
@@ -159,12 +160,18 @@ impl AdapterConfig {
                 notes.push(format!("`{key}` in {ADAPTER_CONFIG} is not known here and has no effect"));
             }
         }
+        let (rank, alpha) = (fields.size("r", MAX_WIDTH)?, fields.required_positive("lora_alpha")?);
+        let parameters = fields.list("target_parameters", "a list of parameter names", Value::as_str)?;
+        let parameters = parameters.unwrap_or_default();
+        let has_fused = parameters.iter().any(|name| last(name) == FUSED);
+        check_pattern(map, "rank_pattern", has_fused.then_some(2.0 * rank as f64))?;
+        check_pattern(map, "alpha_pattern", has_fused.then_some(2.0 * alpha))?;
         Ok(Self {
-            rank: fields.size("r", MAX_WIDTH)?,
-            alpha: fields.required_positive("lora_alpha")?,
+            rank,
+            alpha,
             rslora: fields.flag("use_rslora")?.unwrap_or(false),
             dropout,
-            targets: targets(&fields, map)?,
+            targets: targets(&fields, map, &parameters)?,
             base: fields.text("base_model_name_or_path")?.filter(|name| !name.is_empty()).map(str::to_owned),
             task_type,
             notes,
@@ -183,14 +190,55 @@ impl AdapterConfig {
     }
 }
 
-fn targets(fields: &Fields<'_>, map: &Map<String, Value>) -> Result<LoraTargets, FieldError> {
+/// Ranks and alphas by module are read where they are PEFT's own: `expected` for an adapter of gate and up of experts.
+fn check_pattern(
+    map: &Map<String, Value>,
+    field: &'static str,
+    expected: Option<f64>,
+) -> Result<(), FieldError> {
+    let given = map.get(field).filter(|value| is_on(value));
+    let is_expected = match (given.map(Value::as_object), expected) {
+        (None, None) => true,
+        (Some(Some(given)), Some(expected)) => {
+            given.len() == 1 && given.get(FUSED_PATTERN).and_then(Value::as_f64) == Some(expected)
+        }
+        _ => false,
+    };
+    if is_expected {
+        return Ok(());
+    }
+    let what = if field == "rank_pattern" { "ranks" } else { "alphas" };
+    let why = match expected {
+        Some(expected) => format!(
+            "the adapter of {FUSED} has gate and up of all experts and is read with twice the value of the others: \
+             {{\"{FUSED_PATTERN}\": {expected}}}; other {what} by module are not yet built"
+        ),
+        None => format!("{what} by module are not yet built"),
+    };
+    let found = given.map_or_else(|| "not given".to_owned(), described);
+    Err(FieldError::Unsupported { field: field.to_owned(), found, why })
+}
+
+fn targets(
+    fields: &Fields<'_>,
+    map: &Map<String, Value>,
+    parameters: &[&str],
+) -> Result<LoraTargets, FieldError> {
     match map.get("target_modules") {
+        Some(Value::String(text)) if !parameters.is_empty() => {
+            let why =
+                "one expression for modules beside `target_parameters` is not yet read: list the modules";
+            let (field, found) = ("target_modules".to_owned(), text.clone());
+            Err(FieldError::Unsupported { field, found, why: why.to_owned() })
+        }
         Some(Value::String(name)) if name.eq_ignore_ascii_case("all-linear") => Ok(LoraTargets::AllLinear),
         Some(Value::String(pattern)) => Ok(LoraTargets::Pattern(pattern.clone())),
         _ => {
             let expected = "a list of module names, or one text";
             let names = fields.list("target_modules", expected, Value::as_str)?;
-            let names = names.ok_or_else(|| fields.missing("target_modules"))?;
+            let names = names.or_else(|| (!parameters.is_empty()).then(Vec::new));
+            let mut names = names.ok_or_else(|| fields.missing("target_modules"))?;
+            names.extend(parameters);
             if names.is_empty() {
                 let why = format!("the modules that {ADAPTER_WEIGHTS} adapts must be named");
                 let (field, found) = ("target_modules".to_owned(), "empty".to_owned());

@@ -73,6 +73,18 @@ pub enum AdapterError {
         /// The folder.
         folder: PathBuf,
     },
+    /// A matrix for each expert, as PEFT has them over transformers 4.
+    #[error(
+        "the adapter in {} has matrices for each expert (`{name}`), as PEFT wrote them before transformers 5, which are not yet \
+         read: convert it once with PEFT 0.21, `PeftModel.from_pretrained(BASE, DIR)` and then `save_pretrained(NEW_DIR)`",
+        folder.display()
+    )]
+    SingleExperts {
+        /// The folder.
+        folder: PathBuf,
+        /// The first of them.
+        name: String,
+    },
     /// The matrices do not match the config and the base. All problems are listed.
     #[error("the adapter in {} does not fit the base model:{}", folder.display(), listed(problems, 12))]
     DoNotFit {

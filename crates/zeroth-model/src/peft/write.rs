@@ -1,36 +1,51 @@
 //! What an adapter folder is written from.
 
-use zeroth_base::DType;
+use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use crate::lora::{Lora, LoraTargets};
-use crate::safetensors::NewTensor;
-use crate::table::{ParameterKind, ParameterTable};
+use crate::lora::{Lora, LoraTargets, Targets, adds_to_weights, last};
+use crate::table::{Parameter, ParameterKind, ParameterTable};
+
+/// The parameter of experts that holds two of their projections, and PEFT's pattern for it.
+pub(super) const FUSED: &str = "gate_up_proj";
+pub(super) const FUSED_PATTERN: &str = r".*\.gate_up_proj";
 
 /// The `adapter_config.json` of a trained adapter, as PEFT 0.10 and later load it; `base_name` is the base's folder or
 /// Hub name.
 ///
 /// Keys are sorted and lists too, so equal adapters have equal files. Only keys that PEFT 0.10 knew are written: older
 /// versions refuse a file with others.
+///
+/// Experts and routers are `target_parameters`, which PEFT has had since 0.17; rank and alpha of an adapter of gate and up,
+/// which are one parameter, stand in `rank_pattern` and `alpha_pattern`, as PEFT 0.21 writes them.
 pub fn adapter_config_json(lora: &Lora, base: &ParameterTable, base_name: &str) -> String {
-    let targets: Value = match &lora.targets {
-        LoraTargets::AllLinear => {
-            let linears = base.iter().filter(|p| p.kind.is_linear() && p.kind != ParameterKind::Head);
-            let last = |module: &str| module.rsplit('.').next().unwrap_or(module).to_owned();
-            sorted(linears.map(|parameter| last(parameter.module())).collect())
+    let adapted = Targets::find(base, lora).ok();
+    let of_weights = |p: &&Parameter| adds_to_weights(p) && adapted.as_ref().is_some_and(|t| t.contain(p));
+    let parameters: Vec<&Parameter> = base.iter().filter(of_weights).collect();
+    let targets: Value = match (&lora.targets, &adapted) {
+        (_, Some(adapted)) if !parameters.is_empty() => {
+            let is_module = |p: &&Parameter| p.kind == ParameterKind::Linear;
+            let all = || base.iter().filter(is_module);
+            let name = |parameter: &Parameter| parameter.module().to_owned();
+            sorted(shortest(all(), |p| adapted.contain(p), name, |module| last(module).to_owned()))
         }
-        LoraTargets::Named(names) => sorted(names.clone()),
-        LoraTargets::Pattern(pattern) => pattern.as_str().into(),
+        (LoraTargets::AllLinear, _) => {
+            let linears = base.iter().filter(|p| p.kind.is_linear() && p.kind != ParameterKind::Head);
+            sorted(linears.map(|parameter| last(parameter.module()).to_owned()).collect())
+        }
+        (LoraTargets::Named(names), _) => sorted(names.clone()),
+        (LoraTargets::Pattern(pattern), _) => pattern.as_str().into(),
     };
-    // PEFT declares alpha as a whole number; others load too.
-    let alpha: Value = if lora.alpha.fract() == 0.0 && lora.alpha < 1e15 {
-        (lora.alpha as u64).into()
+    let [rank_pattern, alpha_pattern] = if parameters.iter().any(|p| last(&p.name) == FUSED) {
+        [(2 * lora.rank).into(), whole(2.0 * lora.alpha)]
+            .map(|value| Value::Object(Map::from_iter([(FUSED_PATTERN.to_owned(), value)])))
     } else {
-        lora.alpha.into()
+        [json!({}), json!({})]
     };
-    let config = json!({
-        "alpha_pattern": {},
+    let alpha = whole(lora.alpha);
+    let mut config = json!({
+        "alpha_pattern": alpha_pattern,
         "auto_mapping": null,
         "base_model_name_or_path": base_name,
         "bias": "none",
@@ -44,14 +59,45 @@ pub fn adapter_config_json(lora: &Lora, base: &ParameterTable, base_name: &str) 
         "modules_to_save": null,
         "peft_type": "LORA",
         "r": lora.rank,
-        "rank_pattern": {},
+        "rank_pattern": rank_pattern,
         "revision": null,
         "target_modules": targets,
         "task_type": "CAUSAL_LM",
         "use_dora": false,
         "use_rslora": lora.rslora,
     });
+    if !parameters.is_empty() {
+        let all = || base.iter().filter(|p| adds_to_weights(p));
+        let is_adapted = |p: &Parameter| parameters.contains(&p);
+        // `gate_up_proj`, and `gate.weight`: a router's parameter is only named with its module.
+        let short = |name: &str| match name.strip_suffix(".weight") {
+            Some(module) => format!("{}.weight", last(module)),
+            None => last(name).to_owned(),
+        };
+        config["target_parameters"] = sorted(shortest(all(), is_adapted, |p| p.name.clone(), short));
+    }
     format!("{config:#}\n")
+}
+
+/// PEFT declares alpha as a whole number; others load too.
+fn whole(alpha: f64) -> Value {
+    if alpha.fract() == 0.0 && alpha < 1e15 { (alpha as u64).into() } else { alpha.into() }
+}
+
+/// The names of the adapted parameters among `all`: the short name where it means adapted ones only, else whole names.
+fn shortest<'a>(
+    all: impl Iterator<Item = &'a Parameter>,
+    is_adapted: impl Fn(&Parameter) -> bool,
+    name: impl Fn(&Parameter) -> String,
+    short: impl Fn(&str) -> String,
+) -> Vec<String> {
+    let (adapted, others): (Vec<&Parameter>, Vec<&Parameter>) = all.partition(|p| is_adapted(p));
+    let others: BTreeSet<String> = others.into_iter().map(|p| short(&name(p))).collect();
+    let chosen = |parameter: &Parameter| {
+        let (whole, short) = (name(parameter), short(&name(parameter)));
+        if others.contains(&short) { whole } else { short }
+    };
+    adapted.into_iter().map(chosen).collect()
 }
 
 fn sorted(mut names: Vec<String>) -> Value {
@@ -60,12 +106,11 @@ fn sorted(mut names: Vec<String>) -> Value {
     names.into()
 }
 
-/// The tensors of `adapter_model.safetensors`, f32, in the order that PEFT writes them (by name); `table` may hold the
+/// The parameters of `adapter_model.safetensors`, in the order that PEFT writes them (by name); `table` may hold the
 /// base's parameters too.
-pub fn adapter_tensors(table: &ParameterTable) -> Vec<NewTensor> {
-    let matrices = table.iter().filter(|p| matches!(p.kind, ParameterKind::LoraA | ParameterKind::LoraB));
-    let mut tensors: Vec<NewTensor> =
-        matrices.map(|parameter| NewTensor::of(parameter, DType::F32)).collect();
-    tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    tensors
+pub fn adapter_parameters(table: &ParameterTable) -> Vec<&Parameter> {
+    let is_adapter = |p: &&Parameter| matches!(p.kind, ParameterKind::LoraA | ParameterKind::LoraB);
+    let mut parameters: Vec<&Parameter> = table.iter().filter(is_adapter).collect();
+    parameters.sort_by_key(|parameter| parameter.stored_names().next().map(str::to_owned));
+    parameters
 }

@@ -170,17 +170,34 @@ pub enum WeightProblem {
         /// The shape in the model.
         expected: Vec<u64>,
     },
-    /// A tensor that holds a part of a parameter ends before it.
-    #[error("`{name}` has {elements} elements in {file}: the model asks for elements up to {end}")]
-    Short {
-        /// The tensor.
-        name: String,
-        /// The file.
-        file: String,
-        /// The end of the part, exclusive.
-        end: u64,
-        /// The tensor's elements.
-        elements: u64,
+    /// A tensor is stored whole, and a part of it too.
+    #[error("`{whole}` is stored beside `{part}`, which is a part of it: remove one of the two")]
+    WholeAndPart {
+        /// The whole.
+        whole: String,
+        /// The part, or the first of several.
+        part: String,
+    },
+    /// The experts of some blocks are fused, those of others not.
+    #[error(
+        "`{fused}` holds all experts of its block and `{split}` is one expert's: a folder has one layout, so save the model \
+         again with the tool that wrote it"
+    )]
+    MixedExperts {
+        /// The first fused tensor.
+        fused: String,
+        /// The first tensor of one expert.
+        split: String,
+    },
+    /// The experts of a block are more or fewer than the model's.
+    #[error("the files have {found} experts (`{begin}0` to `{begin}{}`): config.json asks for {expected}", found - 1)]
+    ExpertCount {
+        /// The beginning of their names.
+        begin: String,
+        /// How many there are.
+        found: u64,
+        /// How many the model has.
+        expected: u64,
     },
     /// The dtype is not supported for weights.
     #[error("`{name}` is stored as {found} in {file}: F32, BF16 and F16 are read")]

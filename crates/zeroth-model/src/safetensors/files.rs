@@ -13,6 +13,7 @@ use zeroth_base::{DType, nearest};
 
 use super::convert;
 use super::error::{WeightProblem, WeightsError};
+use super::expert_layout::ExpertLayout;
 use super::folder_files::FolderFiles;
 use super::header::{self, StoredTensor};
 use crate::{Parameter, ParameterTable, Part};
@@ -95,7 +96,10 @@ impl WeightFiles {
         let mut problems = std::mem::take(&mut stored.problems);
         let excused = stored.check_index(listed.index.as_ref(), &mut problems);
 
-        let used: BTreeSet<&str> = table.iter().flat_map(Parameter::stored_names).collect();
+        let layout = ExpertLayout::check(table, &stored.tensors.keys().map(String::as_str).collect());
+        problems.extend(layout.problems);
+        let all_names = |parameter| Parameter::names(parameter).chain(Parameter::stored_names(parameter));
+        let used: BTreeSet<&str> = table.iter().flat_map(all_names).collect();
         let strangers: Vec<&Found> =
             stored.tensors.values().filter(|found| !used.contains(found.tensor.name.as_str())).collect();
         let mut warnings: Vec<WeightWarning> = strangers
@@ -114,7 +118,8 @@ impl WeightFiles {
         };
         let mut places = HashMap::new();
         for parameter in table.iter() {
-            if !parameter.parts.is_empty() {
+            let is_whole = parameter.names().any(|name| stored.tensors.contains_key(name));
+            if !parameter.parts.is_empty() && !is_whole {
                 let mut locations = Vec::with_capacity(parameter.parts.len());
                 for part in &parameter.parts {
                     match stored.tensors.get(&part.name) {
@@ -123,6 +128,7 @@ impl WeightFiles {
                             Err(problem) => problems.push(problem),
                         },
                         None if excused.all || excused.names.contains(&part.name) => {}
+                        None if layout.too_few.iter().any(|begin| part.name.starts_with(begin)) => {}
                         None => missing(&part.name, &mut problems),
                     }
                 }
@@ -208,6 +214,9 @@ impl WeightFiles {
         let mut staging = Vec::new();
         let (mut first, mut rest) = (0, out);
         for place in parts {
+            if first >= end {
+                break;
+            }
             let here = start.max(first)..end.min(first + place.elements);
             if here.start < here.end {
                 let (own, after) = rest.split_at_mut((here.end - here.start) as usize);
@@ -335,18 +344,19 @@ impl Stored {
         Ok(TensorLocation { file: found.file, begin, dtype, elements })
     }
 
-    /// The location of a part of a tensor, if the tensor has these elements and a supported dtype.
+    /// The location of a part of a tensor, if the tensor has the right shape and a supported dtype.
     fn place_part(&self, part: &Part, found: &Found) -> Result<TensorLocation, WeightProblem> {
         let (name, file) = (found.tensor.name.clone(), self.file_name(found.file));
-        let (elements, end) = (found.tensor.shape.iter().product(), part.elements.end);
-        if end > elements {
-            return Err(WeightProblem::Short { name, file, end, elements });
+        if found.tensor.shape != part.shape {
+            let expected = part.shape.clone();
+            return Err(WeightProblem::Shape { name, file, found: found.tensor.shape.clone(), expected });
         }
         let Some(dtype) = found.tensor.kind.as_dtype() else {
             return Err(WeightProblem::Type { name, file, found: found.tensor.kind.name });
         };
         let begin = found.tensor.bytes.start + part.elements.start * dtype.bytes();
-        Ok(TensorLocation { file: found.file, begin, dtype, elements: end - part.elements.start })
+        let elements = part.elements.end - part.elements.start;
+        Ok(TensorLocation { file: found.file, begin, dtype, elements })
     }
 
     /// Whether two tensors have the same dtype, shape and bytes.

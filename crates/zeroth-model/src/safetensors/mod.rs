@@ -7,6 +7,7 @@
 
 mod convert;
 mod error;
+mod expert_layout;
 mod files;
 mod folder_files;
 mod header;

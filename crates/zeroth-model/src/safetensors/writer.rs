@@ -14,8 +14,8 @@ use zeroth_base::{DType, grouped, sync_folder};
 
 use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, convert, header};
-use crate::Parameter;
 use crate::peft::ADAPTER_WEIGHTS;
+use crate::{Parameter, Part};
 
 /// The size in bytes above which weights are split into shards, as in transformers 4.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
@@ -38,12 +38,18 @@ pub struct NewTensor {
 }
 
 impl NewTensor {
-    /// A parameter of a model, to be stored in this dtype.
-    pub fn of(parameter: &Parameter, dtype: DType) -> Self {
-        Self { name: parameter.name.clone(), shape: parameter.shape.clone(), dtype }
+    /// The tensors that a parameter is written as, one after the other, in this dtype: one, or a tensor for each of its
+    /// parts.
+    pub fn all_of(parameter: &Parameter, dtype: DType) -> Vec<Self> {
+        if parameter.parts.is_empty() {
+            return vec![Self { name: parameter.name.clone(), shape: parameter.shape.clone(), dtype }];
+        }
+        let tensor = |part: &Part| Self { name: part.name.clone(), shape: part.shape.clone(), dtype };
+        parameter.parts.iter().map(tensor).collect()
     }
 
-    fn elements(&self) -> u64 {
+    /// The number of its elements.
+    pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 
@@ -130,6 +136,25 @@ impl WeightWriter {
         };
         writer.settle()?;
         Ok(writer)
+    }
+
+    /// Appends the next elements of a parameter, wherever they begin in the tensors of [`NewTensor::all_of`], which follow
+    /// each other.
+    pub fn append_parameter(&mut self, parameter: &Parameter, values: &[f32]) -> Result<(), WeightsError> {
+        let mut rest = values;
+        while !rest.is_empty() {
+            let next = self.tensors.get(self.tensor);
+            let Some(next) = next.filter(|next| parameter.stored_names().any(|name| name == next.name))
+            else {
+                let (name, given) = (parameter.name.clone(), rest.len() as u64);
+                return Err(WeightsError::OutOfOrder { name, given, expected: self.expected() });
+            };
+            let (name, left) = (next.name.clone(), next.elements() - self.written);
+            let (own, after) = rest.split_at(left.min(rest.len() as u64) as usize);
+            self.append_f32(&name, own)?;
+            rest = after;
+        }
+        Ok(())
     }
 
     /// Appends the next elements of a tensor, rounded to its stored dtype.

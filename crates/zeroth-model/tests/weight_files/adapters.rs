@@ -8,7 +8,8 @@ use tempfile::TempDir;
 use zeroth_base::DType;
 use zeroth_model::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, Lora, LoraTargets, ModelConfig,
-    ParameterTable, WeightWriter, adapter_config_json, adapter_tensors, add_adapters, lora_table, table,
+    NewTensor, Parameter, ParameterTable, WeightWriter, adapter_config_json, adapter_parameters,
+    add_adapters, lora_table, table, to_stored_layout,
 };
 
 use crate::made::{self, Filled};
@@ -55,25 +56,13 @@ fn adapters_of_peft_are_read_and_written_again_byte_for_byte() {
         assert_eq!(adapter.table(), &lora_table(&base, &ours).unwrap(), "{case}");
 
         let written = TempDir::new().unwrap();
-        let text = adapter_config_json(&ours, &base, "base");
-        fs::write(written.path().join(ADAPTER_CONFIG), &text).unwrap();
-        // The base's parameters in the table are no matrices of the adapter.
-        let tensors = adapter_tensors(&add_adapters(&base, &ours).unwrap());
-        let mut writer = WeightWriter::create_adapter(written.path(), tensors.clone()).unwrap();
-        for tensor in &tensors {
-            assert_eq!(adapter.dtype(&tensor.name).unwrap(), DType::F32);
-            let mut elements = vec![0.0; tensor.shape.iter().product::<u64>() as usize];
-            adapter.read_f32(&tensor.name, 0..elements.len() as u64, &mut elements).unwrap();
-            writer.append_f32(&tensor.name, &elements).unwrap();
-        }
-        writer.finish().unwrap();
+        let keys = write_again(&adapter, &ours, &base, written.path());
         let bytes = |folder: &Path| fs::read(folder.join(ADAPTER_WEIGHTS)).unwrap();
         assert!(bytes(written.path()) == bytes(&folder), "{case}: other bytes than PEFT's");
         let again = Adapter::open(written.path(), &base).unwrap();
         assert_eq!(again.table(), adapter.table(), "{case}");
         assert_eq!(again.config().base.as_deref(), Some("base"));
 
-        let keys: Map<String, Value> = serde_json::from_str(&text).unwrap();
         let names: Vec<&String> = keys.keys().collect();
         assert!(names.is_sorted(), "{names:?}");
         assert!(keys.keys().all(|key| OF_PEFT_0_10.split(' ').any(|known| known == key)), "{names:?}");
@@ -86,17 +75,160 @@ fn adapters_of_peft_are_read_and_written_again_byte_for_byte() {
     assert_eq!(cases, 12);
 }
 
+/// Writes an adapter that was read; returns its `adapter_config.json`.
+fn write_again(adapter: &Adapter, lora: &Lora, base: &ParameterTable, folder: &Path) -> Map<String, Value> {
+    let text = adapter_config_json(lora, base, "base");
+    fs::write(folder.join(ADAPTER_CONFIG), &text).unwrap();
+    // The base's parameters in the table are no matrices of the adapter.
+    let table = add_adapters(base, lora).unwrap();
+    let parameters = adapter_parameters(&table);
+    let tensors = parameters.iter().flat_map(|parameter| NewTensor::all_of(parameter, DType::F32));
+    let mut writer = WeightWriter::create_adapter(folder, tensors.collect()).unwrap();
+    for parameter in parameters {
+        assert_eq!(adapter.dtype(&parameter.name).unwrap(), DType::F32);
+        let mut elements = vec![0.0; parameter.elements() as usize];
+        adapter.read_f32(&parameter.name, 0..elements.len() as u64, &mut elements).unwrap();
+        writer.append_parameter(parameter, &to_stored_layout(parameter, elements)).unwrap();
+    }
+    writer.finish().unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn adapters_of_experts_are_read_and_written_as_peft_does() {
+    let attention = ["k_proj", "o_proj", "q_proj", "v_proj"];
+    for (case, projections) in [
+        ("qwen3-moe-normalized", ["gate_proj", "up_proj", "down_proj"]),
+        ("mixtral-no-window", ["w1", "w3", "w2"]),
+    ] {
+        let base = table(&ModelConfig::from_folder(&golden().join("moe").join(case)).unwrap());
+        for (targets, ours) in [
+            ("all", LoraTargets::AllLinear),
+            (
+                "all",
+                LoraTargets::Named(
+                    [&attention[..], &projections, &["gate"]]
+                        .concat()
+                        .iter()
+                        .map(|n| (*n).to_owned())
+                        .collect(),
+                ),
+            ),
+            (
+                "qv-experts",
+                LoraTargets::Named(
+                    [&["q_proj", "v_proj"][..], &projections]
+                        .concat()
+                        .iter()
+                        .map(|n| (*n).to_owned())
+                        .collect(),
+                ),
+            ),
+            (
+                "qv-experts",
+                LoraTargets::Pattern(format!(r".*\.(q_proj|v_proj|experts\.({}))", projections.join("|"))),
+            ),
+        ] {
+            let folder = golden().join(format!("moe/lora/{case}-{targets}"));
+            let adapter = Adapter::open(&folder, &base).unwrap();
+            assert_eq!(adapter.notes(), [""; 0], "{case}");
+            let ours = Lora { targets: ours, ..adapter.lora().clone() };
+            assert_eq!(adapter.table(), &lora_table(&base, &ours).unwrap(), "{case} {targets}");
+            let written = TempDir::new().unwrap();
+            let keys = write_again(&adapter, &ours, &base, written.path());
+            let read = |folder: &Path, file: &str| fs::read(folder.join(file)).unwrap();
+            assert!(
+                read(written.path(), ADAPTER_WEIGHTS) == read(&folder, ADAPTER_WEIGHTS),
+                "{case} {targets}: other bytes than PEFT's"
+            );
+            let theirs: Map<String, Value> = serde_json::from_slice(&read(&folder, ADAPTER_CONFIG)).unwrap();
+            for key in
+                ["target_modules", "target_parameters", "rank_pattern", "alpha_pattern", "r", "lora_alpha"]
+            {
+                assert_eq!(keys[key], theirs[key], "{case} {targets}: {key}");
+            }
+            assert_eq!(Adapter::open(written.path(), &base).unwrap().table(), adapter.table(), "{case}");
+        }
+    }
+}
+
+/// The table of a small qwen3_moe with a dense block.
+fn moe_table() -> ParameterTable {
+    let config = json!({
+        "model_type": "qwen3_moe", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 5, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 6, "mlp_only_layers": [0],
+    });
+    table(&ModelConfig::from_json(&config.to_string(), "config.json").unwrap())
+}
+
+#[test]
+fn a_matrix_for_each_expert_is_not_yet_read() {
+    let folder = TempDir::new().unwrap();
+    let mut map = plain();
+    map.insert("target_modules".to_owned(), json!(["gate_proj", "up_proj", "down_proj"]));
+    fs::write(folder.path().join(ADAPTER_CONFIG), Value::Object(map).to_string()).unwrap();
+    let name = "base_model.model.model.layers.1.mlp.experts.3.down_proj.lora_A.weight";
+    made::write(&folder.path().join(ADAPTER_WEIGHTS), &[(name.to_owned(), vec![2, 6], 0.5)]);
+    let error = Adapter::open(folder.path(), &moe_table()).unwrap_err().to_string();
+    assert!(error.contains(name) && error.contains("convert it once with PEFT 0.21"), "{error}");
+}
+
+#[test]
+fn targets_of_experts_are_whole_and_without_dropout() {
+    let base = moe_table();
+    let lora = |names: &[&str], dropout: f64| Lora {
+        rank: 2,
+        dropout,
+        targets: LoraTargets::Named(names.iter().map(|name| (*name).to_owned()).collect()),
+        ..Lora::default()
+    };
+    let names = |lora: &Lora| -> Vec<String> {
+        lora_table(&base, lora).unwrap().iter().map(|p| p.name.clone()).collect()
+    };
+    // As PEFT resolves it: the names of the dense block's projections stand for those of the experts.
+    let all = names(&Lora { targets: LoraTargets::AllLinear, ..lora(&[], 0.0) });
+    assert!(!all.iter().any(|name| name.contains("layers.0.mlp")), "{all:?}");
+    assert!(all.iter().any(|name| name.ends_with("layers.1.mlp.gate.lora_A.weight")), "{all:?}");
+    // Only one of the two: PEFT then has one wrapper.
+    let down = lora_table(&base, &lora(&["down_proj"], 0.0)).unwrap();
+    let stored: Vec<&str> = down.iter().flat_map(|p| &p.parts).map(|part| part.name.as_str()).collect();
+    let of_peft = ["A", "B"].map(|x| format!("base_model.model.model.layers.1.mlp.experts.lora_{x}.weight"));
+    assert_eq!(stored, of_peft);
+    let refused = |lora: &Lora| add_adapters(&base, lora).unwrap_err().to_string();
+    assert!(
+        refused(&lora(&["gate_proj", "down_proj"], 0.0))
+            .contains("`gate_proj` of experts is one matrix with up_proj")
+    );
+    for targets in [&["gate_proj", "up_proj"][..], &["gate"], &["down_proj", "q_proj"]] {
+        assert!(
+            refused(&lora(targets, 0.05))
+                .contains("a LoRA dropout of 0.05 is not possible on experts and routers")
+        );
+    }
+    assert!(add_adapters(&base, &lora(&["q_proj"], 0.05)).is_ok());
+    let dense = refused(&lora(&["layers.0.mlp.down_proj"], 0.0));
+    assert!(dense.contains("dense feed-forward parts only"), "{dense}");
+    let unknown = refused(&lora(&["gate_prj"], 0.0));
+    assert!(unknown.contains("did you mean `gate_proj`?"), "{unknown}");
+    assert!(
+        refused(&Lora { rank: 7, ..lora(&["gate_up_proj"], 0.0) })
+            .contains("a LoRA rank of 14 is larger than")
+    );
+}
+
 #[test]
 fn writing_an_adapter_leaves_a_model_in_the_folder_alone() {
     let folder = TempDir::new().unwrap();
     let (base, model) = (made::tiny_table(true), folder.path().join("model.safetensors"));
     made::write(&model, &made::filled(&base));
     let before = fs::read(&model).unwrap();
-    let tensors = adapter_tensors(&lora_table(&base, &config(&plain()).unwrap().lora()).unwrap());
-    let mut writer = WeightWriter::create_adapter(folder.path(), tensors.clone()).unwrap();
-    for tensor in &tensors {
-        let elements = tensor.shape.iter().product::<u64>() as usize;
-        writer.append_f32(&tensor.name, &vec![0.5; elements]).unwrap();
+    let adapters = lora_table(&base, &config(&plain()).unwrap().lora()).unwrap();
+    let parameters: Vec<&Parameter> = adapter_parameters(&adapters);
+    let tensors = parameters.iter().flat_map(|parameter| NewTensor::all_of(parameter, DType::F32));
+    let mut writer = WeightWriter::create_adapter(folder.path(), tensors.collect()).unwrap();
+    for parameter in parameters {
+        writer.append_parameter(parameter, &vec![0.5; parameter.elements() as usize]).unwrap();
     }
     let written = writer.finish().unwrap();
     assert_eq!(written.files, [folder.path().join(ADAPTER_WEIGHTS)]);
@@ -129,7 +261,7 @@ fn configs_that_mean_something_else_are_refused_by_key() {
         ("modules_to_save", json!(["lm_head"]), "not yet built"),
         ("bias", json!("all"), "not yet built"),
         ("lora_bias", json!(true), "not yet built"),
-        ("rank_pattern", json!({"q_proj": 8}), "ranks by module is not yet built"),
+        ("rank_pattern", json!({"q_proj": 8}), "ranks by module are not yet built"),
         ("alpha_pattern", json!({"q_proj": 8}), "not yet built"),
         ("layers_to_transform", json!([0]), "not yet built"),
         ("layers_to_transform", json!(0), "not yet built"),
@@ -142,7 +274,7 @@ fn configs_that_mean_something_else_are_refused_by_key() {
         ("peft_type", json!(null), "missing"),
         ("fan_in_fan_out", json!(true), "not yet built"),
         ("exclude_modules", json!("lm_head"), "not yet built"),
-        ("target_parameters", json!(["mlp.experts.gate_up_proj"]), "not yet built"),
+        ("target_parameters", json!("gate_up_proj"), "a list of parameter names"),
         ("trainable_token_indices", json!([5]), "not yet built"),
         ("layer_replication", json!([[0, 1]]), "not yet built"),
         ("r", json!(0), "from 1 to"),
@@ -167,6 +299,21 @@ fn configs_that_mean_something_else_are_refused_by_key() {
         let error = config(&with(key, value.clone())).unwrap_err();
         assert!(error.contains(&format!("`{key}`")) && error.contains(words), "{key} {value}: {error}");
     }
+}
+
+#[test]
+fn adapters_of_gate_and_up_have_twice_the_rank() {
+    let mut map = with("target_parameters", json!(["mlp.experts.gate_up_proj"]));
+    let error = config(&map).unwrap_err();
+    assert!(error.contains("`rank_pattern` is not given") && error.contains("not yet built"), "{error}");
+    map.insert("rank_pattern".to_owned(), json!({r".*\.gate_up_proj": 4}));
+    map.insert("alpha_pattern".to_owned(), json!({r".*\.gate_up_proj": 4}));
+    assert!(config(&map).unwrap_err().contains("`alpha_pattern`"));
+    map.insert("alpha_pattern".to_owned(), json!({r".*\.gate_up_proj": 8}));
+    let names = ["q_proj", "down_proj", "mlp.experts.gate_up_proj"].map(str::to_owned).to_vec();
+    assert_eq!(config(&map).unwrap().targets, LoraTargets::Named(names));
+    map.insert("target_modules".to_owned(), json!("all-linear"));
+    assert!(config(&map).unwrap_err().contains("not yet read"));
 }
 
 #[test]

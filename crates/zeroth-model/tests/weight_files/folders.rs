@@ -86,11 +86,12 @@ fn a_parameter_is_read_from_the_parts_of_tensors_it_is_made_of() {
     let gate_name = table.iter().nth(gate).unwrap().name.clone();
     let mut parameters: Vec<&mut Parameter> =
         table.units.iter_mut().flat_map(|u| &mut u.parameters).collect();
-    let part = |name: &str, elements| Part { name: name.to_owned(), elements };
+    let part =
+        |name: &str, shape: &[u64], elements| Part { name: name.to_owned(), shape: shape.to_vec(), elements };
     for (index, place) in [q, k, v].into_iter().enumerate() {
-        parameters[place].parts = vec![part("fused", 4 * index as u64..4 * index as u64 + 4)];
+        parameters[place].parts = vec![part("fused", &[2, 6], 4 * index as u64..4 * index as u64 + 4)];
     }
-    parameters[up].parts = vec![part("half", 0..3), part(&gate_name, 3..6)];
+    parameters[up].parts = vec![part("half", &[3], 0..3), part(&gate_name, &[3, 2], 3..6)];
     let up_name = parameters[up].name.clone();
     let files = WeightFiles::open(folder.path(), &table).unwrap();
     assert_eq!(files.warnings(), []);
@@ -102,14 +103,15 @@ fn a_parameter_is_read_from_the_parts_of_tensors_it_is_made_of() {
     assert_eq!(middle, [-1.0, gate as f32]);
     let error = files.read_f32(&up_name, 2..7, &mut [0.0; 5]).unwrap_err().to_string();
     assert!(error.contains("the tensor has 6 elements"), "{error}");
-    // A part beyond its tensor, and one of a tensor that is not there.
+    // A part of a tensor of another shape, and one of a tensor that is not there.
     let mut parameters: Vec<&mut Parameter> =
         table.units.iter_mut().flat_map(|u| &mut u.parameters).collect();
-    parameters[q].parts = vec![part("fused", 9..13)];
-    parameters[k].parts = vec![part("elsewhere", 0..4)];
+    parameters[q].parts = vec![part("fused", &[3, 6], 9..13)];
+    parameters[k].parts = vec![part("elsewhere", &[4], 0..4)];
     let error = WeightFiles::open(folder.path(), &table).unwrap_err().to_string();
     assert!(
-        error.contains("`fused` has 12 elements in model.safetensors: the model asks for elements up to 13")
+        error.contains("`fused` has the shape [2, 6] in model.safetensors: config.json asks for [3, 6]"),
+        "{error}"
     );
     assert!(error.contains("`elsewhere` is missing"), "{error}");
 }

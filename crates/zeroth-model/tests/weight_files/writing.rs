@@ -11,7 +11,7 @@ use zeroth_model::{NewTensor, ParameterTable, WeightFiles, WeightWriter};
 use crate::made::{filled, tiny_table, write};
 
 fn tensors(table: &ParameterTable, dtype: DType) -> Vec<NewTensor> {
-    table.iter().map(|parameter| NewTensor::of(parameter, dtype)).collect()
+    table.iter().flat_map(|parameter| NewTensor::all_of(parameter, dtype)).collect()
 }
 
 fn names_in(folder: &Path) -> Vec<String> {

@@ -3,6 +3,7 @@
 //! Kernel sizes follow from the model's shapes, spans from the placement of the instruction's operands. Only the rows of the streams
 //! differ between micro-batches, so a section is lowered once per size; a value's rows follow from its stream's.
 
+mod experts;
 mod flats;
 mod ops;
 mod sub_groups;
@@ -348,7 +349,10 @@ impl At<'_> {
                 let bytes = program.report().bytes() as u64;
                 vec![Kernel::Zero { to: self.whole(BufferId::Report, bytes) }]
             }
-            Action::Forward(node) => self.forward(&self.source.graph.nodes[*node]),
+            Action::Forward(node) => {
+                let kernels = self.forward(&self.source.graph.nodes[*node]);
+                kernels.into_iter().chain(self.count_tokens(*node)).collect()
+            }
             Action::Logits { node, sequences } => {
                 vec![self.logits(&self.source.graph.nodes[*node], *sequences)]
             }

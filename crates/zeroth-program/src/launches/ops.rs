@@ -12,7 +12,7 @@ use super::{At, Span};
 
 impl At<'_> {
     /// The row stride of activations of a width, in elements.
-    fn row_stride(&self, width: usize) -> usize {
+    pub(super) fn row_stride(&self, width: usize) -> usize {
         self.source.target.row_stride(width as u64, self.program().types.compute) as usize
     }
 
@@ -51,14 +51,18 @@ impl At<'_> {
         }
     }
 
-    /// The sequence starts of this instruction's stream.
-    fn starts(&self) -> Span {
+    /// The sequence starts of this instruction's stream, where it reads them.
+    pub(super) fn starts(&self) -> Option<Span> {
         let stream = self.operands().find_map(|id| match id {
             BufferId::Starts(stream) => Some(stream),
             _ => None,
-        });
-        let stream = stream.expect("an op over sequences reads their starts");
-        self.part(BufferId::Starts(stream), 0, self.source.graph.streams[stream].rows + 2, 4)
+        })?;
+        Some(self.part(BufferId::Starts(stream), 0, self.source.graph.streams[stream].rows + 2, 4))
+    }
+
+    /// The sequence starts of an op over sequences.
+    fn sequence_starts(&self) -> Span {
+        self.starts().expect("an op over sequences reads their starts")
     }
 
     fn rope_dims(&self, heads: u64, rotary: usize, x: Value) -> RopeDims {
@@ -141,10 +145,7 @@ impl At<'_> {
                     w: self.param(node.params[0]),
                     y: output(0),
                 };
-                // The kernel adds in place; a base that is read again is copied first.
-                let (from, to, dtype) = (input(0), output(0), self.program().types.compute);
-                let copy = Kernel::Convert { from, from_type: dtype, to, to_type: dtype, found_inf: None };
-                return (from != to).then_some(copy).into_iter().chain([add]).collect();
+                return self.after_copy(input(0), output(0), add);
             }
             Op::HeadNormRope { rotary, .. } => {
                 let [cos, sin] = self.angles(rotary, node.inputs[1]);
@@ -177,7 +178,7 @@ impl At<'_> {
             Op::Rope { .. } => self.rope(node.op, [node.inputs[0], node.inputs[1]], node.outputs[0], false),
             Op::Attention { .. } => Kernel::Attention {
                 dims: self.attention_dims(node.op, node.inputs[0]),
-                starts: self.starts(),
+                starts: self.sequence_starts(),
                 q: input(0),
                 k: input(1),
                 v: input(2),
@@ -188,6 +189,13 @@ impl At<'_> {
                 Kernel::GatedActivation { activation, gate: input(0), up: input(1), y: output(0) }
             }
             Op::Dropout { .. } => self.dropout(node.op, node.inputs[0], node.outputs[0]),
+            Op::Route { .. }
+            | Op::GatherRows
+            | Op::CombineRows
+            | Op::GroupedLinear
+            | Op::GroupedLinearAdd { .. }
+            | Op::GatedRows(_)
+            | Op::BalanceLoss { .. } => return self.forward_of_experts(node),
             Op::HeadLoss { part } => Kernel::HeadLoss {
                 dims: self.head_dims(node.params[0], node.inputs[0]),
                 x: input(0),
@@ -207,7 +215,7 @@ impl At<'_> {
         let dims = LogitsDims { rows, sequences: sequences as usize, hidden, vocab, row_stride };
         Kernel::Logits {
             dims,
-            starts: self.starts(),
+            starts: self.sequence_starts(),
             x: self.value(head.inputs[0]),
             w: self.param(head.params[0]),
             logits: self.part(BufferId::Logits, 0, sequences * vocab as u64, 4),
@@ -266,7 +274,7 @@ impl At<'_> {
     }
 
     /// How a matmul writes a weight's gradient: overwriting, accumulating, or casting.
-    fn grad_store(&self, node: &GradNode, weight: ParamId) -> zeroth_kernel::GradStore {
+    pub(super) fn grad_store(&self, node: &GradNode, weight: ParamId) -> zeroth_kernel::GradStore {
         let program = self.program();
         if program.producers_cast(self.section.kind, weight) {
             let found_inf = self.found_inf(program.layout.place(weight).0);
@@ -333,6 +341,15 @@ impl At<'_> {
                 });
                 return weight.into_iter().chain(bias).collect();
             }
+            GradOp::Route { .. }
+            | GradOp::GatherRows
+            | GradOp::CombineRows
+            | GradOp::GroupedLinearInput
+            | GradOp::GroupedLinearParams
+            | GradOp::GroupedLinearAddInput { .. }
+            | GradOp::GroupedLinearAddParams { .. }
+            | GradOp::GatedRows(_)
+            | GradOp::BalanceLoss => self.backward_of_experts(node, of),
             GradOp::HeadNormRope(op) => {
                 let [cos, sin] = self.angles(op.rotary().expect("it rotates"), node.inputs[3]);
                 Kernel::HeadNormRopeBackward {
@@ -360,7 +377,7 @@ impl At<'_> {
             GradOp::Rope(op) => self.rope(op, [node.inputs[0], node.inputs[1]], node.outputs[0].0, true),
             GradOp::Attention(op) => Kernel::AttentionBackward {
                 dims: self.attention_dims(op, node.inputs[0]),
-                starts: self.starts(),
+                starts: self.sequence_starts(),
                 q: input(0),
                 k: input(1),
                 v: input(2),

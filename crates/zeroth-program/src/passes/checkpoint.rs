@@ -41,10 +41,13 @@ pub(in super::super) fn checkpoint(
         Recompute::NormSwiGlu => (Vec::new(), model.single(&all, |op| !matches!(op, Op::Attention { .. }))),
         Recompute::Attention => (Vec::new(), model.single(&all, |_| true)),
         Recompute::Block { blocks: most, checkpoints: kept, .. } => {
-            let blocks: Vec<UnitId> = graph.blocks().collect();
+            let blocks: Vec<Vec<UnitId>> = graph.blocks().collect();
             let first = most.map_or(blocks.len(), |most| blocks.len().min(most as usize));
             let (first, others) = blocks.split_at(first);
-            (model.runs(first, kept), model.single(others, |op| !matches!(op, Op::Attention { .. })))
+            (
+                model.runs(first, kept),
+                model.single(&others.concat(), |op| !matches!(op, Op::Attention { .. })),
+            )
         }
     };
     let parked = matches!(settings.recompute, Recompute::Block { offloaded: true, .. });
@@ -114,7 +117,7 @@ struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// A group for each norm, gated activation and attention of these units whose op is wanted; only its own output is
+    /// A group for each norm, gated activation, copy of tokens to experts and attention of these units whose op is wanted; only its own output is
     /// dropped.
     fn single(&self, units: &[UnitId], wanted: impl Fn(Op) -> bool) -> Vec<Group> {
         let mut groups: Vec<Option<Group>> = Vec::new();
@@ -125,7 +128,11 @@ impl Model<'_> {
         {
             // Large outputs that only this op's consumers read; the residual sum flows on and stays.
             let given: &[Value] = match node.op {
-                Op::RmsNorm { .. } | Op::HeadNormRope { .. } | Op::GatedActivation(_) => &node.outputs[..1],
+                Op::RmsNorm { .. }
+                | Op::HeadNormRope { .. }
+                | Op::GatedActivation(_)
+                | Op::GatherRows
+                | Op::GatedRows(_) => &node.outputs[..1],
                 Op::AddRmsNorm { .. } => &node.outputs[1..2],
                 Op::Attention { .. } => &node.outputs,
                 _ => continue,
@@ -159,10 +166,10 @@ impl Model<'_> {
     }
 
     /// A group for each run of these blocks, so that `kept` inputs stay.
-    fn runs(&self, blocks: &[UnitId], kept: Option<u64>) -> Vec<Group> {
+    fn runs(&self, blocks: &[Vec<UnitId>], kept: Option<u64>) -> Vec<Group> {
         let most = blocks.len();
         let kept = kept.map_or(most, |kept| kept as usize).clamp(1, most.max(1));
-        blocks.chunks(most.div_ceil(kept).max(1)).map(|units| self.run(units)).collect()
+        blocks.chunks(most.div_ceil(kept).max(1)).map(|blocks| self.run(&blocks.concat())).collect()
     }
 
     fn run(&self, units: &[UnitId]) -> Group {

@@ -8,7 +8,7 @@ use super::super::buffer::ALIGNMENT;
 use super::super::grad_producers::grad_producers;
 use super::super::shared_buffers::SharedBuffers;
 use super::super::{
-    Action, Gather, GradProducers, Instruction, Program, Section, SectionKind, Settings, World,
+    Action, Gather, GradProducers, Instruction, Program, RouterCounts, Section, SectionKind, Settings, World,
 };
 use super::hold;
 use crate::Layout;
@@ -34,7 +34,9 @@ pub(in super::super) fn lower(
     };
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
-    program(graph, world, layout, sections, grad_producers(graph, backward, settings), settings)
+    let grad_producers = grad_producers(graph, backward, settings);
+    let program = program(graph, world, layout, sections, grad_producers, settings);
+    Program { routers: RouterCounts::find(graph), ..program }
 }
 
 /// Forward with a head that computes next-token logits instead of a loss. With a cache, that section stores keys and
@@ -59,7 +61,8 @@ pub(in super::super) fn lower_inference(
         };
         let forward = forward(graph, &layout, |op| !op.is_loss() && !is_dropout(op));
         let mut instructions: Vec<Instruction> = forward.into_iter().flat_map(with_cache).collect();
-        instructions.extend(graph.losses().map(|node| Instruction {
+        let heads = graph.losses().filter(|node| matches!(graph.nodes[*node].op, Op::HeadLoss { .. }));
+        instructions.extend(heads.map(|node| Instruction {
             reads: Program::flats_of(&layout, &graph.nodes[node].params),
             ..Instruction::new(Action::Logits { node, sequences })
         }));
@@ -102,6 +105,7 @@ fn program(
         zero_copy_gather: settings.gather == Some(Gather::View) && world.shares_memory(),
         accumulation: settings.accumulation.max(1),
         losses: graph.loss_parts.clone(),
+        routers: Vec::new(),
         stage: settings.stage,
         types: settings.types,
         grad_accum_dtype: settings.grad_accum_dtype,

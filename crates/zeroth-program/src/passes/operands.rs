@@ -112,7 +112,7 @@ impl<'a> Walk<'a> {
     /// The buffers of a forward node's inputs, without one that it updates in place.
     fn inputs<'n>(&'n self, node: &'n Node) -> impl Iterator<Item = BufferId> + 'n {
         let updated = match node.op {
-            Op::LinearAdd { .. } => Some(self.holder(node.outputs[0].index())),
+            Op::LinearAdd { .. } | Op::GroupedLinearAdd { .. } => Some(self.holder(node.outputs[0].index())),
             _ => None,
         };
         let is_read = move |value: &&Value| updated != Some(self.holder(value.index()));
@@ -151,6 +151,9 @@ impl<'a> Walk<'a> {
             }
             Op::Attention { .. } => vec![BufferId::Starts(stream())],
             Op::Dropout { .. } => vec![BufferId::Keys(stream())],
+            // The tokens that are decoded have no starts: every row is routed.
+            Op::Route { .. } if self.kind != SectionKind::Decode => vec![BufferId::Starts(stream())],
+            Op::BalanceLoss { .. } => vec![BufferId::Starts(self.stream_of(node.inputs[1]))],
             _ => Vec::new(),
         }
     }
@@ -178,7 +181,12 @@ impl<'a> Walk<'a> {
                 let reads = self.inputs(node).chain(self.params(instruction, &node.params));
                 let reads = reads.chain(self.of_stream(node)).collect();
                 let outputs = self.values(&node.outputs);
-                let writes = if node.op.is_loss() { vec![BufferId::Report] } else { outputs.collect() };
+                let mut writes: Vec<BufferId> =
+                    if node.op.is_loss() { vec![BufferId::Report] } else { outputs.collect() };
+                // A training step reports the load of its routers.
+                if matches!(node.op, Op::Route { .. }) && self.kind.is_micro_batch() {
+                    writes.push(BufferId::Report);
+                }
                 Operands { reads, writes }
             }
             Action::Recompute { node, from_sum } => {

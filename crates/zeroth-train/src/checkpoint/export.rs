@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 
 use zeroth_base::DType;
 use zeroth_engine::State;
-use zeroth_model::{ModelConfig, NewTensor, WeightWriter, WrittenWeights, adapter_config_json, table};
+use zeroth_model::{
+    ModelConfig, NewTensor, Parameter, WeightWriter, WrittenWeights, adapter_config_json, adapter_parameters,
+    lora_table, table,
+};
 
 use super::enclosing::{enclosing_checkpoint, is_same_folder};
-use super::lora_entry::LoraEntry;
 use super::reader::Checkpoint;
 use crate::ModelFiles;
 use crate::export::stream;
@@ -60,16 +62,20 @@ pub(crate) fn export_from(
     refuse_taken(to, destination)?;
     fs::create_dir_all(to).map_err(failed(to))?;
     let files = ModelFiles::read(&checkpoint.model())?;
-    let parameters = &checkpoint.manifest().model.parameters;
-    let mut tensors: Vec<NewTensor> = parameters
-        .iter()
-        .map(|entry| NewTensor { name: entry.name.clone(), shape: entry.shape.clone(), dtype })
-        .collect();
-    let (beside, mut writer) = match &checkpoint.manifest().lora {
+    let lora = checkpoint.manifest().lora.as_ref();
+    let base = table(&model_config(checkpoint, &files)?);
+    let known = match lora {
+        Some(lora) => lora_table(&base, &lora.lora())?,
+        None => base.clone(),
+    };
+    checkpoint.check_model(&checkpoint.manifest().model.model_type, &known)?;
+    let parameters: Vec<&Parameter> =
+        if lora.is_some() { adapter_parameters(&known) } else { known.iter().collect() };
+    let tensors: Vec<NewTensor> =
+        parameters.iter().flat_map(|parameter| NewTensor::all_of(parameter, dtype)).collect();
+    let (beside, mut writer) = match lora {
         Some(lora) => {
-            // As PEFT sorts them.
-            tensors.sort_by(|one, other| one.name.cmp(&other.name));
-            let config = adapter_config(checkpoint, lora, &files)?;
+            let config = adapter_config_json(&lora.lora(), &base, &lora.base.name);
             (
                 StagedFiles::of_adapter(&files, to, &config)?,
                 WeightWriter::create_adapter(to, tensors.clone())?,
@@ -80,25 +86,20 @@ pub(crate) fn export_from(
             WeightWriter::create(to, tensors.clone(), shard_bytes)?,
         ),
     };
-    for tensor in &tensors {
-        stream(tensor, Some(&mut writer), &mut |range, elements| {
-            Ok(checkpoint.read_f32(State::Weights, &tensor.name, range, elements)?)
+    for parameter in parameters {
+        stream(parameter, dtype, Some(&mut writer), &mut |range, elements| {
+            Ok(checkpoint.read_f32(State::Weights, &parameter.name, range, elements)?)
         })?;
     }
     beside.publish(writer, source)
 }
 
-/// The adapter_config.json of a checkpoint's adapters.
-fn adapter_config(
-    checkpoint: &Checkpoint,
-    lora: &LoraEntry,
-    files: &ModelFiles,
-) -> Result<String, ExportError> {
+/// The config of a checkpoint's model.
+fn model_config(checkpoint: &Checkpoint, files: &ModelFiles) -> Result<ModelConfig, ExportError> {
     let path = checkpoint.model().join(CONFIG);
     let map = files.config().map_err(failed(&path))?;
     let model = ModelConfig::from_map(&map, &path.display().to_string());
-    let model = model.map_err(|error| failed(&path)(io::Error::new(io::ErrorKind::InvalidData, error)))?;
-    Ok(adapter_config_json(&lora.lora(), &table(&model), &lora.base.name))
+    model.map_err(|error| failed(&path)(io::Error::new(io::ErrorKind::InvalidData, error)))
 }
 
 /// Refuses a run folder and, unless it is to be overwritten, a folder that is not empty.

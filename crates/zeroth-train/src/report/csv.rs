@@ -164,6 +164,7 @@ mod tests {
         step: 1,
         loss: 2.5,
         loss_parts: [None; zeroth_kernel::LOSSES],
+        router: None,
         grad_norm: 0.125,
         lr: 1e-5,
         tokens: 100,

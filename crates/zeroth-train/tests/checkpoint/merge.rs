@@ -83,7 +83,7 @@ fn merged_weights_are_those_of_peft() {
 /// The golden model in bf16.
 fn in_bf16(base: &Path, to: &Path) {
     let (files, table) = weights(base);
-    let stored: Vec<NewTensor> = table.iter().map(|p| NewTensor::of(p, DType::Bf16)).collect();
+    let stored: Vec<NewTensor> = table.iter().flat_map(|p| NewTensor::all_of(p, DType::Bf16)).collect();
     let mut writer = WeightWriter::create(to, stored, DEFAULT_SHARD_BYTES).unwrap();
     for parameter in table.iter() {
         writer.append_f32(&parameter.name, &read(&files, &table, &parameter.name)).unwrap();

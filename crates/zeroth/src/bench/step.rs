@@ -68,6 +68,7 @@ impl ModelSize {
             tied: true,
             max_positions: None,
             rope_theta: None,
+            experts: None,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use zeroth::model::{Adapter, Lora, ParameterTable, add_adapters};
+use zeroth::model::{Adapter, Lora, ParameterTable, adapts_experts, add_adapters};
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{Job, LoraJob, LoraWeights, check_base, describe_lora};
 
@@ -21,7 +21,11 @@ pub(super) fn resolve(
     let given = flags.adapter_folder();
     let adapter = given.map(|folder| Adapter::open(Path::new(folder), base)).transpose();
     let adapter = adapter.map_err(|error| anyhow::anyhow!("--adapter: {error}"))?;
-    let lora = flags.lora(given.zip(adapter.as_ref().map(Adapter::lora)))?;
+    let mut lora = flags.lora(given.zip(adapter.as_ref().map(Adapter::lora)))?;
+    if flags.lora_dropout.is_none() && lora.dropout > 0.0 && adapts_experts(base, &lora)? {
+        lora.dropout = 0.0;
+        notes.push("LoRA dropout is 0: adapters of experts and routers have none".to_owned());
+    }
     let mut table = add_adapters(base, &lora)?;
     if quantized {
         table.quantize();

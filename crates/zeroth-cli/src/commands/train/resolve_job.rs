@@ -9,8 +9,10 @@ use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, reso
 use zeroth::config::schema::OffloadDevice;
 use zeroth::config::unimplemented::unimplemented;
 use zeroth::cuda::CudaDevice;
+use zeroth::graph::Op;
 use zeroth::machine::{Gpus, Machine, Rates, probe, probe_host};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, table};
+use zeroth::plan::PrefetchLimit;
 use zeroth::program::Compiled;
 use zeroth::program::Settings;
 use zeroth::program::Target;
@@ -102,6 +104,17 @@ impl ResolvedJob {
             };
             self.notes.push(format!("{} is {}: {why}", choice.key, choice.value));
             self.resolved.set(choice.key, choice.value, Origin::Auto(why));
+        }
+        let mut ops = compiled.graph.nodes.iter().map(|node| node.op);
+        if freedom.micro_batch && ops.any(|op| matches!(op, Op::BalanceLoss { .. })) {
+            self.notes.push(
+                "the micro-batch is not chosen by memory: the auxiliary loss (router_aux_loss_coef) balances the experts \
+                 within each"
+                    .to_owned(),
+            );
+        }
+        if let Some(limit) = PrefetchLimit::of(&compiled, &self.job.settings) {
+            self.notes.push(limit.to_string());
         }
         Ok(Ok(compiled))
     }
