@@ -50,6 +50,10 @@ fn routed_rows(dims: RouteDims, starts: Option<&[u32]>) -> usize {
 }
 
 /// Routes every row of `logits` to its k largest experts. Among equal logits the lower index is first; a NaN is the smallest.
+///
+/// # Panics
+/// If k exceeds the number of experts.
+#[allow(clippy::needless_pass_by_value, reason = "the slices inside are the outputs")]
 pub fn route<T: Element>(
     pool: &Pool,
     dims: RouteDims,
@@ -95,7 +99,9 @@ pub fn route<T: Element>(
                     chosen.fill(experts as i32);
                     weights.fill(0.0);
                 }
-                chosen.iter().for_each(|expert| counts[*expert as usize] += 1);
+                for expert in &*chosen {
+                    counts[*expert as usize] += 1;
+                }
             }
         });
     }
@@ -146,7 +152,9 @@ each_isa! {
         }
         if normalized {
             let total: f32 = weights.iter().sum();
-            weights.iter_mut().for_each(|weight| *weight /= total);
+            for weight in &mut *weights {
+                *weight /= total;
+            }
         }
     }
 }
@@ -162,7 +170,9 @@ fn softmax<T: Element>(logits: &[T], probabilities: &mut [f32]) {
         *probability = math::exp(*probability - peak);
     }
     let total = math::sum_of(probabilities, |power| power);
-    probabilities.iter_mut().for_each(|probability| *probability /= total);
+    for probability in probabilities {
+        *probability /= total;
+    }
 }
 
 /// The largest logits by insertion: most logits of a row are compared with the last of the chosen only.

@@ -35,6 +35,7 @@ use zeroth_base::DType;
 
 use super::MatrixView;
 use super::amx_driver;
+use super::amx_few_rows;
 use super::amx_pack::{Operand, pack};
 use super::amx_short_k;
 use super::blocking::{self, Blocking};
@@ -173,6 +174,13 @@ impl AmxKernel {
         let mut kernel = Self { extent: FULL };
         kernel.configure(FULL);
         kernel
+    }
+
+    /// Whether rows of A are read in place: row-major bf16 whose tile steps are whole cache lines.
+    pub(super) fn reads_in_place<T: Element>(source: MatrixView<T>, kc: usize) -> bool {
+        let in_place = T::DTYPE == DType::Bf16 && !source.is_transposed() && kc.is_multiple_of(2 * SIDE);
+        let aligned = source.data.as_ptr().addr().is_multiple_of(64);
+        in_place && source.row_stride.is_multiple_of(2 * SIDE) && aligned
     }
 
     /// Multiplies a packed panel of A by one of B into `c` [32, 32]; with `add` accumulates.
@@ -334,9 +342,7 @@ impl MicroKernel for AmxKernel {
     ) -> AOperand<'a> {
         let steps = kc.div_ceil(2 * SIDE);
         let start = source.checked_ptr(rows, kc).cast::<u16>();
-        // Row-major bf16 rows whose tile steps are whole cache lines are read in place.
-        let in_place = T::DTYPE == DType::Bf16 && !source.is_transposed() && kc.is_multiple_of(2 * SIDE);
-        if in_place && source.row_stride.is_multiple_of(2 * SIDE) && (start as usize).is_multiple_of(64) {
+        if Self::reads_in_place(source, kc) {
             let row_stride = source.row_stride;
             let (step_stride, panel_stride) = (2 * SIDE, 2 * SIDE * row_stride);
             return AOperand { start, row_stride, step_stride, steps, panel_stride, matrix: PhantomData };
@@ -376,6 +382,8 @@ impl MicroKernel for AmxKernel {
     ) {
         if (1..=blocking::SHORT_K).contains(&operands.k) {
             amx_short_k::run_task(operands, out, scratch, epilogue);
+        } else if amx_few_rows::fits(&operands, out.rows()) {
+            amx_few_rows::run_task(operands, out, scratch, epilogue);
         } else {
             amx_driver::run_task(operands, out, scratch, epilogue);
         }

@@ -184,7 +184,7 @@ impl Pair<'_> {
                     dweights,
                 };
                 let outputs = [Output::Rounded(dtype), Output::Rounded(DType::F32)];
-                self.compare(kernel, &outputs[..1 + usize::from(wanted)])?;
+                self.compare(kernel, &outputs[..=usize::from(wanted)])?;
             }
         }
         Ok(())
