@@ -13,7 +13,7 @@ fn metrics_have_the_load_of_routers_and_the_auxiliary_loss() {
         let [busiest, idlest, entropy] =
             ["router_busiest", "router_idlest", "router_entropy"].map(|key| number(&line[key]));
         // 8 experts, of which every token has 2: no expert has more than half of a layer's rows.
-        assert!(idlest >= 0.0 && idlest <= 0.125 && (0.125..=0.5).contains(&busiest), "{line}");
+        assert!((0.0..=0.125).contains(&idlest) && (0.125..=0.5).contains(&busiest), "{line}");
         assert!(entropy > 0.3 && entropy <= 1.0, "{line}");
         let parts = number(&line["ce_loss"]) + 0.02 * number(&line["aux_loss"]);
         assert!((number(&line["loss"]) - parts).abs() < 1e-9, "{line}");

@@ -115,9 +115,9 @@ pub fn grouped_linear_backward(
     for (expert, rows) in groups(offsets) {
         let (of_x, of_w) = (rows.start * inner..rows.end * inner, expert * matrix..(expert + 1) * matrix);
         let dy = &dy[rows.start * out..rows.end * out];
-        let [own_dx, own_dw, _] = linear_backward(&x[of_x.clone()], &w[of_w.clone()], dy, inner);
-        dx[of_x].copy_from_slice(&own_dx);
-        dw[of_w].copy_from_slice(&own_dw);
+        let [of_rows, of_weight, _] = linear_backward(&x[of_x.clone()], &w[of_w.clone()], dy, inner);
+        dx[of_x].copy_from_slice(&of_rows);
+        dw[of_w].copy_from_slice(&of_weight);
     }
     [dx, dw]
 }

@@ -221,16 +221,17 @@ pub(super) fn forward(machine: &Machine<'_>, node: &Node, k: u64, normalized: bo
 pub(super) fn backward(
     machine: &Machine<'_>,
     node: &GradNode,
-    [weights, balance]: [bool; 2],
+    [has_dweights, has_slopes]: [bool; 2],
     k: u64,
     normalized: bool,
 ) -> Gradients {
     let (logits, count) = (machine.value(node.inputs[0]), machine.width(node.inputs[0]));
     let routed = route(logits, count, k as usize, normalized, logits.len() / count);
-    let none = vec![0.0; routed.weights.len().max(count)];
-    let dweights = if weights { machine.value(node.inputs[3]) } else { &none };
-    let slopes = if balance { &machine.value(node.inputs[3 + usize::from(weights)])[count..] } else { &none };
-    let dlogits = route_backward(logits, count, &routed, normalized, dweights, &slopes[..count]);
+    let zeros = vec![0.0; routed.weights.len().max(count)];
+    let dweights = if has_dweights { machine.value(node.inputs[3]) } else { &zeros };
+    let last = node.inputs[node.inputs.len() - 1];
+    let slopes = if has_slopes { &machine.value(last)[count..] } else { &zeros[..count] };
+    let dlogits = route_backward(logits, count, &routed, normalized, dweights, slopes);
     Gradients::of_values(vec![dlogits])
 }
 
