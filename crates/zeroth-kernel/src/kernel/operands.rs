@@ -169,7 +169,7 @@ impl Kernel {
                 touch!([starts, logits, before], [experts, weights, order, places, offsets, after]);
             }
             Self::RouteBackward { starts, logits, experts, weights, dweights, slopes, dlogits, .. } => {
-                touch!([starts, logits, experts, weights, dweights, slopes], [dlogits])
+                touch!([starts, logits, experts, weights, dweights, slopes], [dlogits]);
             }
             Self::GatherRows { order, offsets, x, y, .. } => touch!([order, offsets, x], [y]),
             Self::CombineRows { places, offsets, x, y, .. } => touch!([places, offsets, x], [y]),
@@ -185,7 +185,7 @@ impl Kernel {
                 touch!([order, offsets, weights, gate_up], [y]);
             }
             Self::GatedRowsBackward { order, offsets, weights, gate_up, dy, dgate_up, dweights, .. } => {
-                touch!([order, offsets, weights, gate_up, dy], [dgate_up, dweights])
+                touch!([order, offsets, weights, gate_up, dy], [dgate_up, dweights]);
             }
             Self::BalanceLoss { starts, balance, labels, loss, .. } => {
                 touch!([starts, balance, labels], [loss]);
