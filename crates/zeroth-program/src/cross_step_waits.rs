@@ -8,11 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use zeroth_kernel::{Access, Queue, Tier};
 
+use super::address_accesses::AddressAccesses;
+use super::occupancy::Accesses;
 use super::waits::CrossStepWaits;
 use super::{BufferId, Section, SectionKind, SectionMemory};
-
-/// The last access on each queue.
-type Last = BTreeMap<Queue, usize>;
 
 /// The sections that may still be running when a section starts.
 fn before(sections: &[Section], kind: SectionKind) -> Vec<usize> {
@@ -49,29 +48,35 @@ type Found = BTreeMap<(usize, Queue), usize>;
 
 /// The last accesses of a section.
 struct Uses {
-    written: BTreeMap<BufferId, Last>,
-    used: BTreeMap<BufferId, Last>,
-    /// Transient memory: its tier, its bytes, and the last accesses to it.
-    memory: Vec<(Tier, std::ops::Range<u64>, Last)>,
+    written: BTreeMap<BufferId, Accesses>,
+    used: BTreeMap<BufferId, Accesses>,
+    /// Transient memory of each tier.
+    memory: BTreeMap<Tier, AddressAccesses>,
 }
 
 impl Uses {
     fn of(section: &Section, memory: &SectionMemory) -> Self {
-        let (mut written, mut used) = (BTreeMap::<_, Last>::new(), BTreeMap::<_, Last>::new());
+        let (mut written, mut used) = (BTreeMap::<_, Accesses>::new(), BTreeMap::<_, Accesses>::new());
         for (at, instruction) in section.instructions.iter().enumerate() {
+            let queue = instruction.queue as usize;
             for (id, access) in instruction.operands.accesses() {
-                used.entry(id).or_default().insert(instruction.queue, at);
+                used.entry(id).or_default()[queue] = Some(at);
                 if access == Access::Write {
-                    written.entry(id).or_default().insert(instruction.queue, at);
+                    written.entry(id).or_default()[queue] = Some(at);
                 }
             }
         }
-        let memory = memory.buffers.iter().map(|placed| {
-            let accesses = placed.accessed_by.iter().map(|at| (section.instructions[*at].queue, *at));
-            (placed.buffer.tier, placed.at..placed.at + placed.buffer.bytes, accesses.collect())
-        });
-        let memory = memory.collect();
-        Self { written, used, memory }
+        let mut ranges: BTreeMap<Tier, Vec<_>> = BTreeMap::new();
+        for placed in &memory.buffers {
+            let mut accesses = Accesses::default();
+            for at in &placed.accessed_by {
+                accesses[section.instructions[*at].queue as usize] = Some(*at);
+            }
+            let range = placed.at..placed.at + placed.buffer.bytes;
+            ranges.entry(placed.buffer.tier).or_default().push((range, accesses));
+        }
+        let memory = ranges.into_iter().map(|(tier, ranges)| (tier, AddressAccesses::of(&ranges)));
+        Self { written, used, memory: memory.collect() }
     }
 }
 
@@ -84,13 +89,14 @@ struct Follows<'a> {
 }
 
 impl Follows<'_> {
-    fn wait(&self, at: usize, last: &Last, found: &mut [Found]) {
-        for (queue, place) in last {
+    fn wait(&self, at: usize, last: &Accesses, found: &mut [Found]) {
+        for (queue, place) in Queue::ALL.into_iter().zip(last) {
+            let Some(place) = *place else { continue };
             // Earlier instructions of the same list are covered by the waits within the section.
-            let is_implied = self.is_again && *place < at;
-            if *queue != self.section.instructions[at].queue && !is_implied {
-                let known = found[at].entry((self.earlier, *queue)).or_default();
-                *known = (*known).max(*place);
+            let is_implied = self.is_again && place < at;
+            if queue != self.section.instructions[at].queue && !is_implied {
+                let known = found[at].entry((self.earlier, queue)).or_default();
+                *known = (*known).max(place);
             }
         }
     }
@@ -116,10 +122,8 @@ impl Follows<'_> {
     fn memory(&self, memory: &SectionMemory, uses: &Uses, found: &mut [Found]) {
         for placed in &memory.buffers {
             let range = placed.at..placed.at + placed.buffer.bytes;
-            for (tier, other, last) in &uses.memory {
-                if *tier == placed.buffer.tier && other.start < range.end && range.start < other.end {
-                    self.wait(*placed.lifetime.start(), last, found);
-                }
+            if let Some(memory) = uses.memory.get(&placed.buffer.tier) {
+                self.wait(*placed.lifetime.start(), &memory.latest(&range), found);
             }
         }
     }

@@ -4,6 +4,7 @@
 //! releases of parameters, reduce-scatters of gradients, the optimizer step, and overlap. A pass moves work and never
 //! changes arithmetic. [`Memory`] places every buffer of a program, and the engine runs it.
 
+mod address_accesses;
 mod buffer;
 mod buffer_analysis;
 mod category_bytes;

@@ -64,7 +64,7 @@ impl Occupancy {
 }
 
 /// The fewest nodes of a tree that span a lifetime exactly.
-fn cover(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
+pub(super) fn cover(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
     let (mut first, mut end) = (leaves + lifetime.start(), leaves + lifetime.end() + 1);
     while first < end {
         if first % 2 == 1 {
@@ -80,7 +80,7 @@ fn cover(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(
 }
 
 /// All nodes above the first or the last instruction of a lifetime: they hold what is above its cover.
-fn above(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
+pub(super) fn above(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
     let (mut first, mut last) = ((leaves + lifetime.start()) / 2, (leaves + lifetime.end()) / 2);
     while first > 0 {
         visit(first);
@@ -117,7 +117,7 @@ impl Ranges {
 }
 
 /// The last instruction of each queue that accessed something.
-type Accesses = [Option<usize>; Queue::ALL.len()];
+pub(super) type Accesses = [Option<usize>; Queue::ALL.len()];
 
 /// The last accesses of every range of addresses.
 #[derive(Default)]
