@@ -35,7 +35,6 @@ use zeroth_base::DType;
 
 use super::MatrixView;
 use super::amx_driver;
-use super::amx_few_rows;
 use super::amx_pack::{Operand, pack};
 use super::amx_short_k;
 use super::blocking::{self, Blocking};
@@ -177,7 +176,7 @@ impl AmxKernel {
     }
 
     /// Whether rows of A are read in place: row-major bf16 whose tile steps are whole cache lines.
-    pub(super) fn reads_in_place<T: Element>(source: MatrixView<T>, kc: usize) -> bool {
+    fn reads_in_place<T: Element>(source: MatrixView<T>, kc: usize) -> bool {
         let in_place = T::DTYPE == DType::Bf16 && !source.is_transposed() && kc.is_multiple_of(2 * SIDE);
         let aligned = source.data.as_ptr().addr().is_multiple_of(64);
         in_place && source.row_stride.is_multiple_of(2 * SIDE) && aligned
@@ -382,8 +381,6 @@ impl MicroKernel for AmxKernel {
     ) {
         if (1..=blocking::SHORT_K).contains(&operands.k) {
             amx_short_k::run_task(operands, out, scratch, epilogue);
-        } else if amx_few_rows::fits(&operands, out.rows()) {
-            amx_few_rows::run_task(operands, out, scratch, epilogue);
         } else {
             amx_driver::run_task(operands, out, scratch, epilogue);
         }

@@ -1,14 +1,13 @@
 //! The GEMM driver: entry points, the micro-kernel interface, and the loops around a micro-kernel that needs no loops of
 //! its own.
 //!
-//! There are eight loop nests. A single one with the kernels behind it would lose the interleaving or the packing order that
+//! There are seven loop nests. A single one with the kernels behind it would lose the interleaving or the packing order that
 //! each was measured with:
 //! - [`run_task`] is the plain one, for AVX2, NEON and portable code.
 //! - [`multiply_block`] multiplies a packed B on the calling thread, for attention and the head.
 //! - `avx512_driver` packs a group of A panels while the previous group is multiplied.
 //! - `amx_driver` stores a C tile while the next one is multiplied.
 //! - `amx_gemm_tn` keeps a whole transposed operand in L2, which the blocked order would transpose again for every block.
-//! - `amx_few_rows` prefetches the next panels of B instead of rows of A.
 //! - `amx_short_k` and `amx_narrow_tn` are for matmuls of adapters, whose k or whose output is a few tiles.
 
 use bytemuck::Pod;

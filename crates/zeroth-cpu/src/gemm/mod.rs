@@ -17,8 +17,6 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_driver;
 #[cfg(target_arch = "x86_64")]
-mod amx_few_rows;
-#[cfg(target_arch = "x86_64")]
 mod amx_gemm_tn;
 #[cfg(target_arch = "x86_64")]
 mod amx_narrow_tn;
