@@ -4,6 +4,7 @@
     python benches/gpu/steps.py                       # all cases
     python benches/gpu/steps.py 4b-optimizer-24       # some
     python benches/gpu/steps.py --ranks 2 0.6b-zero2  # two ranks, which share the GPU if there is only one
+    python benches/gpu/steps.py --same-rows --steps 20 30b-lora  # every step has the rows of the first: the loss must fall
     python benches/gpu/steps.py --device cpu tiny     # tests the script itself without a GPU
 
 Prints tokens per second of the median step after the third (without the last), MFU (6 FLOPs per parameter, 4 with
@@ -79,8 +80,11 @@ CASES = {
     "30b-lora-2x2048": ("30b-a3b", 2, 2048, {"stage": 2}, {}, 1, ATTENTION),
     "30b-lora-sharded": ("30b-a3b", 2, 1024, {"stage": 2}, SHARDED, 1, ATTENTION),
     "30b-lora-nf4-24": (
-        "30b-a3b", 1, 2048, {"stage": 2}, {}, 1, [*ATTENTION, "--quantize", "nf4", "--device-memory", "24GiB"]),
-    "30b-lora-nf4-all": ("30b-a3b", 1, 2048, {"stage": 2, **OPTIMIZER}, BLOCK, 1, RANK_8),
+        "30b-a3b", 1, 2048, {"stage": 2}, {}, 1, [*ATTENTION, "--quantize", "nf4", "--device-memory", "23.4GiB"]),
+    "30b-lora-nf4-all": (
+        "30b-a3b", 1, 2048, {"stage": 2, **OPTIMIZER}, BLOCK, 1, [*RANK_8, "--device-memory", "19.6GiB"]),
+    "30b-lora-nf4-all-host": (
+        "30b-a3b", 1, 2048, {"stage": 3, **BOTH}, BLOCK, 1, [*RANK_8, "--device-memory", "2.4GiB"]),
     "tiny": ("tiny", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
     "tiny-moe": ("tiny-moe", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
     "tiny-moe-lora": ("tiny-moe", 2, 64, {"stage": 2}, SHARDED, 1, ATTENTION),
@@ -109,13 +113,16 @@ def write_model(folder, shape, vocabulary):
         json.dump(config, file)
 
 
-def write_rows(path, tokens, lengths, vocabulary):
+def write_rows(path, tokens, lengths, vocabulary, times):
     random.seed(1)
+    lines = []
+    while tokens > 0:
+        row = [random.randrange(vocabulary) for _ in range(random.randint(*lengths))]
+        lines.append(json.dumps({"input_ids": row, "labels": row}) + "\n")
+        tokens -= len(row)
     with open(path, "w") as file:
-        while tokens > 0:
-            row = [random.randrange(vocabulary) for _ in range(random.randint(*lengths))]
-            file.write(json.dumps({"input_ids": row, "labels": row}) + "\n")
-            tokens -= len(row)
+        for _ in range(times):
+            file.writelines(lines)
 
 
 def model_flops(shape, vocabulary, length, per_parameter=6):
@@ -167,13 +174,16 @@ def run(name, arguments, work):
     data += ".packed" if is_packed else ""
     lengths = (64, 1024) if is_packed else (length, length)
     batch = rows * accumulation * arguments.ranks
-    write_rows(data, batch * (arguments.steps + is_packed) * length, lengths, vocabulary)
+    fresh, times = arguments.steps + is_packed, 1
+    if arguments.same_rows:
+        fresh, times = times, fresh
+    write_rows(data, batch * fresh * length, lengths, vocabulary, times)
     # Skips the export of the model: only steps are measured.
     zero = {**zero, "stage3_gather_16bit_weights_on_model_save": False}
     config = {
         "train_micro_batch_size_per_gpu": rows, "gradient_accumulation_steps": accumulation,
         "bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_optimization": zero,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}, "zeroth": ours,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3 if arguments.same_rows else 1e-5}}, "zeroth": ours,
     }
     trace = ["--trace", os.path.join(arguments.trace, f"{name}.json")] if arguments.trace else []
     command = [
@@ -181,6 +191,7 @@ def run(name, arguments, work):
         "--device", arguments.device, "--ranks", str(arguments.ranks), "--max-length", str(length),
         "--max-steps", str(arguments.steps), "--save-steps", "0", "--output", output, *flags, *trace,
     ]
+    command += ["--shuffle", "false"] if arguments.same_rows else []
     used, log = DriverMemory(), os.path.join(work, f"{name}.txt")
     try:
         with open(log, "w") as file:
@@ -216,6 +227,7 @@ def main():
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--ranks", type=int, default=1, help="each rank has its own rows")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--same-rows", action="store_true", help="the rows of the first step in every step, lr 1e-3")
     parser.add_argument("--trace", help="folder for a trace of each case")
     arguments = parser.parse_args()
     unknown = [case for case in arguments.cases if case not in CASES]

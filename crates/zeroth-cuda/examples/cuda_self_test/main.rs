@@ -26,6 +26,7 @@ use zeroth_kernel::{
 };
 use zeroth_kernel::{Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, Queue, Span, Tier};
 
+mod captured_experts;
 mod cudnn_attention;
 mod expert_timings;
 mod experts;
@@ -77,7 +78,7 @@ fn main() -> ExitCode {
 
 impl Harness {
     fn all(&mut self) -> Outcome {
-        let groups: [Group; 11] = [
+        let groups: [Group; 12] = [
             ("linear", Self::linears),
             ("norm", |harness| harness.each_row(Self::norm)),
             ("elementwise", |harness| harness.each_row(Self::elementwise)),
@@ -88,6 +89,7 @@ impl Harness {
             ("head_loss", Self::heads),
             ("experts", Self::experts),
             ("grouped", Self::grouped_linears),
+            ("captured_experts", Self::captured_experts),
             ("optimizer_step", Self::optimizer_step),
         ];
         if self.runs("queues") {
