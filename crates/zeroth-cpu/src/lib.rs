@@ -17,6 +17,8 @@
     reason = "names of the formulas: m, n and k; p, m and v; dx and dw; cos and sin"
 )]
 #![allow(clippy::too_many_arguments, reason = "the arguments of a kernel are its buffers")]
+// The tests of this crate's own parts need neither the device nor the self-test, which instantiate every kernel once more.
+#![cfg_attr(test, allow(dead_code, unused_imports, reason = "the device and the self-test are not compiled"))]
 #![allow(
     clippy::inline_always,
     reason = "a body must be compiled with the instructions of the ISA that calls it"
@@ -32,6 +34,7 @@ mod avx512_bf16;
 mod balance_loss;
 mod columns;
 mod convert;
+#[cfg(not(test))]
 mod device;
 mod dropout;
 mod embedding;
@@ -60,6 +63,7 @@ mod route;
 mod rows;
 mod scratch;
 mod scratch_splitter;
+#[cfg(not(test))]
 mod self_test;
 mod stream;
 mod work_partition;
@@ -72,6 +76,7 @@ pub use attention::{
 };
 pub use balance_loss::{balance_loss, balance_loss_backward};
 pub use convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
+#[cfg(not(test))]
 pub use device::CpuDevice;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding, embedding_backward, embedding_backward_tied};
@@ -102,6 +107,7 @@ pub use rope::{RopeTable, rope, rope_angles, rope_backward, rope_from};
 pub use route::{BalanceSums, Routed, route, route_backward, route_backward_scratch, route_scratch};
 pub use rows::row_stride;
 pub use scratch::scratch_bytes;
+#[cfg(not(test))]
 pub use self_test::{self_test, self_test_on};
 pub use work_partition::{Chunks, Grid, Optional, Partition, Tile};
 

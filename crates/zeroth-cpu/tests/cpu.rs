@@ -26,6 +26,10 @@ mod mixture;
 mod nf4;
 #[path = "cpu/optional_gradients.rs"]
 mod optional_gradients;
+#[path = "cpu/rank_sum.rs"]
+mod rank_sum;
+#[path = "cpu/self_test.rs"]
+mod self_test;
 #[path = "cpu/threads.rs"]
 mod threads;
 #[path = "cpu/tied_head.rs"]

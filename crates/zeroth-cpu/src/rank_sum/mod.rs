@@ -235,8 +235,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::{CpuDevice, block_squares, sum_ranks};
-    use zeroth_kernel::{Device, Queue, RankSum, Span};
+    use crate::{block_squares, sum_ranks};
 
     #[test]
     fn parts_in_place_sum_to_the_bits_of_contiguous_parts_on_every_isa() {
@@ -294,29 +293,6 @@ mod tests {
             all_squares.add(sum);
         }
         assert_eq!(squares, all_squares, "{ranks} ranks, {length} elements, add {add}, rounded");
-    }
-
-    #[test]
-    fn overlapping_operands_are_refused() {
-        let mut device = CpuDevice::new(1, 4096, 0).unwrap();
-        // 32 elements.
-        let [own, to, apart] = [(0, 64), (256, 128), (512, 88)].map(|(at, bytes)| Span::device(at, bytes));
-        let sum = |to: Span, squares: u64| RankSum {
-            ranks: 1,
-            rank: 0,
-            own,
-            other: &|rank| unreachable!("rank {rank} is not there"),
-            from_type: DType::Bf16,
-            to,
-            to_type: DType::F32,
-            add: false,
-            squares: Some(Span { at: squares, ..apart }),
-        };
-        assert!(device.sum_ranks(Queue::Comm, &sum(to, apart.at)).is_ok());
-        for (to, squares) in [(Span { at: 32, ..to }, apart.at), (to, own.at), (to, to.at + 64)] {
-            let refused = device.sum_ranks(Queue::Comm, &sum(to, squares)).unwrap_err();
-            assert!(refused.to_string().contains("overlap"), "{refused}");
-        }
     }
 
     #[test]
