@@ -8,10 +8,14 @@ use super::driver::{
     Interleaved, K_STEP, MicroKernel, Operands, TileRect, panels, serpentine, store_rows, store_zeros,
 };
 use super::epilogue::{Epilogue, WIDE_ROW};
-use super::prefetch::Prefetch;
+use super::prefetch::{CACHE_LINE, Prefetch, prefetch_write};
 use crate::scratch_splitter::ScratchSplitter;
 use crate::work_partition::{PendingRows, Tile};
 use zeroth_kernel::Element;
+
+/// Terms of k up to which a tile's stores outlast its multiplication. The loads of the next tile's sums wait until tile stores have
+/// left the store buffer, behind the stores to C: one that misses the cache delays them all.
+const FEW_STEPS: usize = 4 * K_STEP;
 
 /// Computes one task's block of C, as [`MicroKernel::run_task`].
 pub(super) fn run_task<A: Element, B: Element, O, E: Epilogue<O>>(
@@ -23,8 +27,9 @@ pub(super) fn run_task<A: Element, B: Element, O, E: Epilogue<O>>(
     let blocking = AmxKernel::BLOCKING.for_layout(operands.a.is_transposed());
     // SAFETY: `Isa::available` reports AMX only with AVX-512 and its bf16 conversions.
     unsafe {
-        // C is updated where the epilogue reads the output, or where k takes more than one block.
-        if E::READS_OUTPUT || operands.k > blocking.kc(operands.k) {
+        // C is prefetched where the epilogue reads the output, where k takes more than one block, and where a tile has too few
+        // k-steps to hide the misses of its stores.
+        if E::READS_OUTPUT || operands.k > blocking.kc(operands.k) || operands.k <= FEW_STEPS {
             pipelined::<A, B, O, E, true>(operands, out, scratch, epilogue);
         } else {
             pipelined::<A, B, O, E, false>(operands, out, scratch, epilogue);
@@ -34,7 +39,7 @@ pub(super) fn run_task<A: Element, B: Element, O, E: Epilogue<O>>(
 
 /// [`run_task`], with the interleaved work compiled to AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-fn pipelined<A: Element, B: Element, O, E: Epilogue<O>, const UPDATES_C: bool>(
+fn pipelined<A: Element, B: Element, O, E: Epilogue<O>, const FETCHES_C: bool>(
     operands: Operands<'_, A, B>,
     mut out: Tile<O>,
     scratch: &mut [f32],
@@ -86,16 +91,23 @@ fn pipelined<A: Element, B: Element, O, E: Epilogue<O>, const UPDATES_C: bool>(
                         kernel.pack_b(b.submatrix(rect.column, first), columns, kc, out);
                     }
                     let b_panel = &b_pack[panel * panel_len..][..panel_len];
-                    let mut prefetch = Prefetch::<A, UPDATES_C>::none(b_panel.as_ptr().cast());
+                    let mut prefetch = Prefetch::<A, FETCHES_C>::none(b_panel.as_ptr().cast());
                     if let Some(next_a) = next_a {
                         let start = next_a.wrapping_add(turn * rows_per_panel * a.row_stride);
                         prefetch.set_a(start, a.row_stride);
                     }
                     let slot = if one_block { 0 } else { row / PANEL * across + panel };
                     assert!(slot < slots);
-                    if last && E::READS_OUTPUT {
+                    if last && (E::READS_OUTPUT || k <= FEW_STEPS) {
                         let stride = out.stride();
-                        prefetch.set_c(out.row(row)[rect.column..].as_ptr(), rect.columns, stride);
+                        let c = out.row(row)[rect.column..].as_ptr();
+                        prefetch.set_c(c, rect.columns, stride);
+                        // Sums of a few steps leave no time for two rows per step.
+                        for row in 2 * kc.div_ceil(K_STEP)..rect.rows {
+                            let first = c.wrapping_add(row * stride).cast::<u8>();
+                            prefetch_write(first);
+                            prefetch_write(first.wrapping_add(CACHE_LINE));
+                        }
                     } else if !one_block {
                         // The accumulators of the next tile have left the cache since the previous block of k. After the
                         // last panel of a row comes the same panel of the next row.
@@ -142,7 +154,7 @@ fn pipelined<A: Element, B: Element, O, E: Epilogue<O>, const UPDATES_C: bool>(
     let chunks = out.row_chunks(pending.corner, pending.rows);
     // SAFETY: as above.
     let rows = unsafe { chunks.with_acc(acc.wrapping_add(pending.slot * TILE).cast_const().cast()) };
-    let prefetch = Prefetch::<A, UPDATES_C>::none(std::ptr::null());
+    let prefetch = Prefetch::<A, FETCHES_C>::none(std::ptr::null());
     Interleave { prefetch, rows_per_step: 0, first_column, rows, epilogue }.drain();
 }
 
@@ -154,8 +166,8 @@ struct PendingTile {
 }
 
 /// Work interleaved with one micro-kernel call: prefetches, and the stores of the previous C tile.
-struct Interleave<'a, A, O, E, const UPDATES_C: bool> {
-    prefetch: Prefetch<A, UPDATES_C>,
+struct Interleave<'a, A, O, E, const FETCHES_C: bool> {
+    prefetch: Prefetch<A, FETCHES_C>,
     rows_per_step: usize,
     /// First column of the pending rows in C.
     first_column: usize,
@@ -163,7 +175,7 @@ struct Interleave<'a, A, O, E, const UPDATES_C: bool> {
     epilogue: &'a E,
 }
 
-impl<A, O, E: Epilogue<O>, const UPDATES_C: bool> Interleaved for Interleave<'_, A, O, E, UPDATES_C> {
+impl<A, O, E: Epilogue<O>, const FETCHES_C: bool> Interleaved for Interleave<'_, A, O, E, FETCHES_C> {
     #[inline(always)]
     fn k_step(&mut self) {
         self.prefetch.k_step();
@@ -177,7 +189,7 @@ impl<A, O, E: Epilogue<O>, const UPDATES_C: bool> Interleaved for Interleave<'_,
     }
 }
 
-impl<A, O, E: Epilogue<O>, const UPDATES_C: bool> Interleave<'_, A, O, E, UPDATES_C> {
+impl<A, O, E: Epilogue<O>, const FETCHES_C: bool> Interleave<'_, A, O, E, FETCHES_C> {
     /// Stores the rows of one k-step.
     #[inline(always)]
     fn store(&mut self) {

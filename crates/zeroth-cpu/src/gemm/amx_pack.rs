@@ -17,6 +17,7 @@ use std::arch::x86_64::{
 use zeroth_base::DType;
 
 use super::MatrixView;
+use super::prefetch::prefetch_read_l2;
 use super::transpose::{transpose, transpose_from};
 use crate::avx512::bit_range;
 use zeroth_kernel::Element;
@@ -34,6 +35,9 @@ pub(crate) enum Operand {
 const TILE_ROWS: usize = 16;
 /// Terms of k of a tile step.
 const TILE_K: usize = 32;
+/// Terms of k whose rows are read ahead where k is the strided dimension: a row of a block is a few lines of a page, which no
+/// hardware prefetcher follows.
+const TERMS_AHEAD: usize = 32;
 /// bf16 elements of a tile.
 const TILE_LEN: usize = TILE_ROWS * TILE_K;
 
@@ -202,6 +206,9 @@ unsafe fn pack_b_interleaving<T: Element>(
                 let lines = (lines - first).min(2 * TILE_ROWS);
                 let to = out.add(first * packed + term / TILE_K * 2 * TILE_LEN + term % TILE_K / 2 * TILE_K);
                 let row = |term: usize| start.add(term * stride + first);
+                for ahead in [term + TERMS_AHEAD, term + TERMS_AHEAD + 1] {
+                    prefetch_read_l2(start.wrapping_add(ahead * stride + first).cast());
+                }
                 if T::DTYPE == DType::Bf16 {
                     let load = |term: usize| {
                         if term < kc { load_row(row(term), lines) } else { _mm512_setzero_si512() }

@@ -8,12 +8,12 @@ use super::driver::K_STEP;
 /// Bytes of a cache line.
 pub(super) const CACHE_LINE: usize = 64;
 
-/// Addresses to prefetch during one micro-kernel call: four rows of A per k-step into L2 and, with `UPDATES_C`, two rows
+/// Addresses to prefetch during one micro-kernel call: four rows of A per k-step into L2 and, with `FETCHES_C`, two rows
 /// of the C tile for writing.
 ///
 /// Fields are few and `k_step` has almost no branches on purpose: AMX tile loads compete for the load buffer, so each
 /// field that spills to the stack costs as much as a cache line.
-pub(super) struct Prefetch<A, const UPDATES_C: bool> {
+pub(super) struct Prefetch<A, const FETCHES_C: bool> {
     /// Next address in the first of four rows of A, and elements between rows.
     a: *const A,
     a_stride: usize,
@@ -23,7 +23,7 @@ pub(super) struct Prefetch<A, const UPDATES_C: bool> {
     c_stride: usize,
 }
 
-impl<A, const UPDATES_C: bool> Prefetch<A, UPDATES_C> {
+impl<A, const FETCHES_C: bool> Prefetch<A, FETCHES_C> {
     /// Prefetches only `cached`, an address that is in the cache already.
     pub(super) const fn none(cached: *const u8) -> Self {
         Self { a: cached.cast(), a_stride: 0, c: cached, c_last: 0, c_stride: 0 }
@@ -52,7 +52,7 @@ impl<A, const UPDATES_C: bool> Prefetch<A, UPDATES_C> {
             }
         }
         self.a = self.a.wrapping_add(K_STEP);
-        if UPDATES_C {
+        if FETCHES_C {
             for row in [self.c, self.c.wrapping_add(self.c_stride)] {
                 prefetch_write(row);
                 prefetch_write(row.wrapping_add(self.c_last));

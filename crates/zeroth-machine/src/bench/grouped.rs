@@ -5,7 +5,8 @@ use std::time::Instant;
 use half::bf16;
 use zeroth_base::DType;
 use zeroth_cpu::{
-    Pool, grouped_linear, grouped_linear_dw, grouped_linear_dx, grouped_linear_scratch, row_stride,
+    Pool, grouped_linear, grouped_linear_dw, grouped_linear_dw_rounded, grouped_linear_dx,
+    grouped_linear_scratch, row_stride,
 };
 use zeroth_kernel::{DeviceError, GroupedLinearDims};
 
@@ -56,11 +57,11 @@ pub fn grouped_benchmarks(
 ) -> Result<Vec<Benchmark>, DeviceError> {
     let [rows, outputs, inputs] = shape;
     let mut lines = Vec::new();
-    for form in MatmulKind::ALL {
+    for form in MatmulKind::ALL.into_iter().chain([MatmulKind::DwRounded]) {
         let [m, n, k] = match form {
             MatmulKind::Forward | MatmulKind::Add => shape,
             MatmulKind::Dx => [rows, inputs, outputs],
-            MatmulKind::Dw => [outputs, inputs, rows],
+            MatmulKind::Dw | MatmulKind::DwRounded => [outputs, inputs, rows],
         };
         let mut dense = MatmulBench::<bf16>::new(threads, form, [m, n, k])?;
         let (name, flop) = (format!("bf16 dense {} {m}x{n}x{k}", form.name()), dense.flop());
@@ -90,24 +91,31 @@ fn grouped(
         2 * rows * x_stride,
         2 * weights,
         2 * rows * y_stride,
-        if form == MatmulKind::Dw { 4 * weights } else { 0 },
+        match form {
+            MatmulKind::Dw => 4 * weights,
+            MatmulKind::DwRounded => 2 * weights,
+            _ => 0,
+        },
         4 * grouped_linear_scratch(dims, threads),
     ])?;
     let [x, w, y, dw, _] = operands.split();
     for (name, operand) in [x, w, y].into_iter().enumerate() {
         random::<bf16>(name as u64, operand);
     }
-    random::<f32>(4, dw);
+    random::<bf16>(4, dw);
     let offsets = split.offsets(rows, experts);
     let run = move || {
         let [x, w, y, dw, scratch] = operands.split();
         let (x, w, y) = (of::<bf16>(x), of::<bf16>(w), of::<bf16>(y));
-        let (dw, scratch) = (of::<f32>(dw), of::<f32>(scratch));
+        let scratch = of::<f32>(scratch);
         let start = Instant::now();
         match form {
             MatmulKind::Forward | MatmulKind::Add => grouped_linear(&pool, dims, &offsets, x, w, y, scratch),
             MatmulKind::Dx => grouped_linear_dx(&pool, dims, 1.0, &offsets, y, w, x, false, scratch),
-            MatmulKind::Dw => grouped_linear_dw(&pool, dims, 1.0, &offsets, y, x, dw, scratch),
+            MatmulKind::Dw => grouped_linear_dw(&pool, dims, 1.0, &offsets, y, x, of(dw), scratch),
+            MatmulKind::DwRounded => {
+                grouped_linear_dw_rounded(&pool, dims, 1.0, &offsets, y, x, of::<bf16>(dw), scratch);
+            }
         }
         Ok(start.elapsed().as_secs_f64())
     };
@@ -133,7 +141,7 @@ mod tests {
     #[test]
     fn grouped_matmuls_are_measured_beside_dense_ones() {
         let measured = measure(grouped_benchmarks(2, 3, [48, 40, 24]).unwrap(), 2, &mut |_| {}).unwrap();
-        assert_eq!(measured.len(), 12);
+        assert_eq!(measured.len(), 16);
         assert!(measured.iter().all(|line| line.best >= line.median && line.median > 0.0), "{measured:?}");
     }
 }

@@ -11,7 +11,8 @@ use super::{Benchmark, TILES, Unit, matmul_limit};
 use zeroth_cpu::{
     AttentionSaved, Dropout, Isa, Pool, attention, attention_backward, attention_backward_scratch,
     attention_scratch, dropout, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch,
-    head_loss_scratch, linear, linear_add, linear_dw, linear_dx, linear_scratch, row_stride,
+    head_loss_scratch, linear, linear_add, linear_dw, linear_dw_rounded, linear_dx, linear_scratch,
+    row_stride,
 };
 use zeroth_kernel::DeviceError;
 use zeroth_kernel::{AttentionDims, Element, HeadLossDims, LinearDims, RowKey};
@@ -25,6 +26,8 @@ pub enum MatmulKind {
     Dx,
     /// dw += dyᵀ · x.
     Dw,
+    /// dw = dyᵀ · x, rounded to the operands' dtype: that of a step of one micro-batch.
+    DwRounded,
     /// y += scale · x · wᵀ.
     Add,
 }
@@ -39,6 +42,7 @@ impl MatmulKind {
             Self::Forward => "forward",
             Self::Dx => "dx",
             Self::Dw => "dw",
+            Self::DwRounded => "dw rounded",
             Self::Add => "add",
         }
     }
@@ -61,7 +65,7 @@ impl<T: Element> MatmulBench<T> {
         let dims = match form {
             MatmulKind::Forward | MatmulKind::Add => LinearDims::new(m, k, n),
             MatmulKind::Dx => LinearDims::new(m, n, k),
-            MatmulKind::Dw => LinearDims::new(k, n, m),
+            MatmulKind::Dw | MatmulKind::DwRounded => LinearDims::new(k, n, m),
         };
         // Rows have the stride of a step.
         let [x_stride, y_stride] = [dims.inputs, dims.outputs].map(|width| row_stride(width, T::DTYPE));
@@ -86,12 +90,16 @@ impl<T: Element> MatmulBench<T> {
         let Self { pool, dims, operands, .. } = self;
         let [x, w, y, dw, scratch] = operands.split();
         let (x, w, y) = (of::<T>(x), of::<T>(w), of::<T>(y));
-        let (dw, scratch) = (of(dw), of(scratch));
+        let scratch = of(scratch);
         let start = Instant::now();
         match self.form {
             MatmulKind::Forward => linear(pool, *dims, x, w, None, y, scratch),
             MatmulKind::Dx => linear_dx(pool, *dims, 1.0, y, w, x, false, scratch),
-            MatmulKind::Dw => linear_dw(pool, *dims, 1.0, y, x, dw, scratch),
+            MatmulKind::Dw => linear_dw(pool, *dims, 1.0, y, x, of(dw), scratch),
+            MatmulKind::DwRounded => {
+                let rounded = &mut of::<T>(dw)[..dims.outputs * dims.inputs];
+                linear_dw_rounded(pool, *dims, 1.0, y, x, rounded, scratch);
+            }
             MatmulKind::Add => linear_add(pool, *dims, 0.3, x, w, y, scratch),
         }
         start.elapsed().as_secs_f64()
