@@ -8,6 +8,7 @@ use zeroth_graph::{
     BalanceSums, Builder, GatedActivation, Graph, GraphError, ParamId, ParamSpec, Role, Routing, Value,
 };
 
+use crate::distill::TEACHER_PREFIX;
 use crate::lora::adapter_name;
 use crate::rotary::rotary;
 use crate::table::Adapters;
@@ -22,9 +23,6 @@ pub struct Batch {
     /// Tokens (rows) of a micro-batch.
     pub tokens: u64,
 }
-
-/// What the names of a teacher's parameters begin with.
-pub(crate) const TEACHER_PREFIX: &str = "teacher.";
 
 /// A model whose forward cannot be built.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -114,6 +112,11 @@ impl<'a> Decoder<'a> {
         Ok(Self { config, table, activation, is_teacher: false })
     }
 
+    /// The same as the teacher of a distillation.
+    pub(crate) fn teacher(config: &'a ModelConfig, table: &'a ParameterTable) -> Result<Self, ForwardError> {
+        Ok(Self { is_teacher: true, ..Self::new(config, table)? })
+    }
+
     /// Adds all units but the loss.
     pub(crate) fn add(
         &self,
@@ -176,6 +179,10 @@ impl<'a> Decoder<'a> {
             let (name, shape) = (self.name(&parameter.name), parameter.shape.clone());
             ParamSpec { name, shape, trainable, quantized: parameter.quantized && !trainable }
         });
+        if self.is_teacher {
+            b.teacher_unit(self.name(&unit.name.to_string()), params.collect())?;
+            return Ok(());
+        }
         let role = match unit.name {
             UnitName::Embedding | UnitName::Tied => Role::Embedding,
             UnitName::Block(index) | UnitName::Experts(index) => Role::Block(index),
