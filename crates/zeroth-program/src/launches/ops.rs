@@ -203,6 +203,8 @@ impl At<'_> {
                 labels: input(1),
                 loss: self.loss(part),
             },
+            // Training computes it with its gradient, evaluation its cross-entropy alone.
+            Op::DistillLoss { .. } => unreachable!("a distillation loss is no op of forward"),
         };
         vec![kernel]
     }
@@ -298,7 +300,7 @@ impl At<'_> {
         let kernel = match node.op {
             GradOp::HeadLoss => {
                 let (dims, weight) = (self.head_dims(node.params[0], node.inputs[0]), node.params[0]);
-                let part = of.op.loss_part().expect("the op of a loss");
+                let part = of.op.loss_parts().next().expect("the op of a loss");
                 Kernel::HeadLossBackward {
                     dims,
                     x: input(0),
@@ -315,6 +317,7 @@ impl At<'_> {
                     }),
                 }
             }
+            GradOp::DistillLoss => unreachable!("no model has a distillation loss"),
             GradOp::LinearInput | GradOp::LinearAddInput { .. } => Kernel::LinearDx {
                 dims: self.linear_dims(node.params[0], node.inputs[0]),
                 scale: scale(node.op),
