@@ -40,7 +40,7 @@ use zeroth_kernel::{BLOCK, ExactSum};
 use zeroth_kernel::{RankReport, decide};
 
 /// Most operands of a kernel, scratch included.
-const OPERANDS: usize = 14;
+const OPERANDS: usize = 16;
 
 /// Evaluates an expression with the Rust type of a dtype.
 macro_rules! typed {
@@ -326,6 +326,10 @@ impl CpuDevice {
                     );
                 }
                 Kernel::HeadLossBackward { .. } => self.run_head_loss_backward::<T>(launch)?,
+                Kernel::DistillLossBackward { .. } | Kernel::TopLogProbs { .. } => {
+                    let problem = "not built for CPUs".to_owned();
+                    return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
+                }
                 Kernel::Route { .. }
                 | Kernel::RouteBackward { .. }
                 | Kernel::GatherRows { .. }

@@ -169,6 +169,9 @@ pub(super) fn dispatch(
             let gradients = HeadGradients { loss_weight, control, dx, dw };
             lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], Some(gradients))
         }
+        Kernel::DistillLossBackward { .. } | Kernel::TopLogProbs { .. } => {
+            Err(cx.invalid("not built for GPUs".to_owned()))
+        }
         Kernel::Logits { dims, starts, x, w, logits } => {
             lm_head::logits(cx, matmuls, dims, starts, [x, w], logits)
         }
