@@ -38,7 +38,9 @@ pub enum RunError {
         expected: usize,
     },
     /// A further input of another kind than the model's.
-    #[error("a further input of the micro-batch should be of kind {expected:?}: Index is i32, Statistic is f32")]
+    #[error(
+        "a further input of the micro-batch should be of kind {expected:?}: Index is i32, Statistic is f32"
+    )]
     InputKind {
         /// The model's.
         expected: Kind,

@@ -56,10 +56,7 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
             [node] if is_matmul(node) => GradProducers::Matmul,
             [node] if is_head(node) && head_rounds => GradProducers::Matmul,
             [head, rows]
-                if is_head(head)
-                    && rows.op == GradOp::Embedding
-                    && head_rounds
-                    && alike(head, rows) =>
+                if is_head(head) && rows.op == GradOp::Embedding && head_rounds && alike(head, rows) =>
             {
                 GradProducers::HeadAndEmbedding
             }

@@ -2,11 +2,11 @@
 
 use crate::{Flat, Target};
 use zeroth_base::DType;
-use zeroth_graph::Group;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{
     FrozenMode, GatherMode, OffloadDevice, OptimizerType, RecomputePolicy, UpdateDevice, Values,
 };
+use zeroth_graph::Group;
 use zeroth_kernel::{Optimizer, Tier};
 
 /// The dtypes of a run.

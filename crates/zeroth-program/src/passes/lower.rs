@@ -172,9 +172,7 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
 
 /// Forward with its losses: [`Graph::evaluated`] with the nodes of the graph. Dropout is off, and a teacher is not run.
 fn evaluation(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
-    let is_run = |node: &Node| {
-        !is_dropout(node.op) && graph.units[node.unit.index()].group == Group::Model
-    };
+    let is_run = |node: &Node| !is_dropout(node.op) && graph.units[node.unit.index()].group == Group::Model;
     let of_student = |instruction: Instruction| match instruction.action {
         Action::Forward(node) if matches!(graph.nodes[node].op, Op::DistillLoss { .. }) => Instruction {
             reads: Program::flats_of(layout, &graph.nodes[node].params[..1]),

@@ -184,7 +184,8 @@ impl<'a> Walk<'a> {
                 let mut writes: Vec<BufferId> =
                     if node.op.is_loss() { vec![BufferId::Report] } else { outputs.collect() };
                 // A training step reports the load of its routers.
-                if program.routers.iter().any(|router| router.node == *at_node) && self.kind.is_micro_batch() {
+                if program.routers.iter().any(|router| router.node == *at_node) && self.kind.is_micro_batch()
+                {
                     writes.push(BufferId::Report);
                 }
                 Operands { reads, writes }
