@@ -9,11 +9,12 @@
 use zeroth_kernel::RowKey;
 
 use crate::BatchShape;
+use crate::distill::{TeacherCache, TeacherCacheError, TeacherRows};
 use crate::sample_order::{EpochSample, SampleOrder};
 use zeroth_data::{DataError, IGNORED, Samples};
 
 /// One rank's input for one forward and backward pass. Its buffers are reused across steps.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct MicroBatch {
     /// Token ids of all samples, concatenated.
     pub ids: Vec<i32>,
@@ -25,6 +26,8 @@ pub struct MicroBatch {
     pub starts: Vec<u32>,
     /// Random-number key of each row.
     pub keys: Vec<RowKey>,
+    /// What a cache has of the teacher.
+    pub(crate) teacher: TeacherRows,
 }
 
 impl MicroBatch {
@@ -36,6 +39,7 @@ impl MicroBatch {
             positions: Vec::with_capacity(rows),
             starts: Vec::with_capacity(samples + 1),
             keys: Vec::with_capacity(rows),
+            teacher: TeacherRows::default(),
         }
     }
 
@@ -51,6 +55,7 @@ impl MicroBatch {
         self.positions.clear();
         self.starts.clear();
         self.keys.clear();
+        self.teacher.clear();
     }
 
     /// Appends a sample. `labels` are aligned with `ids`; the shift by one happens here.
@@ -87,12 +92,19 @@ pub struct Batches<'a> {
     samples: &'a Samples,
     order: SampleOrder,
     shape: BatchShape,
+    cache: Option<&'a TeacherCache>,
 }
 
 impl<'a> Batches<'a> {
     /// Combines samples, their order and the batch decomposition.
     pub fn new(samples: &'a Samples, order: SampleOrder, shape: BatchShape) -> Self {
-        Self { samples, order, shape }
+        Self { samples, order, shape, cache: None }
+    }
+
+    /// The same with what a cache has of the teacher.
+    #[must_use]
+    pub fn with_cache(self, cache: Option<&'a TeacherCache>) -> Self {
+        Self { cache, ..self }
     }
 
     /// The batch decomposition.
@@ -127,6 +139,30 @@ impl<'a> Batches<'a> {
             into.starts.push(0);
         }
         Ok(())
+    }
+
+    /// Adds what the cache has of the teacher to a micro-batch that was filled.
+    pub(crate) fn fill_teacher(
+        &self,
+        step: u64,
+        micro: u64,
+        rank: u64,
+        into: &mut MicroBatch,
+    ) -> Result<(), TeacherCacheError> {
+        let Some(cache) = self.cache else { return Ok(()) };
+        into.teacher.clear();
+        for place in self.places(step, micro, rank) {
+            for sample in self.samples.members(place.sample) {
+                let (first, length) = (self.samples.token_offset(sample), self.samples.sample_length(sample));
+                cache.append(first, length, &mut into.teacher)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it has a cache of the teacher.
+    pub(crate) fn has_cache(&self) -> bool {
+        self.cache.is_some()
     }
 
     /// The largest number of sequences in a micro-batch.

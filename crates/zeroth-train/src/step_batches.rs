@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use zeroth_engine::{MicroBatch as View, MicroBatches};
+use zeroth_engine::{CachedTeacher, MicroBatch as View, MicroBatches};
 
+use crate::distill::TeacherRows;
 use crate::{Batches, MicroBatch, TrainError};
 
 /// A rank's micro-batches of one step.
@@ -42,6 +43,7 @@ impl MicroBatches for StepBatches<'_> {
     fn next(&mut self) -> Result<View<'_>, TrainError> {
         let begun = Instant::now();
         self.batches.fill(self.step, self.micro, self.rank, self.buffer)?;
+        self.batches.fill_teacher(self.step, self.micro, self.rank, self.buffer)?;
         self.micro += 1;
         if let Some(lengths) = &mut self.lengths {
             let ends = self.buffer.starts.windows(2);
@@ -50,12 +52,17 @@ impl MicroBatches for StepBatches<'_> {
         self.time += begun.elapsed();
         Ok(self.buffer.view())
     }
+
+    fn teacher(&self) -> Option<CachedTeacher<'_>> {
+        let TeacherRows { ids, log_probs, .. } = &self.buffer.teacher;
+        self.batches.has_cache().then_some(CachedTeacher { ids, log_probs })
+    }
 }
 
 impl MicroBatch {
     /// The engine's view of this batch.
     pub fn view(&self) -> View<'_> {
-        let Self { ids, labels, positions, starts, keys } = self;
+        let Self { ids, labels, positions, starts, keys, .. } = self;
         View { ids, labels, positions, starts, keys }
     }
 }
