@@ -137,6 +137,40 @@ fn every_placement_of_a_teacher_has_the_same_most_probable_tokens() {
     }
 }
 
+/// A student and a teacher with experts of their own.
+fn experts() -> Golden {
+    let mut golden = Golden::named("moe/mixtral-no-window");
+    let twin = Golden::distilled("jsd").teacher.unwrap();
+    let teacher = Golden::named("moe/qwen3-moe-normalized");
+    // The smaller vocabulary counts.
+    let most = teacher.config.vocab.min(golden.config.vocab) as i32;
+    for row in &mut golden.rows {
+        row.clamp(most);
+    }
+    golden.teacher = Some(Teaching { source: TeacherSource::Model(Box::new(teacher)), ..twin });
+    golden
+}
+
+#[test]
+fn the_routers_of_a_teacher_are_not_counted_and_every_placement_trains_to_the_same_bits() {
+    let golden = experts();
+    let setup = |ranks, stage, teacher, chaos| {
+        let settings = Settings { stage, teacher, recompute: BLOCK, types: BF16, ..ROOMY };
+        Setup { ranks, micro_batch: 4 / ranks, settings, steps: 2, chaos, ..Setup::default() }
+    };
+    let compiled = golden.compile(&setup(1, 0, WHOLE, None));
+    let units = compiled.program.routers.iter().map(|router| &compiled.graph.units[router.unit.index()]);
+    let groups: Vec<Group> = units.map(|unit| unit.group).collect();
+    assert_eq!(groups, [Group::Model; 2]);
+    for ranks in [1, 2] {
+        let expected = golden.train(&setup(ranks, 0, WHOLE, None));
+        for (stage, teacher) in [(3, SHARDED), (1, OFFLOADED)] {
+            let found = golden.train(&setup(ranks, stage, teacher, Some(77)));
+            assert_same_losses(&expected, &found, &format!("{ranks} ranks, stage {stage}, {teacher:?}"));
+        }
+    }
+}
+
 fn compile(golden: &Golden, settings: Settings, ranks: u64) -> Compiled {
     golden.compile(&Setup { ranks, micro_batch: 4, settings, ..Setup::default() })
 }
@@ -193,12 +227,9 @@ fn a_teacher_is_gathered_in_forward_and_leaves_one_activation() {
                 section.instructions.iter().filter(|i| i.action == Action::AllGather(*flat)).count()
             };
             // Once in forward; the head's norm ends forward, and its projection is read by the loss.
-            let times = |place: usize| match section.is_micro_batch() {
-                true => 1 + usize::from(place + 1 == flats.len()),
-                false => 0,
-            };
+            let mut expected = vec![usize::from(section.is_micro_batch()); flats.len()];
+            *expected.last_mut().unwrap() *= 2;
             let found: Vec<usize> = flats.iter().map(gathered).collect();
-            let expected: Vec<usize> = (0..flats.len()).map(times).collect();
             assert_eq!(found, expected, "{recompute:?} {:?}", section.kind);
             if !section.is_micro_batch() {
                 continue;
