@@ -1,6 +1,7 @@
 //! Students with a teacher: every program and every placement of the teacher trains them to the same bits, and a teacher takes
 //! nothing but its weights and, during forward, one layer. `golden.rs` compares distillations with TRL.
 
+use zeroth_engine::{CachedTeacher, FurtherInput, RunError, StreamBatch};
 use zeroth_graph::Group;
 use zeroth_kernel::Tier;
 use zeroth_program::{
@@ -278,6 +279,41 @@ fn an_evaluation_is_that_of_the_student_alone() {
         golden.with_batch(4, |batch| engine.evaluate(batch)).unwrap()
     });
     assert_eq!([found, cached].map(f64::to_bits), [expected.to_bits(); 2]);
+}
+
+#[test]
+fn what_a_cache_has_of_a_teacher_is_checked() {
+    let setup = Setup { micro_batch: 1, ..Setup::default() };
+    let golden = golden(false).offline(7, &setup);
+    let compiled = golden.compile(&setup);
+    let mut engine = golden.engine(&compiled, 1, None);
+    golden.with_batch(1, |batch| {
+        let count = 7 * batch.ids.len();
+        let (ids, log_probs) = (vec![52; count], vec![-2.0; count]);
+        let mut refused = |inputs: &[FurtherInput<'_>]| {
+            let batch = StreamBatch { streams: &[*batch], inputs };
+            engine.step_streams(&[batch], 1, 0, &[1e-3]).map_err(|error| error.to_string()).unwrap_err()
+        };
+        let [right_ids, right_probs] = CachedTeacher { ids: &ids, log_probs: &log_probs }.inputs();
+        assert_eq!(refused(&[]), "a micro-batch has 0 further inputs, and the model has 2");
+        let message = refused(&[right_ids, right_ids]);
+        assert!(message.contains("should be of kind Statistic"), "{message}");
+        let message = refused(&[right_ids, FurtherInput::Statistics(&log_probs[1..])]);
+        assert!(message.contains("numbers of a further input"), "{message}");
+        // The teacher has 53 tokens.
+        for id in [53, -1] {
+            let mut ids = ids.clone();
+            ids[3] = id;
+            let message = refused(&[FurtherInput::Indices(&ids), right_probs]);
+            assert!(message.contains(&format!("the number {id}, and the model has 53")), "{message}");
+        }
+        let batch = StreamBatch { streams: &[*batch], inputs: &[right_ids, right_probs] };
+        engine.step_streams(&[batch], 1, 0, &[1e-3]).unwrap();
+        assert!(engine.record().unwrap().head.loss.is_finite());
+        let mut both = (Vec::new(), Vec::new());
+        let error = engine.top_log_probs(&batch.streams[0], &mut both.0, &mut both.1).unwrap_err();
+        assert!(matches!(error, RunError::NoTopLogProbs));
+    });
 }
 
 #[test]
