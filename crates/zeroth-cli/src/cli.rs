@@ -10,6 +10,7 @@ use zeroth::model::Family;
 use crate::bench_args::BenchArgs;
 use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
+use crate::kd_args::DistillCommand;
 use crate::lora_args::QuantizeArg;
 pub(crate) use crate::train_args::{DataCommand, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
@@ -60,6 +61,9 @@ pub(crate) enum Command {
     /// Inspect training data
     #[command(subcommand)]
     Data(DataCommand),
+    /// Cache what a teacher predicts, for distillation without it
+    #[command(subcommand)]
+    Distill(DistillCommand),
     /// Generate text with a model
     Generate(Box<GenerateArgs>),
     /// Create a model folder with random weights
