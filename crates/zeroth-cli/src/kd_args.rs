@@ -43,6 +43,23 @@ pub(crate) struct KdArgs {
     pub(crate) kd_tail: Option<TailArg>,
 }
 
+/// The teacher of a planned run.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct PlanTeacherArgs {
+    /// Distil from this model, whose weights are beside those of --model
+    #[arg(long, value_name = "DIR", conflicts_with = "params")]
+    pub(crate) teacher: Option<String>,
+    /// Where the teacher's weights are, as of `train`
+    #[arg(long, value_name = "NAME|FILE", requires = "teacher")]
+    pub(crate) teacher_deepspeed: Option<String>,
+    /// Keep the teacher's linear layers in 4 bits
+    #[arg(long, value_enum, value_name = "TYPE", requires = "teacher")]
+    pub(crate) teacher_quantize: Option<QuantizeArg>,
+    /// Distil from this cache, without the teacher
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["params", "teacher"])]
+    pub(crate) kd_cache: Option<PathBuf>,
+}
+
 /// What becomes of the mass that a cache lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TailArg {

@@ -100,7 +100,8 @@ impl MetricsTable {
     /// Whether a file is such a table without rows.
     pub(super) fn is_empty_at(path: &Path) -> bool {
         let mut text = String::new();
-        let read = File::open(path).and_then(|file| file.take(2 * HEAD.len() as u64).read_to_string(&mut text));
+        let read =
+            File::open(path).and_then(|file| file.take(2 * HEAD.len() as u64).read_to_string(&mut text));
         read.is_ok() && text.starts_with(HEAD) && text.find('\n') == Some(text.len() - 1)
     }
 

@@ -266,7 +266,11 @@ impl Reporters {
                 .as_ref()
                 .map(|folder| EventFile::create(folder, next(step)))
                 .transpose()?,
-            csv: plan.csv.as_ref().map(|path| MetricsTable::open(path.clone(), &plan.loss_parts, step)).transpose()?,
+            csv: plan
+                .csv
+                .as_ref()
+                .map(|path| MetricsTable::open(path.clone(), &plan.loss_parts, step))
+                .transpose()?,
             deepspeed_tensorboard: plan
                 .deepspeed_tensorboard
                 .as_ref()

@@ -14,7 +14,9 @@ use zeroth::train::progress::{Progress, bar, line};
 use zeroth::train::report::ResumePosition;
 use zeroth::train::report::flops::{ComputeRate, ModelFlops, Peak};
 use zeroth::train::report::timing::StepTiming;
-use zeroth::train::{Distillation, Interval, Job, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent};
+use zeroth::train::{
+    Distillation, Interval, Job, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent,
+};
 
 use super::resolve_job::{ResolvedJob, report_to};
 use super::resume::is_inside;
