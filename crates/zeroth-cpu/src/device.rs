@@ -4,6 +4,7 @@
 //! are inside their arenas, and no written operand overlaps another. That makes every launch memory-safe.
 #![allow(unsafe_code, reason = "operands become slices after they are checked")]
 
+mod distill;
 mod experts;
 mod head_loss;
 mod optimize;
@@ -327,8 +328,7 @@ impl CpuDevice {
                 }
                 Kernel::HeadLossBackward { .. } => self.run_head_loss_backward::<T>(launch)?,
                 Kernel::DistillLossBackward { .. } | Kernel::TopLogProbs { .. } => {
-                    let problem = "not built for CPUs".to_owned();
-                    return Err(DeviceError::Operands { what: launch.kernel.name(), problem });
+                    self.run_distill::<T>(launch)?;
                 }
                 Kernel::Route { .. }
                 | Kernel::RouteBackward { .. }
