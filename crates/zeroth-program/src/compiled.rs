@@ -92,7 +92,7 @@ impl Compiled {
         check_rows(&graph, &row_sizes)?;
         check_losses(&graph)?;
         let backward = graph.backward()?;
-        check_views(settings, target)?;
+        check_views(&graph, settings, target)?;
         let mut settings = settings.for_target(target);
         if guard > 0 {
             // With guards in between, shards are not page-aligned and cannot be mapped.
@@ -190,10 +190,11 @@ fn check_losses(graph: &Graph) -> Result<(), CompileError> {
 }
 
 /// GPUs cannot map each other's shards.
-pub(super) fn check_views(settings: &Settings, target: Target) -> Result<(), CompileError> {
+pub(super) fn check_views(graph: &Graph, settings: &Settings, target: Target) -> Result<(), CompileError> {
+    let has_teacher = graph.units.iter().any(|unit| unit.group == Group::Teacher);
     let shards = settings.stage >= 3
         || settings.frozen == FrozenPlacement::Sharded
-        || settings.teacher.is_partitioned();
+        || (has_teacher && settings.teacher.is_partitioned());
     if target == Target::Cuda && shards && settings.gather == Some(Gather::View) {
         return Err(CompileError::ViewOnGpu);
     }

@@ -37,7 +37,7 @@ impl Compiled {
         let is_partitioned = settings.teacher.is_partitioned();
         let frozen = if is_partitioned { FrozenPlacement::Sharded } else { FrozenPlacement::Whole };
         let settings = Settings { stage: 0, accumulation: 1, frozen, offload, ..*settings };
-        check_views(&settings, target)?;
+        check_views(&graph, &settings, target)?;
         let settings = settings.for_target(target);
         graph.params.iter_mut().for_each(|param| param.spec.trainable = false);
         let backward = graph.backward()?;
