@@ -4,10 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::process::Signal;
-
 use super::distillation::{computed, copied, data, distil, teacher};
-use super::running::Running;
+use super::running::{Running, signal};
 use super::{json, number, text, written};
 use crate::common::{Ended, zeroth, zeroth_json};
 
@@ -269,8 +267,7 @@ fn a_cache_that_was_killed_or_stopped_ends_with_the_same_bytes() {
     running.wait_until(Duration::from_mins(1), "it continues", || done(&parts) > before);
     let other = zeroth(&long_cache(&teacher, &rows, &parts));
     assert!(other.code == 2 && other.stderr.contains("written by another process"), "{}", other.stderr);
-    let process = rustix::process::Pid::from_child(&running.launcher);
-    rustix::process::kill_process(process, Signal::INT).unwrap();
+    signal(running.launcher.id(), "INT");
     let code = running.launcher.wait().unwrap().code();
     assert!(code == Some(130), "{code:?}: {}", running.said());
     assert!(running.said().contains("the same command continues"), "{}", running.said());
