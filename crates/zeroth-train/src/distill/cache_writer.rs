@@ -14,7 +14,7 @@ use super::CacheManifest;
 use super::cache_file::{MANIFEST, RECORDS, TeacherCacheError, is_log_prob, read_manifest};
 
 /// Time between commits.
-const INTERVAL: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_millis(200);
 
 /// A cache that was opened to be written.
 #[derive(Debug)]
