@@ -54,7 +54,21 @@ fn a_cache_of_the_whole_vocabulary_equals_the_teacher() {
     let ways: [(&str, &[&str]); 3] = [
         ("plain", &["--max-steps", "3"]),
         ("packed", &["--max-steps", "3", "--packing", "--shuffle", "true", "--split-dataset-ratio", "0.2"]),
-        ("ranks", &["--max-steps", "7", "--shuffle", "true", "--deepspeed", "zero3", "--ranks", "2"]),
+        (
+            "ranks",
+            &[
+                "--max-steps",
+                "7",
+                "--shuffle",
+                "true",
+                "--deepspeed",
+                "zero3",
+                "--ranks",
+                "2",
+                "--per-device-train-batch-size",
+                "8",
+            ],
+        ),
     ];
     for (name, flags) in ways {
         let [one, other] = ["online", "offline"].map(|way| at(&format!("{name}-{way}")));
@@ -197,7 +211,7 @@ fn caches_of_something_else_are_refused() {
 }
 
 /// Rows that take a while.
-fn many_rows(folder: &Path, rows: u64) -> PathBuf {
+pub(super) fn many_rows(folder: &Path, rows: u64) -> PathBuf {
     let row = |row: u64| {
         let ids: Vec<u64> = (0..30).map(|at| (row * 37 + at * 11 + at * at) % 53).collect();
         serde_json::json!({ "input_ids": ids }).to_string()
@@ -207,7 +221,7 @@ fn many_rows(folder: &Path, rows: u64) -> PathBuf {
 }
 
 /// The command of a cache over many rows.
-fn long_cache<'a>(teacher: &'a Path, rows: &'a Path, output: &'a Path) -> Vec<&'a str> {
+pub(super) fn long_cache<'a>(teacher: &'a Path, rows: &'a Path, output: &'a Path) -> Vec<&'a str> {
     vec![
         "distill",
         "cache",
@@ -230,7 +244,7 @@ fn long_cache<'a>(teacher: &'a Path, rows: &'a Path, output: &'a Path) -> Vec<&'
 }
 
 /// Tokens that a cache has committed.
-fn done(cache: &Path) -> u64 {
+pub(super) fn done(cache: &Path) -> u64 {
     fs::read_to_string(cache.join("manifest.json"))
         .ok()
         .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())

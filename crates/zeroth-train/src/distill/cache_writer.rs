@@ -125,9 +125,10 @@ impl CacheWriter {
     pub fn commit(&mut self) -> Result<(), TeacherCacheError> {
         if self.pending > 0 {
             self.file.sync_data().map_err(|source| self.failed(source))?;
-            self.manifest.tokens_done += self.pending;
-            self.pending = 0;
-            publish_manifest(&self.folder, &self.manifest)?;
+            let tokens_done = self.manifest.tokens_done + self.pending;
+            let manifest = CacheManifest { tokens_done, ..self.manifest.clone() };
+            publish_manifest(&self.folder, &manifest)?;
+            (self.manifest, self.pending) = (manifest, 0);
         }
         self.committed = Instant::now();
         Ok(())
