@@ -244,10 +244,11 @@ impl Compiled {
                 let node = &self.graph.nodes[*node];
                 format!("{} of {}", node.op.name(), unit(node.unit))
             }
-            Action::Logits { node, .. } | Action::TopLogProbs { node, .. } | Action::CrossEntropy(node) => {
-                format!("{} of {}", instruction.action.name(), unit(self.graph.nodes[*node].unit))
-            }
-            Action::StoreKv(node) | Action::CachedAttention(node) => {
+            Action::Logits { node, .. }
+            | Action::TopLogProbs { node, .. }
+            | Action::CrossEntropy(node)
+            | Action::StoreKv(node)
+            | Action::CachedAttention(node) => {
                 format!("{} of {}", instruction.action.name(), unit(self.graph.nodes[*node].unit))
             }
             Action::Backward(node) => {

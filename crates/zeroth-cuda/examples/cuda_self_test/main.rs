@@ -27,6 +27,7 @@ use zeroth_kernel::{
 use zeroth_kernel::{Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, Queue, Span, Tier};
 
 mod cudnn_attention;
+mod distill;
 mod expert_timings;
 mod experts;
 #[path = "../../tests/cuda/harness.rs"]
@@ -77,7 +78,7 @@ fn main() -> ExitCode {
 
 impl Harness {
     fn all(&mut self) -> Outcome {
-        let groups: [Group; 11] = [
+        let groups: [Group; 12] = [
             ("linear", Self::linears),
             ("norm", |harness| harness.each_row(Self::norm)),
             ("elementwise", |harness| harness.each_row(Self::elementwise)),
@@ -86,6 +87,7 @@ impl Harness {
             ("head_norm_rope", Self::head_norm_rope),
             ("attention", Self::attentions),
             ("head_loss", Self::heads),
+            ("distill", Self::distill),
             ("experts", Self::experts),
             ("grouped", Self::grouped_linears),
             ("optimizer_step", Self::optimizer_step),

@@ -1,6 +1,7 @@
 //! Students with a teacher: every program and every placement of the teacher trains them to the same bits, and a teacher takes
 //! nothing but its weights and, during forward, one layer. `golden.rs` compares distillations with TRL.
 
+use zeroth_engine::{CachedTeacher, FurtherInput, RunError, StreamBatch};
 use zeroth_graph::Group;
 use zeroth_kernel::Tier;
 use zeroth_program::{
@@ -137,6 +138,40 @@ fn every_placement_of_a_teacher_has_the_same_most_probable_tokens() {
     }
 }
 
+/// A student and a teacher with experts of their own.
+fn experts() -> Golden {
+    let mut golden = Golden::named("moe/mixtral-no-window");
+    let twin = Golden::distilled("jsd").teacher.unwrap();
+    let teacher = Golden::named("moe/qwen3-moe-normalized");
+    // The smaller vocabulary counts.
+    let most = teacher.config.vocab.min(golden.config.vocab) as i32;
+    for row in &mut golden.rows {
+        row.clamp(most);
+    }
+    golden.teacher = Some(Teaching { source: TeacherSource::Model(Box::new(teacher)), ..twin });
+    golden
+}
+
+#[test]
+fn the_routers_of_a_teacher_are_not_counted_and_every_placement_trains_to_the_same_bits() {
+    let golden = experts();
+    let setup = |ranks, stage, teacher, chaos| {
+        let settings = Settings { stage, teacher, recompute: BLOCK, types: BF16, ..ROOMY };
+        Setup { ranks, micro_batch: 4 / ranks, settings, steps: 2, chaos, ..Setup::default() }
+    };
+    let compiled = golden.compile(&setup(1, 0, WHOLE, None));
+    let units = compiled.program.routers.iter().map(|router| &compiled.graph.units[router.unit.index()]);
+    let groups: Vec<Group> = units.map(|unit| unit.group).collect();
+    assert_eq!(groups, [Group::Model; 2]);
+    for ranks in [1, 2] {
+        let expected = golden.train(&setup(ranks, 0, WHOLE, None));
+        for (stage, teacher) in [(3, SHARDED), (1, OFFLOADED)] {
+            let found = golden.train(&setup(ranks, stage, teacher, Some(77)));
+            assert_same_losses(&expected, &found, &format!("{ranks} ranks, stage {stage}, {teacher:?}"));
+        }
+    }
+}
+
 fn compile(golden: &Golden, settings: Settings, ranks: u64) -> Compiled {
     golden.compile(&Setup { ranks, micro_batch: 4, settings, ..Setup::default() })
 }
@@ -193,12 +228,9 @@ fn a_teacher_is_gathered_in_forward_and_leaves_one_activation() {
                 section.instructions.iter().filter(|i| i.action == Action::AllGather(*flat)).count()
             };
             // Once in forward; the head's norm ends forward, and its projection is read by the loss.
-            let times = |place: usize| match section.is_micro_batch() {
-                true => 1 + usize::from(place + 1 == flats.len()),
-                false => 0,
-            };
+            let mut expected = vec![usize::from(section.is_micro_batch()); flats.len()];
+            *expected.last_mut().unwrap() *= 2;
             let found: Vec<usize> = flats.iter().map(gathered).collect();
-            let expected: Vec<usize> = (0..flats.len()).map(times).collect();
             assert_eq!(found, expected, "{recompute:?} {:?}", section.kind);
             if !section.is_micro_batch() {
                 continue;
@@ -247,6 +279,41 @@ fn an_evaluation_is_that_of_the_student_alone() {
         golden.with_batch(4, |batch| engine.evaluate(batch)).unwrap()
     });
     assert_eq!([found, cached].map(f64::to_bits), [expected.to_bits(); 2]);
+}
+
+#[test]
+fn what_a_cache_has_of_a_teacher_is_checked() {
+    let setup = Setup { micro_batch: 1, ..Setup::default() };
+    let golden = golden(false).offline(7, &setup);
+    let compiled = golden.compile(&setup);
+    let mut engine = golden.engine(&compiled, 1, None);
+    golden.with_batch(1, |batch| {
+        let count = 7 * batch.ids.len();
+        let (ids, log_probs) = (vec![52; count], vec![-2.0; count]);
+        let mut refused = |inputs: &[FurtherInput<'_>]| {
+            let batch = StreamBatch { streams: &[*batch], inputs };
+            engine.step_streams(&[batch], 1, 0, &[1e-3]).map_err(|error| error.to_string()).unwrap_err()
+        };
+        let [right_ids, right_probs] = CachedTeacher { ids: &ids, log_probs: &log_probs }.inputs();
+        assert_eq!(refused(&[]), "a micro-batch has 0 further inputs, and the model has 2");
+        let message = refused(&[right_ids, right_ids]);
+        assert!(message.contains("should be of kind Statistic"), "{message}");
+        let message = refused(&[right_ids, FurtherInput::Statistics(&log_probs[1..])]);
+        assert!(message.contains("numbers of a further input"), "{message}");
+        // The teacher has 53 tokens.
+        for id in [53, -1] {
+            let mut ids = ids.clone();
+            ids[3] = id;
+            let message = refused(&[FurtherInput::Indices(&ids), right_probs]);
+            assert!(message.contains(&format!("the number {id}, and the model has 53")), "{message}");
+        }
+        let batch = StreamBatch { streams: &[*batch], inputs: &[right_ids, right_probs] };
+        engine.step_streams(&[batch], 1, 0, &[1e-3]).unwrap();
+        assert!(engine.record().unwrap().head.loss.is_finite());
+        let mut both = (Vec::new(), Vec::new());
+        let error = engine.top_log_probs(&batch.streams[0], &mut both.0, &mut both.1).unwrap_err();
+        assert!(matches!(error, RunError::NoTopLogProbs));
+    });
 }
 
 #[test]

@@ -540,6 +540,13 @@ impl Packed {
 }
 
 impl Row {
+    /// Replaces tokens that a vocabulary of `most` does not have.
+    pub(crate) fn clamp(&mut self, most: i32) {
+        for number in self.ids.iter_mut().chain(&mut self.labels) {
+            *number = (*number).min(most - 1);
+        }
+    }
+
     fn read(line: &str) -> Self {
         let row: Value = serde_json::from_str(line).unwrap();
         let numbers = |key: &str| row[key].as_array().unwrap().iter().map(|n| n.as_i64().unwrap() as i32);
