@@ -175,7 +175,8 @@ fn a_teacher_that_is_the_student_teaches_nothing_and_alpha_0_is_plain_training()
 fn reports_have_both_parts_of_the_loss() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");
-    let flags = ["--teacher", text(&teacher()), "--max-steps", "2", "--report-to", "csv,tensorboard"];
+    let teacher = teacher();
+    let flags = ["--teacher", text(&teacher), "--max-steps", "2", "--report-to", "csv,tensorboard"];
     distil(&output, &flags).assert_done();
     let table = fs::read_to_string(output.join("metrics.csv")).unwrap();
     let lines: Vec<&str> = table.lines().collect();

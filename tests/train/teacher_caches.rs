@@ -54,7 +54,21 @@ fn a_cache_of_the_whole_vocabulary_equals_the_teacher() {
     let ways: [(&str, &[&str]); 3] = [
         ("plain", &["--max-steps", "3"]),
         ("packed", &["--max-steps", "3", "--packing", "--shuffle", "true", "--split-dataset-ratio", "0.2"]),
-        ("ranks", &["--max-steps", "23", "--shuffle", "true", "--deepspeed", "zero3", "--ranks", "2"]),
+        (
+            "ranks",
+            &[
+                "--max-steps",
+                "7",
+                "--shuffle",
+                "true",
+                "--deepspeed",
+                "zero3",
+                "--ranks",
+                "2",
+                "--per-device-train-batch-size",
+                "8",
+            ],
+        ),
     ];
     for (name, flags) in ways {
         let [one, other] = ["online", "offline"].map(|way| at(&format!("{name}-{way}")));
@@ -78,13 +92,16 @@ fn a_cache_of_the_whole_vocabulary_equals_the_teacher() {
     let few = at("few");
     cache(&few, &["--kd-temperature", "1.5"]).assert_done();
     let online = at("plain-online");
-    for tail in ["bucket", "renormalize"] {
+    for (tail, most) in [("bucket", 0.5), ("renormalize", 1.0)] {
         let run = at(tail);
         distil(&run, &["--kd-cache", text(&few), "--kd-tail", tail, "--max-steps", "3"]).assert_done();
         let found = difference(&online, &run);
         println!("k = 20, {tail}: kd_loss differs by up to {found:.2e} from the teacher's");
-        assert!(found > 1e-6 && found < 0.5, "{tail}: {found}");
+        assert!(found > 1e-6 && found < most, "{tail}: {found}");
     }
+    // Merging tokens into a bucket never increases a divergence.
+    let first = |run: &Path| number(&computed(run)[0][3]);
+    assert!(first(&at("bucket")) < first(&online));
 }
 
 #[test]
@@ -194,7 +211,7 @@ fn caches_of_something_else_are_refused() {
 }
 
 /// Rows that take a while.
-fn many_rows(folder: &Path, rows: u64) -> PathBuf {
+pub(super) fn many_rows(folder: &Path, rows: u64) -> PathBuf {
     let row = |row: u64| {
         let ids: Vec<u64> = (0..30).map(|at| (row * 37 + at * 11 + at * at) % 53).collect();
         serde_json::json!({ "input_ids": ids }).to_string()
@@ -204,7 +221,7 @@ fn many_rows(folder: &Path, rows: u64) -> PathBuf {
 }
 
 /// The command of a cache over many rows.
-fn long_cache<'a>(teacher: &'a Path, rows: &'a Path, output: &'a Path) -> Vec<&'a str> {
+pub(super) fn long_cache<'a>(teacher: &'a Path, rows: &'a Path, output: &'a Path) -> Vec<&'a str> {
     vec![
         "distill",
         "cache",
@@ -227,7 +244,7 @@ fn long_cache<'a>(teacher: &'a Path, rows: &'a Path, output: &'a Path) -> Vec<&'
 }
 
 /// Tokens that a cache has committed.
-fn done(cache: &Path) -> u64 {
+pub(super) fn done(cache: &Path) -> u64 {
     fs::read_to_string(cache.join("manifest.json"))
         .ok()
         .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
@@ -238,7 +255,7 @@ fn done(cache: &Path) -> u64 {
 fn a_cache_that_was_killed_or_stopped_ends_with_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let teacher = teacher();
-    let rows = many_rows(folder.path(), 12_000);
+    let rows = many_rows(folder.path(), 6_000);
     let whole = folder.path().join("whole");
     assert_eq!(zeroth(&long_cache(&teacher, &rows, &whole)).code, 0);
     let tokens = done(&whole);
@@ -265,9 +282,12 @@ fn a_cache_that_was_killed_or_stopped_ends_with_the_same_bytes() {
     // A second writer is refused; Ctrl-C keeps what is done.
     let mut running = Running::start(folder.path(), &long_cache(&teacher, &rows, &parts));
     running.wait_until(Duration::from_mins(1), "it continues", || done(&parts) > before);
+    // Stopped, so that it does not end meanwhile.
+    signal(running.launcher.id(), "STOP");
     let other = zeroth(&long_cache(&teacher, &rows, &parts));
     assert!(other.code == 2 && other.stderr.contains("written by another process"), "{}", other.stderr);
     signal(running.launcher.id(), "INT");
+    signal(running.launcher.id(), "CONT");
     let code = running.launcher.wait().unwrap().code();
     assert!(code == Some(130), "{code:?}: {}", running.said());
     assert!(running.said().contains("the same command continues"), "{}", running.said());

@@ -14,7 +14,7 @@ use super::CacheManifest;
 use super::cache_file::{MANIFEST, RECORDS, TeacherCacheError, is_log_prob, read_manifest};
 
 /// Time between commits.
-const INTERVAL: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_millis(200);
 
 /// A cache that was opened to be written.
 #[derive(Debug)]
@@ -125,9 +125,10 @@ impl CacheWriter {
     pub fn commit(&mut self) -> Result<(), TeacherCacheError> {
         if self.pending > 0 {
             self.file.sync_data().map_err(|source| self.failed(source))?;
-            self.manifest.tokens_done += self.pending;
-            self.pending = 0;
-            publish_manifest(&self.folder, &self.manifest)?;
+            let tokens_done = self.manifest.tokens_done + self.pending;
+            let manifest = CacheManifest { tokens_done, ..self.manifest.clone() };
+            publish_manifest(&self.folder, &manifest)?;
+            (self.manifest, self.pending) = (manifest, 0);
         }
         self.committed = Instant::now();
         Ok(())
