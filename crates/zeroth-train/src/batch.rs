@@ -14,7 +14,7 @@ use crate::sample_order::{EpochSample, SampleOrder};
 use zeroth_data::{DataError, IGNORED, Samples};
 
 /// One rank's input for one forward and backward pass. Its buffers are reused across steps.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MicroBatch {
     /// Token ids of all samples, concatenated.
     pub ids: Vec<i32>,
@@ -26,8 +26,6 @@ pub struct MicroBatch {
     pub starts: Vec<u32>,
     /// Random-number key of each row.
     pub keys: Vec<RowKey>,
-    /// What a cache has of the teacher.
-    pub(crate) teacher: TeacherRows,
 }
 
 impl MicroBatch {
@@ -39,7 +37,6 @@ impl MicroBatch {
             positions: Vec::with_capacity(rows),
             starts: Vec::with_capacity(samples + 1),
             keys: Vec::with_capacity(rows),
-            teacher: TeacherRows::default(),
         }
     }
 
@@ -55,7 +52,6 @@ impl MicroBatch {
         self.positions.clear();
         self.starts.clear();
         self.keys.clear();
-        self.teacher.clear();
     }
 
     /// Appends a sample. `labels` are aligned with `ids`; the shift by one happens here.
@@ -141,20 +137,20 @@ impl<'a> Batches<'a> {
         Ok(())
     }
 
-    /// Adds what the cache has of the teacher to a micro-batch that was filled.
+    /// Fills `into` with what the cache has of the teacher for the tokens of a micro-batch.
     pub(crate) fn fill_teacher(
         &self,
         step: u64,
         micro: u64,
         rank: u64,
-        into: &mut MicroBatch,
+        into: &mut TeacherRows,
     ) -> Result<(), TeacherCacheError> {
         let Some(cache) = self.cache else { return Ok(()) };
-        into.teacher.clear();
+        into.clear();
         for place in self.places(step, micro, rank) {
             for sample in self.samples.members(place.sample) {
                 let (first, length) = (self.samples.token_offset(sample), self.samples.sample_length(sample));
-                cache.append(first, length, &mut into.teacher)?;
+                cache.append(first, length, into)?;
             }
         }
         Ok(())

@@ -12,7 +12,7 @@ use zeroth_program::Compiled;
 
 use crate::best::BestTracker;
 use crate::checkpoint::{Checkpoint, DistillEntry};
-use crate::distill::{Distillation, TeacherLoad, TeacherWeights};
+use crate::distill::{Distillation, TeacherLoad, TeacherRows, TeacherWeights};
 use crate::evaluate::evaluate;
 use crate::export::export;
 use crate::export_best::{exists, export_best};
@@ -285,6 +285,8 @@ struct StepRunner<'a> {
     batches: Batches<'a>,
     /// The micro-batch being fed.
     buffer: MicroBatch,
+    /// What a cache has of the teacher.
+    teacher: TeacherRows,
     record: StepRecord,
     /// Time spent assembling the last step's micro-batches.
     data: Duration,
@@ -314,6 +316,7 @@ impl<'a> StepRunner<'a> {
             job,
             batches,
             buffer: MicroBatch::with_capacity(most_rows, sequences as usize),
+            teacher: TeacherRows::default(),
             record: engine.record()?,
             data: Duration::ZERO,
             lengths: Vec::new(),
@@ -332,7 +335,8 @@ impl<'a> StepRunner<'a> {
         // While the previous step is in flight, only the device knows whether it will be applied.
         let known = self.applied;
         let rates: [f64; RATES] = std::array::from_fn(|ahead| self.job.schedule.rate(known + ahead as u64));
-        let mut batches = StepBatches::new(self.batches, step, engine.rank(), &mut self.buffer);
+        let mut batches =
+            StepBatches::new(self.batches, step, engine.rank(), &mut self.buffer, &mut self.teacher);
         if self.profile {
             batches.keep_lengths(&mut self.lengths);
         }

@@ -14,7 +14,7 @@ use zeroth::model::{
 };
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{
-    Basis, Frozen, Placement, Plan, PlanDevice, PlanRequest, PlannedTeacher, States, TeacherSource,
+    Basis, Frozen, Placement, Plan, PlanDevice, PlanRequest, PlannedSource, PlannedTeacher, States,
     TrainType, TrainableModel, plan,
 };
 use zeroth::planning;
@@ -169,7 +169,7 @@ fn teacher(arguments: &PlanTeacherArgs, notes: &mut Vec<String>) -> anyhow::Resu
     if let Some(folder) = &arguments.kd_cache {
         let cache = TeacherCache::open(folder).context("--kd-cache")?;
         let CacheManifest { k, vocab, .. } = *cache.manifest();
-        let source = TeacherSource::Cache { k, vocab, tail: true };
+        let source = PlannedSource::Cache { k, vocab, tail: true };
         return Ok(Some(PlannedTeacher { spec, alpha, source, placement: None }));
     }
     let Some(name) = &arguments.teacher else { return Ok(None) };
@@ -186,7 +186,7 @@ fn teacher(arguments: &PlanTeacherArgs, notes: &mut Vec<String>) -> anyhow::Resu
         "with the teacher {name}, {} parameters, among the parameters",
         format_count(table.total())
     ));
-    let source = TeacherSource::Weights { config, table };
+    let source = PlannedSource::Weights { config: Box::new(config), table };
     Ok(Some(PlannedTeacher { spec, alpha, source, placement }))
 }
 
