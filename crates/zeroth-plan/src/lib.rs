@@ -46,4 +46,4 @@ pub use request::{
 pub use row::{Basis, Footprint, Frozen, Row, footprint};
 pub use row_sizes::RowSizes;
 pub use sizing::{BatchShape, Budget, Choice, Freedom, Sizing, SizingError};
-pub use teacher::{PlannedTeacher, TeacherSource};
+pub use teacher::{PlannedSource, PlannedTeacher};

@@ -17,19 +17,18 @@ pub struct PlannedTeacher {
     /// Its share of the loss.
     pub alpha: f64,
     /// Where the teacher's distributions come from.
-    pub source: TeacherSource,
+    pub source: PlannedSource,
     /// Where its parameters are; `None`: where each preset has frozen ones.
     pub placement: Option<TeacherPlacement>,
 }
 
 /// Where the distributions of a planned teacher come from.
 #[derive(Debug, Clone, PartialEq)]
-#[allow(clippy::large_enum_variant, reason = "a plan has one")]
-pub enum TeacherSource {
+pub enum PlannedSource {
     /// The teacher itself.
     Weights {
         /// Its config.
-        config: ModelConfig,
+        config: Box<ModelConfig>,
         /// Its parameter table, which says what is kept in nf4.
         table: ParameterTable,
     },
@@ -48,8 +47,8 @@ impl PlannedTeacher {
     /// The distillation, for a graph.
     pub fn distilled(&self) -> Distilled<'_> {
         let teacher = match &self.source {
-            TeacherSource::Weights { config, table } => TeacherForward::Weights { config, table },
-            TeacherSource::Cache { k, vocab, tail } => {
+            PlannedSource::Weights { config, table } => TeacherForward::Weights { config, table },
+            PlannedSource::Cache { k, vocab, tail } => {
                 TeacherForward::TopK { k: *k, vocab: *vocab, tail: *tail }
             }
         };

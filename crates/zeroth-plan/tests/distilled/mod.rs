@@ -6,7 +6,7 @@ use zeroth_kernel::{Optimizer, Tier};
 use zeroth_model::{ModelConfig, ParameterTable, table};
 use zeroth_plan::{
     ActivationShape, Basis, BatchShape, Budget, Freedom, Offload, Placement, PlanDevice, PlanRequest,
-    PlannedTeacher, Shape, Sizing, TeacherSource, TrainableModel, plan,
+    PlannedSource, PlannedTeacher, Shape, Sizing, TrainableModel, plan,
 };
 use zeroth_program::{Settings, Target, TeacherPlacement, Types};
 
@@ -26,14 +26,14 @@ fn model(width: u64) -> (ModelConfig, ParameterTable) {
     (config, table)
 }
 
-fn teacher(placement: Option<TeacherPlacement>, source: TeacherSource) -> PlannedTeacher {
+fn teacher(placement: Option<TeacherPlacement>, source: PlannedSource) -> PlannedTeacher {
     let spec = DistillSpec { beta: 0.0, temperature: 2.0, squared: true };
     PlannedTeacher { spec, alpha: 0.5, source, placement }
 }
 
-fn weights() -> TeacherSource {
+fn weights() -> PlannedSource {
     let (config, table) = model(256);
-    TeacherSource::Weights { config, table }
+    PlannedSource::Weights { config: Box::new(config), table }
 }
 
 fn settings() -> Settings {
@@ -44,7 +44,7 @@ fn settings() -> Settings {
 #[test]
 fn a_plan_has_the_arena_of_the_distillation() {
     let (config, own) = model(64);
-    let cache = TeacherSource::Cache { k: 20, vocab: 512, tail: true };
+    let cache = PlannedSource::Cache { k: 20, vocab: 512, tail: true };
     let mut totals = Vec::new();
     for teacher in [
         None,
@@ -100,7 +100,7 @@ fn a_misfit_names_the_changes_of_the_teacher_that_fit() {
         "--teacher-deepspeed zero3_offload",
         "--kd-cache, of `zeroth distill cache`",
     ];
-    let cached = teacher(None, TeacherSource::Cache { k: 20, vocab: 512, tail: true });
+    let cached = teacher(None, PlannedSource::Cache { k: 20, vocab: 512, tail: true });
     assert_eq!(changes(arena(&planned) - 1, &planned), [quantize, offload, cache]);
     assert_eq!(changes(arena(&cached), &planned), [cache]);
     assert!(changes(arena(&cached) - 1, &cached).is_empty());
