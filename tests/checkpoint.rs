@@ -88,6 +88,7 @@ fn save(folder: &Path, step: u64) {
         weights_only: false,
         best: None,
         lora: None,
+        distillation: None,
         config: json!({}),
         files: vec![written.entry().clone()],
     };

@@ -9,9 +9,10 @@ use zeroth::config::schema;
 use crate::common::{model, root, zeroth};
 
 /// Every command with flags of its own, and its heading in docs/cli.md.
-const COMMANDS: [(&[&str], &str); 15] = [
+const COMMANDS: [(&[&str], &str); 16] = [
     (&["train"], "## zeroth train"),
     (&["data", "preview"], "## zeroth data preview"),
+    (&["distill", "cache"], "## zeroth distill cache"),
     (&["generate"], "## zeroth generate"),
     (&["plan"], "## zeroth plan"),
     (&["config", "check"], "## zeroth config"),

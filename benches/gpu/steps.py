@@ -8,7 +8,7 @@
     python benches/gpu/steps.py --device cpu tiny     # tests the script itself without a GPU
 
 Prints tokens per second of the median step after the third (without the last), MFU (6 FLOPs per parameter, 4 with
-LoRA, plus causal attention, of an H200's 989 TFLOP/s), the device arena, the memory that the driver reports in use beyond it (with
+LoRA, 2 for those of a teacher, plus causal attention, of an H200's 989 TFLOP/s), the device arena, the memory that the driver reports in use beyond it (with
 nvidia-smi), and the first and last loss. Packed cases have rows of 64 to 1,024 tokens. Needs no package.
 """
 
@@ -30,6 +30,7 @@ SHAPES = {
     "4b": (2560, 9728, 36, 32, 8, 128, True),
     "8b": (4096, 12288, 36, 32, 8, 128, False),
     "tiny": (64, 128, 2, 4, 2, 16, True),
+    "tiny-teacher": (96, 192, 3, 4, 2, 24, False),
     "3b-moe": (2048, 6144, 12, 16, 4, 128, True),
     "30b-a3b": (2048, 6144, 48, 32, 4, 128, False),
     "tiny-moe": (64, 128, 2, 4, 2, 16, True),
@@ -46,6 +47,10 @@ NF4 = [*LORA, "--quantize", "nf4"]
 ATTENTION = [*LORA, "--target-modules", "q_proj,k_proj,v_proj,o_proj"]
 RANK_8 = ["--train-type", "lora", "--lora-rank", "8", "--random-weights", "--quantize", "nf4"]
 SHARDED = {"frozen": "sharded"}
+# A case with a teacher: TEACHER and its shape, which write_model makes. CACHE is a cache of that teacher, which
+# `zeroth distill cache` makes before the steps.
+TEACHER, CACHE = "--teacher", "--kd-cache"
+KD = ["--random-weights", "--kd-alpha", "0.5", "--kd-temperature", "2"]
 # shape, rows, length, zero_optimization, the zeroth section, accumulation, flags
 CASES = {
     "0.6b-zero2": ("0.6b", 8, 2048, {"stage": 2}, {}, 1, []),
@@ -85,10 +90,18 @@ CASES = {
         "30b-a3b", 1, 2048, {"stage": 2, **OPTIMIZER}, BLOCK, 1, [*RANK_8, "--device-memory", "19.6GiB"]),
     "30b-lora-nf4-all-host": (
         "30b-a3b", 1, 2048, {"stage": 3, **BOTH}, BLOCK, 1, [*RANK_8, "--device-memory", "2.4GiB"]),
+    "kd": ("0.6b", 4, 2048, {"stage": 2}, {}, 1, [TEACHER, "8b", *KD]),
+    "kd-host": (
+        "0.6b", 4, 2048, {"stage": 2}, {}, 1, [TEACHER, "8b", *KD, "--teacher-deepspeed", "zero3_offload"]),
+    "kd-nf4": ("0.6b", 4, 2048, {"stage": 2}, {}, 1, [TEACHER, "8b", *KD, "--teacher-quantize", "nf4"]),
+    "kd-cache": ("0.6b", 4, 2048, {"stage": 2}, {}, 1, [CACHE, "8b", *KD]),
+    "kd-student": ("0.6b", 4, 2048, {"stage": 2}, {}, 1, []),
     "tiny": ("tiny", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
     "tiny-moe": ("tiny-moe", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
     "tiny-moe-lora": ("tiny-moe", 2, 64, {"stage": 2}, SHARDED, 1, ATTENTION),
     "tiny-lora": ("tiny", 2, 64, {"stage": 2}, {}, 1, LORA),
+    "tiny-kd": ("tiny", 2, 64, {"stage": 2}, {}, 1, [TEACHER, "tiny-teacher", *KD]),
+    "tiny-kd-cache": ("tiny", 2, 64, {"stage": 2}, {}, 1, [CACHE, "tiny-teacher", *KD]),
     "tiny-lora-nf4": ("tiny", 2, 64, {"stage": 2}, BLOCK, 1, NF4),
 }
 
@@ -137,6 +150,31 @@ def model_flops(shape, vocabulary, length, per_parameter=6):
     return per_parameter * parameters + 6 * layers * heads * head_dim * length
 
 
+def with_teacher(name, flags, arguments, model_folder, data, length, vocabulary, work):
+    """The flags of a case with its teacher's shape as a folder, or as a cache of that folder; and the shape of a teacher that
+    runs beside the student."""
+    flag = next((flag for flag in (TEACHER, CACHE) if flag in flags), None)
+    if flag is None:
+        return flags, None
+    place = flags.index(flag) + 1
+    shape = flags[place]
+    folder = os.path.join(work, f"teacher-{shape}")
+    write_model(folder, shape, vocabulary)
+    if flag == TEACHER:
+        return [*flags[:place], folder, *flags[place + 1:]], shape
+    cache = os.path.join(work, f"cache-{name}")
+    command = [
+        arguments.zeroth, "distill", "cache", "--teacher", folder, "--model", model_folder, "--data", data, "--top-k", "20",
+        "--max-length", str(length), "--per-device-train-batch-size", "4", "--random-weights", "--device",
+        arguments.device, "--output", cache,
+    ]
+    made = subprocess.run(command, capture_output=True, text=True)
+    print(made.stdout.strip() or made.stderr[-2000:], flush=True)
+    flags = [flag for flag in flags if flag != "--random-weights"]
+    place = flags.index(CACHE) + 1
+    return [*flags[:place], cache, *flags[place + 1:]], None
+
+
 class DriverMemory(threading.Thread):
     """Peak memory of the first GPU as nvidia-smi reports it, in MiB."""
 
@@ -178,6 +216,7 @@ def run(name, arguments, work):
     if arguments.same_rows:
         fresh, times = times, fresh
     write_rows(data, batch * fresh * length, lengths, vocabulary, times)
+    flags, teacher = with_teacher(name, flags, arguments, model, data, length, vocabulary, work)
     # Skips the export of the model: only steps are measured.
     zero = {**zero, "stage3_gather_16bit_weights_on_model_save": False}
     config = {
@@ -211,7 +250,12 @@ def run(name, arguments, work):
     speed = statistics.median(step["tokens"] / step["step_ms"] * 1e3 for step in timed)
     memory = steps[-1]["device_bytes_peak"] / 2**30
     beside = f"  driver {used / 1024 - memory:+5.2f}" if used else ""
-    mfu = speed * model_flops(shape, vocabulary, 0 if is_packed else length, 4 if "lora" in flags else 6) / 989e12
+    flops = model_flops(shape, vocabulary, 0 if is_packed else length, 4 if "lora" in flags else 6)
+    if teacher:
+        # Its forward alone, a third of a step; the embedding of an untied model is only read.
+        untied = 0 if SHAPES[teacher][-1] else 2 * vocabulary * SHAPES[teacher][0]
+        flops += model_flops(teacher, vocabulary, length) / 3 - untied
+    mfu = speed * flops / 989e12
     losses = f"loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f}"
     with open(log) as file:
         chosen = [line.strip() for line in file if line.startswith("note: zeroth.")]

@@ -353,16 +353,19 @@ class Second:
         gate = self.linear(f"{name}.gate_proj", x)
         return self.linear(f"{name}.down_proj", self.activated(gate) * self.linear(f"{name}.up_proj", x))
 
+    def logits(self, row):
+        x = self.weights["model.embed_tokens.weight"][row["input_ids"]]
+        for block in range(self.config["num_hidden_layers"]):
+            name = f"model.layers.{block}"
+            x = x + self.attention(block, self.norm(f"{name}.input_layernorm", x))
+            x = x + self.mlp(block, self.norm(f"{name}.post_attention_layernorm", x))
+        head = "model.embed_tokens.weight" if self.config["tie_word_embeddings"] else "lm_head.weight"
+        return self.norm("model.norm", x) @ self.weights[head].T
+
     def loss(self, rows):
         total = 0.0
         for row in rows:
-            x = self.weights["model.embed_tokens.weight"][row["input_ids"]]
-            for block in range(self.config["num_hidden_layers"]):
-                name = f"model.layers.{block}"
-                x = x + self.attention(block, self.norm(f"{name}.input_layernorm", x))
-                x = x + self.mlp(block, self.norm(f"{name}.post_attention_layernorm", x))
-            head = "model.embed_tokens.weight" if self.config["tie_word_embeddings"] else "lm_head.weight"
-            logits = self.norm("model.norm", x) @ self.weights[head].T
+            logits = self.logits(row)
             for at, label in enumerate(row["labels"][1:]):
                 if label != -100:
                     total = total + torch.logsumexp(logits[at], 0) - logits[at, label]

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::running::{Long, Running, signal};
+use super::teacher_caches::{done, long_cache, many_rows};
 use super::{golden, metrics, new_data, new_model, text, train, train_on};
 use crate::common::zeroth;
 
@@ -198,4 +199,28 @@ fn restarts_are_limited() {
     signal(run.ranks()[0], "KILL");
     assert_eq!(run.code(), Some(1), "{}", run.said());
     assert_eq!(run.said().matches("restarting").count(), 1, "{}", run.said());
+}
+
+#[test]
+fn a_full_disk_leaves_what_is_cached_of_a_teacher() {
+    let Some(small) = Small::mount(16 << 20) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (teacher, rows) = (super::distillation::teacher(), many_rows(folder.path(), 6_000));
+    let cache = small.path().join("cache");
+    let command = long_cache(&teacher, &rows, &cache);
+    let mut running = Running::start(folder.path(), &command);
+    running.wait_until(Duration::from_mins(1), "some tokens are done", || done(&cache) > 0);
+    let used = fs::metadata(cache.join("records.bin")).unwrap().len();
+    small.again(&format!("remount,size={}", used + (64 << 10)));
+    assert_eq!(running.launcher.wait().unwrap().code(), Some(1), "{}", running.said());
+    assert!(running.said().contains("the same command continues"), "{}", running.said());
+    let tokens = done(&cache);
+    assert!(tokens > 0 && tokens < 180_000, "{tokens}");
+    // Too small for the rest: refused before anything is computed.
+    let ended = zeroth(&command);
+    assert!(ended.code == 3 && ended.stderr.contains("are free on the disk"), "{}", ended.stderr);
+    small.again("remount,size=16m");
+    let ended = zeroth(&command);
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert_eq!(done(&cache), 180_000);
 }

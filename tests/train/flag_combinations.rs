@@ -103,6 +103,16 @@ const FLAGS: &[(&str, &[&str])] = &[
         &["q_proj v_proj --train_type lora --random_weights", ".*mlp.* --use_peft --random_weights"],
     ),
     ("--init_lora_weights", &["gaussian --train_type lora --random_weights"]),
+    ("--teacher", &["MODEL --random_weights", "MODEL --random_weights --kd_alpha 0", "missing --kd_alpha 0"]),
+    ("--kd_alpha", &["0 --teacher MODEL", "1 --teacher MODEL --random_weights"]),
+    (
+        "--kd_temperature",
+        &["0.001 --teacher MODEL --random_weights", "1000 --teacher MODEL --random_weights"],
+    ),
+    ("--kd_beta", &["0.5 --teacher MODEL --random_weights", "1"]),
+    ("--kd_squared", &["false --teacher MODEL --random_weights"]),
+    ("--teacher_deepspeed", &["zero3_offload --teacher MODEL --random_weights"]),
+    ("--teacher_quantize", &["nf4 --teacher MODEL --random_weights"]),
     ("--use_dora", &["false"]),
     ("--do_train", &["", "true"]),
     ("--dataloader_num_workers", &["0", "64"]),
@@ -186,6 +196,7 @@ fn any_combination_of_flags_runs_or_is_refused() {
             let words = value.split(' ').filter(|word| !word.is_empty());
             arguments.extend(words.map(|word| {
                 let word = word.replace("EVAL", text(&eval)).replace("CONFIG", text(&config));
+                let word = word.replace("MODEL", text(&model));
                 word.replace('@', text(&own))
             }));
         }

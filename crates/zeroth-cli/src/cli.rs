@@ -10,6 +10,7 @@ use zeroth::model::Family;
 use crate::bench_args::BenchArgs;
 use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
+use crate::kd_args::{DistillCommand, PlanTeacherArgs};
 use crate::lora_args::QuantizeArg;
 pub(crate) use crate::train_args::{DataCommand, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
@@ -60,6 +61,9 @@ pub(crate) enum Command {
     /// Inspect training data
     #[command(subcommand)]
     Data(DataCommand),
+    /// Cache what a teacher predicts, for distillation without it
+    #[command(subcommand)]
+    Distill(DistillCommand),
     /// Generate text with a model
     Generate(Box<GenerateArgs>),
     /// Create a model folder with random weights
@@ -137,6 +141,8 @@ pub(crate) struct PlanArgs {
     /// With LoRA: keep the frozen linear layers in 4 bits (QLoRA)
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) quantize: Option<QuantizeArg>,
+    #[command(flatten)]
+    pub(crate) teacher: PlanTeacherArgs,
     /// With --params: parameters of the largest layer, which stage 3 gathers at once [default: a typical transformer block]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) largest_layer: Option<u64>,

@@ -7,13 +7,14 @@ use clap::{Command, CommandFactory};
 use crate::cli::Cli;
 use crate::parse_errors::{ParseFailure, parse};
 
-const PAGES: [&str; 11] = [
+const PAGES: [&str; 12] = [
     "README.md",
     "ARCHITECTURE.md",
     "docs/checkpoints.md",
     "docs/cli.md",
     "docs/coming-from.md",
     "docs/data.md",
+    "docs/distillation.md",
     "docs/faq.md",
     "docs/faults.md",
     "docs/performance.md",

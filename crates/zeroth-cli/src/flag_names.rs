@@ -6,11 +6,6 @@ use zeroth::base::nearest;
 /// Flags of `train` that are not built yet, with the names of Hugging Face, ms-swift and PEFT.
 const NOT_YET: &[&str] = &[
     "hosts",
-    "kd-alpha",
-    "kd-beta",
-    "kd-cache",
-    "kd-squared",
-    "kd-temperature",
     "max-source-length",
     "max-target-length",
     "monitor",
@@ -18,9 +13,6 @@ const NOT_YET: &[&str] = &[
     "source-lang",
     "source-prefix",
     "target-lang",
-    "teacher",
-    "teacher-deepspeed",
-    "teacher-quantize",
 ];
 
 /// Minimum Jaro–Winkler similarity for a suggestion: `adam-eps` suggests `adam-epsilon`, but `gradient-clipping` does

@@ -79,6 +79,11 @@ const LORA_PLUS: &str = "LoRA+ (another learning rate for the outer matrices) is
 const ONE_SCALE: &str = "blocks of 4-bit weights have f32 scales";
 const DOUBLE_QUANT: &str = "double quantisation of the scales is not yet built: leave it out; the scales take half a bit of 4.5 per weight";
 
+const KD_HIDDEN: &str =
+    "losses on hidden states are not yet built: leave it out, and --kd-alpha weighs the distributions";
+const KD_ATTENTION: &str =
+    "losses on attention maps are not yet built (they need maps of tokens × tokens): leave it out";
+
 /// All of them, by what they concern.
 const ROWS: &[Row] = &[
     // Data.
@@ -230,6 +235,19 @@ const ROWS: &[Row] = &[
     only(switch("bnb-4bit-use-double-quant", ONE_SCALE), OFF, DOUBLE_QUANT),
     only(switch("use-bnb-nested-quant", ONE_SCALE), OFF, DOUBLE_QUANT),
     only(switch("double-quantization", ONE_SCALE), OFF, DOUBLE_QUANT),
+    // Distillation.
+    refused("kd-hidden", Arity::Value, KD_HIDDEN),
+    refused("kd-attention", Arity::Value, KD_ATTENTION),
+    only(
+        value("lmbda", "rows are those of --data"),
+        &["0", "0.0"],
+        "distillation from the student's own generations (on-policy GKD) is not yet built: leave it out",
+    ),
+    only(
+        switch("seq-kd", "rows are those of --data"),
+        OFF,
+        "sequence-level distillation is not yet built: `zeroth generate --data` writes the teacher's answers, to be trained on",
+    ),
     // Saving and logging.
     only(
         switch("push-to-hub", NO_HUB),

@@ -42,7 +42,7 @@ pub(crate) struct LoraArgs {
     /// Keep the frozen linear layers in 4 bits (QLoRA)
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) quantize: Option<QuantizeArg>,
-    /// Draw the frozen weights from --seed where the folder has none, for measuring
+    /// Draw the frozen weights, or the teacher's, from --seed where the folder has none, for measuring
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) random_weights: bool,
     /// The same as --train-type lora, as TRL writes it

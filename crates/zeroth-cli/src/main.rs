@@ -10,6 +10,7 @@ mod exit;
 mod flag_names;
 mod flags_without_effect;
 mod generate_flags;
+mod kd_args;
 mod lora_args;
 mod normalize_args;
 mod optimizer_names;

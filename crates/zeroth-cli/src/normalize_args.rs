@@ -35,7 +35,7 @@ pub(crate) fn unbuilt_command(typed: &[String]) -> Option<String> {
     let later = UNBUILT_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
     Some(format!(
         "`zeroth {later}` is not yet built in this version; available are train, generate, plan, config, checkpoint \
-         (inspect, verify, export), data preview, init, bench, doctor and completions"
+         (inspect, verify, export), data preview, distill cache, init, bench, doctor and completions"
     ))
 }
 

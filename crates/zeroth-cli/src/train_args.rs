@@ -7,6 +7,7 @@ use zeroth::base::parse_bytes;
 
 use crate::evaluation_args::{EvaluationArgs, StepsArg};
 use crate::flags_without_effect::{self, FlagsWithoutEffect};
+use crate::kd_args::KdArgs;
 use crate::lora_args::LoraArgs;
 use crate::train_flags::TrainFlags;
 use crate::trainer_args::TrainerArgs;
@@ -128,6 +129,8 @@ pub(crate) struct TrainArgs {
     pub(crate) evaluation: EvaluationArgs,
     #[command(flatten)]
     pub(crate) lora: LoraArgs,
+    #[command(flatten)]
+    pub(crate) kd: KdArgs,
     #[command(flatten)]
     pub(crate) train: TrainFlags,
 }

@@ -4,6 +4,7 @@
 //! are inside their arenas, and no written operand overlaps another. That makes every launch memory-safe.
 #![allow(unsafe_code, reason = "operands become slices after they are checked")]
 
+mod distill;
 mod experts;
 mod head_loss;
 mod optimize;
@@ -40,7 +41,7 @@ use zeroth_kernel::{BLOCK, ExactSum};
 use zeroth_kernel::{RankReport, decide};
 
 /// Most operands of a kernel, scratch included.
-const OPERANDS: usize = 14;
+const OPERANDS: usize = 16;
 
 /// Evaluates an expression with the Rust type of a dtype.
 macro_rules! typed {
@@ -326,6 +327,9 @@ impl CpuDevice {
                     );
                 }
                 Kernel::HeadLossBackward { .. } => self.run_head_loss_backward::<T>(launch)?,
+                Kernel::DistillLossBackward { .. } | Kernel::TopLogProbs { .. } => {
+                    self.run_distill::<T>(launch)?;
+                }
                 Kernel::Route { .. }
                 | Kernel::RouteBackward { .. }
                 | Kernel::GatherRows { .. }

@@ -88,8 +88,9 @@ pub use grouped::{
     grouped_linear_scratch,
 };
 pub use head_loss::{
-    TokenRows, head_loss, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch,
-    head_loss_scratch,
+    DistillDw, TeacherDims, TeacherRows, TokenRows, distill_loss_backward, distill_loss_scratch, head_loss,
+    head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch,
+    top_log_probs, top_log_probs_scratch,
 };
 pub use head_norm_rope::{head_norm_rope, head_norm_rope_backward, head_norm_rope_scratch};
 pub use instruction_sets::{InstructionSets, KernelIsa};

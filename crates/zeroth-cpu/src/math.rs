@@ -110,6 +110,34 @@ pub(super) fn normal_cdf<const FMA: bool>(x: f32) -> (f32, f32) {
     if x.is_nan() { (x, x) } else { (cdf, bell) }
 }
 
+/// Coefficients of (ln(1 + f) - f + f² / 2) / f³ for 1 + f from √½ to √2, highest order first (Cephes).
+const LN_COEFFICIENTS: [f32; 9] = [
+    7.037_683_6e-2,
+    -1.151_461e-1,
+    1.167_699_9e-1,
+    -1.242_014_1e-1,
+    1.424_932_3e-1,
+    -1.666_805_8e-1,
+    2.000_071_5e-1,
+    -2.499_999_4e-1,
+    3.333_333e-1,
+];
+
+/// ln x for normal x, within 2 ulp; 0 at 1.
+#[inline(always)]
+pub(super) fn ln<const FMA: bool>(x: f32) -> f32 {
+    // The exponent that leaves a mantissa from √½ to √2.
+    let exponent = (x.to_bits() as i32).wrapping_sub(0x3f35_04f3) >> 23;
+    let f = f32::from_bits((x.to_bits() as i32).wrapping_sub(exponent << 23) as u32) - 1.0;
+    let mut p = LN_COEFFICIENTS[0];
+    for coefficient in &LN_COEFFICIENTS[1..] {
+        p = mul_add::<FMA>(p, f, *coefficient);
+    }
+    let (square, n) = (f * f, exponent as f32);
+    let low = mul_add::<FMA>(n, LOW, p * (f * square));
+    mul_add::<FMA>(n, HIGH, f + mul_add::<FMA>(square, -0.5, low))
+}
+
 /// Coefficients of (2^t - 1) / t for |t| ≤ 1/2, highest order first. The relative error of 2^t is below 1e-7.
 #[allow(clippy::approx_constant, reason = "fitted to the range; ln 2 itself would be further off")]
 pub(super) const EXP2_COEFFICIENTS: [f32; 5] =
@@ -296,6 +324,21 @@ mod tests {
         }
         assert!(exp2::<true>(f32::NAN).is_nan() && exp2::<false>(f32::NAN).is_nan());
         assert_eq!(exp2::<true>(0.0), 1.0);
+    }
+
+    #[test]
+    fn ln_is_within_2_ulp() {
+        for step in 1..=2_000_000 {
+            let x = step as f32 * 1e-6;
+            let exact = f64::from(x).ln();
+            for found in [ln::<true>(x), ln::<false>(x)] {
+                let error = (f64::from(found) - exact).abs() / (f64::from(f32::EPSILON) * exact.abs());
+                assert!(error < 2.0 || (found == 0.0 && exact == 0.0), "{x}: {error} ulp");
+            }
+        }
+        assert_eq!([ln::<true>(1.0), ln::<false>(1.0)], [0.0; 2]);
+        let smallest = f64::from(ln::<true>(f32::MIN_POSITIVE)) - f64::from(f32::MIN_POSITIVE).ln();
+        assert!(smallest.abs() < 1e-5, "{smallest}");
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use super::attention::{attention_backward_scratch, attention_scratch, cached_attention_scratch};
 use super::gated_rows::gated_rows_scratch;
 use super::grouped::grouped_linear_scratch;
-use super::head_loss::{head_loss_rounded_scratch, head_loss_scratch};
+use super::head_loss::{
+    distill_loss_scratch, head_loss_rounded_scratch, head_loss_scratch, top_log_probs_scratch,
+};
 use super::head_norm_rope::head_norm_rope_scratch;
 use super::linear::linear_scratch;
 use super::logits::logits_scratch;
@@ -35,6 +37,11 @@ pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => {
             floats(head_loss_scratch(*dims, threads))
         }
+        Kernel::DistillLossBackward { dims, teacher, dw, .. } => {
+            let rounds = matches!(dw, Some(HeadLossDw { store: GradStore::Round { .. }, .. }));
+            floats(distill_loss_scratch(*dims, teacher.into(), threads, rounds))
+        }
+        Kernel::TopLogProbs { dims, k, .. } => floats(top_log_probs_scratch(*dims, *k, threads)),
         Kernel::GroupedLinear { dims, .. }
         | Kernel::GroupedLinearAdd { dims, .. }
         | Kernel::GroupedLinearDx { dims, .. }

@@ -10,7 +10,7 @@ use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::modules::EntryPoint;
 use super::route::{BalanceGradient, RouteGradients};
 use super::scratch::{WORKSPACE, blocks, exact_sums};
-use super::{attention, cached_attention, expert_rows, grouped, lm_head, norm_rope, route, rowwise};
+use super::{attention, cached_attention, distill, expert_rows, grouped, lm_head, norm_rope, route, rowwise};
 use zeroth_kernel::{CacheRange, ExactSum, LinearDims, Nf4Record, RowKey};
 use zeroth_kernel::{
     Control, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, LOSSES, MOMENTS, MasterForm, Moment,
@@ -42,6 +42,11 @@ pub(super) fn dispatch(
         }
         Kernel::EmbeddingBackward { tied_rows: Some(_), .. }
         | Kernel::HeadLossBackward {
+            dw:
+                Some(HeadLossDw { store: GradStore::Round { .. }, .. } | HeadLossDw { tied_rows: Some(_), .. }),
+            ..
+        }
+        | Kernel::DistillLossBackward {
             dw:
                 Some(HeadLossDw { store: GradStore::Round { .. }, .. } | HeadLossDw { tied_rows: Some(_), .. }),
             ..
@@ -168,6 +173,10 @@ pub(super) fn dispatch(
             let dw = dw.map(|dw| (dw.to, dw.store == GradStore::Add));
             let gradients = HeadGradients { loss_weight, control, dx, dw };
             lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], Some(gradients))
+        }
+        Kernel::DistillLossBackward { .. } => distill::loss(cx, matmuls, kernel),
+        Kernel::TopLogProbs { dims, k, temperature, x, w, ids, log_probs } => {
+            distill::top_log_probs(cx, matmuls, dims, k, temperature, [x, w, ids, log_probs])
         }
         Kernel::Logits { dims, starts, x, w, logits } => {
             lm_head::logits(cx, matmuls, dims, starts, [x, w], logits)

@@ -16,6 +16,7 @@ mod cpu_optimizer;
 mod cublaslt;
 mod cudnn;
 mod device;
+mod distill;
 mod driver;
 mod expert_rows;
 mod flash;

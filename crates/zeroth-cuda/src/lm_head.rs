@@ -8,6 +8,7 @@ use std::mem::offset_of;
 use zeroth_base::DType;
 
 use super::attention::starts_of;
+use super::driver::Address;
 use super::launch_context::{LaunchContext, THREADS as COPY_THREADS};
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::modules::EntryPoint;
@@ -16,7 +17,7 @@ use zeroth_kernel::{Control, DeviceError, Span};
 use zeroth_kernel::{HeadLossDims, LogitsDims};
 
 /// Threads per row of logits, and of the sum of losses (`THREADS` in cross_entropy.cu).
-const THREADS: u32 = 1024;
+pub(super) const THREADS: u32 = 1024;
 
 /// The gradients to compute; one without a destination is skipped.
 pub(super) struct HeadGradients {
@@ -60,49 +61,98 @@ pub(super) fn loss(
     let workspace = cx.scratch.take(WORKSPACE)?;
     let logits = cx.scratch.take((slice * row_stride) as u64 * dtype.bytes())?;
     let losses = cx.scratch.take(4 * rows as u64)?;
+    let head = SliceMatmuls { dims, workspace, logits, row_stride, x, w, dx, dw };
     for first in (0..rows).step_by(slice.max(1)) {
         let count = slice.min(rows - first);
-        let x = x + (first * hidden) as u64 * dtype.bytes();
-        let forward = Matmul {
-            size: [count, vocab, hidden],
-            p: Matrix::rows(x, hidden),
-            q: Matrix::transposed(w, hidden),
-            from: dtype,
-            d: Matrix::rows(logits, row_stride),
-            to: dtype,
-            bias: None,
-            scale: 1.0,
-            add: false,
-        };
-        matmuls.enqueue(cx, &forward, workspace)?;
+        head.logits(cx, matmuls, first, count)?;
         let at = 4 * first as u64;
         let [weight, scale] = scales;
         let arguments = [logits, row_stride as u64, labels + at, losses + at, vocab as u64, weight, scale];
         cx.run(EntryPoint::CrossEntropy, &[dtype], [count, 1, 1], THREADS, &arguments)?;
-        if let Some(dx) = dx {
+        head.gradients(cx, matmuls, first, count)?;
+    }
+    cx.run(EntryPoint::SumLosses, &[], [1; 3], THREADS, &[losses, rows as u64, loss])
+}
+
+/// The matmuls of a head over slices of its rows.
+pub(super) struct SliceMatmuls {
+    pub(super) dims: HeadLossDims,
+    pub(super) workspace: Address,
+    /// A slice's logits, and later their gradient.
+    pub(super) logits: Address,
+    pub(super) row_stride: usize,
+    pub(super) x: Address,
+    pub(super) w: Address,
+    pub(super) dx: Option<Address>,
+    /// dw, and whether to add to it.
+    pub(super) dw: Option<(Address, bool)>,
+}
+
+impl SliceMatmuls {
+    /// The address of row `first` of x or dx.
+    fn row(&self, cx: &LaunchContext, at: Address, first: usize) -> Address {
+        at + (first * self.dims.hidden) as u64 * cx.dtype.bytes()
+    }
+
+    fn forward(&self, cx: &LaunchContext, first: usize, count: usize) -> Matmul {
+        let HeadLossDims { hidden, vocab, .. } = self.dims;
+        Matmul {
+            size: [count, vocab, hidden],
+            p: Matrix::rows(self.row(cx, self.x, first), hidden),
+            q: Matrix::transposed(self.w, hidden),
+            from: cx.dtype,
+            d: Matrix::rows(self.logits, self.row_stride),
+            to: cx.dtype,
+            bias: None,
+            scale: 1.0,
+            add: false,
+        }
+    }
+
+    /// The logits of `count` rows.
+    pub(super) fn logits(
+        &self,
+        cx: &mut LaunchContext,
+        matmuls: &mut Matmuls,
+        first: usize,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        matmuls.enqueue(cx, &self.forward(cx, first, count), self.workspace)
+    }
+
+    /// Multiplies the gradient of the logits of `count` rows into dx and dw.
+    pub(super) fn gradients(
+        &self,
+        cx: &mut LaunchContext,
+        matmuls: &mut Matmuls,
+        first: usize,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        let HeadLossDims { hidden, vocab, .. } = self.dims;
+        if let Some(dx) = self.dx {
             let input_grad = Matmul {
                 size: [count, hidden, vocab],
-                p: Matrix::rows(logits, row_stride),
-                q: Matrix::rows(w, hidden),
-                d: Matrix::rows(dx + (first * hidden) as u64 * dtype.bytes(), hidden),
-                ..forward
+                p: Matrix::rows(self.logits, self.row_stride),
+                q: Matrix::rows(self.w, hidden),
+                d: Matrix::rows(self.row(cx, dx, first), hidden),
+                ..self.forward(cx, first, count)
             };
-            matmuls.enqueue(cx, &input_grad, workspace)?;
+            matmuls.enqueue(cx, &input_grad, self.workspace)?;
         }
-        if let Some((dw, add)) = dw {
+        if let Some((dw, add)) = self.dw {
             let weight_grad = Matmul {
                 size: [vocab, hidden, count],
-                p: Matrix::transposed(logits, row_stride),
-                q: Matrix::rows(x, hidden),
+                p: Matrix::transposed(self.logits, self.row_stride),
+                q: Matrix::rows(self.row(cx, self.x, first), hidden),
                 d: Matrix::rows(dw, hidden),
                 to: DType::F32,
                 add: add || first > 0,
-                ..forward
+                ..self.forward(cx, first, count)
             };
-            matmuls.enqueue(cx, &weight_grad, workspace)?;
+            matmuls.enqueue(cx, &weight_grad, self.workspace)?;
         }
+        Ok(())
     }
-    cx.run(EntryPoint::SumLosses, &[], [1; 3], THREADS, &[losses, rows as u64, loss])
 }
 
 /// Logits of the last row of each sequence.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use zeroth_base::{DType, GatedActivation, publish};
 
 use super::compiler::Compiler;
+use super::distill::DISTILL;
 use super::driver::{Driver, Handle};
 use super::flash::{TileConfigs, is_hopper, padded_head_dim};
 use super::grouped::{HOPPER, HopperFunctions, PORTABLE, hopper_shared_limit};
@@ -37,7 +38,7 @@ fn programs() -> [Program; 9] {
     let program = |name: &str, files| Program { name: name.to_owned(), defines: String::new(), files };
     [
         program("elementwise.cu", files!("activations.cu", "elementwise.cu")),
-        program("cross_entropy.cu", files!("cross_entropy.cu")),
+        program("cross_entropy.cu", files!("block_reduce.cu", "cross_entropy.cu")),
         program("norm_rope.cu", files!("norm_rope.cu")),
         program("matmul.cu", files!("matmul.cu")),
         program("rowwise.cu", files!("rowwise.cu")),
@@ -108,6 +109,12 @@ fn grouped_program(dtype: DType, hopper: bool) -> Program {
     } else {
         Program::of_type("grouped", dtype, "", files!("mma_sync.cu", "grouped.cu"))
     }
+}
+
+/// Kernels of distillation, loaded at their first use: most runs have no teacher.
+fn distill_program(dtype: DType) -> Program {
+    let files = files!("block_reduce.cu", "denominators.cu", "distill.cu", "top_log_probs.cu");
+    Program::of_type("distill", dtype, "", files)
 }
 
 /// The data types for which a kernel is instantiated.
@@ -261,6 +268,7 @@ pub(super) struct Modules {
     /// By [`dtype_index`].
     grouped: [OnceCell<[Handle; PORTABLE.len()]>; 3],
     grouped_hopper: [OnceCell<Option<HopperFunctions>>; 3],
+    distill: [OnceCell<[Handle; DISTILL.len()]>; 3],
 }
 
 impl Modules {
@@ -275,6 +283,7 @@ impl Modules {
             attention: RefCell::default(),
             grouped: Default::default(),
             grouped_hopper: Default::default(),
+            distill: Default::default(),
         };
         let loaded = modules.fill(driver);
         if loaded.is_err() {
@@ -368,12 +377,33 @@ impl Modules {
         dtype: DType,
     ) -> Result<[Handle; PORTABLE.len()], DeviceError> {
         let cell = &self.grouped[dtype_index(dtype)];
+        self.loaded_once(driver, cell, || grouped_program(dtype, false), &PORTABLE)
+    }
+
+    /// The kernels of distillation, compiled and loaded at the first call.
+    pub(super) fn distill(
+        &self,
+        driver: &Driver,
+        dtype: DType,
+    ) -> Result<[Handle; DISTILL.len()], DeviceError> {
+        let cell = &self.distill[dtype_index(dtype)];
+        self.loaded_once(driver, cell, || distill_program(dtype), &DISTILL)
+    }
+
+    /// The functions of a program that is compiled and loaded at the first call.
+    fn loaded_once<const N: usize>(
+        &self,
+        driver: &Driver,
+        cell: &OnceCell<[Handle; N]>,
+        program: impl Fn() -> Program,
+        names: &[&CStr; N],
+    ) -> Result<[Handle; N], DeviceError> {
         if let Some(&functions) = cell.get() {
             return Ok(functions);
         }
-        let module = self.load_programs(driver, &[grouped_program(dtype, false)])?[0];
-        let mut functions = [0; PORTABLE.len()];
-        for (function, name) in functions.iter_mut().zip(PORTABLE) {
+        let module = self.load_programs(driver, &[program()])?[0];
+        let mut functions = [0; N];
+        for (function, name) in functions.iter_mut().zip(names) {
             *function = driver.function(module, name)?;
         }
         Ok(*cell.get_or_init(|| functions))
@@ -528,7 +558,8 @@ pub fn compile_kernels(arch: &str, attention: Option<(usize, DType)>) -> Result<
         let cuda_cores = TYPES.map(|(dtype, ..)| AttentionVariant::CudaCores.program(dtype, arch));
         let grouped = TYPES.map(|(dtype, ..)| grouped_program(dtype, false));
         let hopper = is_hopper(arch).then(|| grouped_program(DType::Bf16, true));
-        programs().into_iter().chain(cuda_cores).chain(grouped).chain(hopper).collect()
+        let distill = TYPES.map(|(dtype, ..)| distill_program(dtype));
+        programs().into_iter().chain(cuda_cores).chain(grouped).chain(hopper).chain(distill).collect()
     };
     let images = compile(&compiler, arch, all.iter())?;
     Ok(images.iter().map(Vec::len).sum())
@@ -567,6 +598,18 @@ mod tests {
         for (names, hopper) in [(&PORTABLE[..], false), (&HOPPER[..], true)] {
             let text = grouped_program(DType::Bf16, hopper).source();
             assert!(names.iter().all(|name| text.contains(&format!("({}, ", name.to_str().unwrap()))));
+        }
+    }
+
+    #[test]
+    fn kernels_of_distillation_are_defined() {
+        let text = distill_program(DType::Bf16).source();
+        for name in DISTILL.map(|name| name.to_str().unwrap()) {
+            let kind = name.rsplit('_').next().unwrap();
+            assert!(
+                text.contains(&format!(" {name}(")) || text.contains(&format!("INSTANTIATE({kind}, ")),
+                "{name}"
+            );
         }
     }
 

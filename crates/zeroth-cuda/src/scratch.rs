@@ -3,6 +3,7 @@
 use zeroth_base::DType;
 
 use super::cudnn::workspace;
+use super::distill;
 use super::driver::Address;
 use super::route;
 use super::rowwise::RowPartition;
@@ -26,14 +27,23 @@ const SLICE_ROWS: u64 = 2048;
 
 /// Elements between two rows of logits: rows are 16-byte aligned for every vocabulary size.
 pub(super) const fn logits_row_stride(dims: HeadLossDims) -> usize {
-    dims.vocab.next_multiple_of(8)
+    row_stride(dims.vocab)
+}
+
+/// Elements between two rows of so many logits.
+pub(super) const fn row_stride(vocab: usize) -> usize {
+    vocab.next_multiple_of(8)
 }
 
 /// Rows of a slice of logits.
 pub(super) fn slice_rows(dims: HeadLossDims, dtype: DType) -> usize {
-    let row = dtype.bytes() * logits_row_stride(dims).max(1) as u64;
-    let rows = (SLICE_BYTES / row).clamp(32, SLICE_ROWS) as usize / 32 * 32;
-    rows.min(dims.rows)
+    slice_rows_of(dims.rows, dtype.bytes() * logits_row_stride(dims) as u64)
+}
+
+/// Rows of a slice that holds so many bytes of each.
+pub(super) fn slice_rows_of(rows: usize, bytes: u64) -> usize {
+    let most = (SLICE_BYTES / bytes.max(1)).clamp(32, SLICE_ROWS) as usize / 32 * 32;
+    most.min(rows)
 }
 
 /// Bytes of the first level of column sums, for the scalar and the vectorized kernels.
@@ -86,6 +96,8 @@ pub fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
             // One loss per row.
             4 * dims.rows as u64,
         ],
+        Kernel::DistillLossBackward { dims, teacher, .. } => distill::scratch(dims, &teacher, dtype),
+        Kernel::TopLogProbs { dims, k, .. } => distill::top_scratch(dims, k, dtype),
         Kernel::Logits { dims, .. } => [WORKSPACE, (dims.sequences * dims.hidden) as u64 * dtype.bytes(), 0],
         Kernel::Route { dims, balance, .. } => route::scratch(dims, balance.is_some()),
         Kernel::Squares { values, value_type, .. } => {

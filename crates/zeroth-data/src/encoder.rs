@@ -375,7 +375,7 @@ fn text_of(path: &Path, bytes: Vec<u8>) -> Result<String, EncoderError> {
 }
 
 /// The file's bytes; `None` if it does not exist.
-fn read(path: &Path) -> Result<Option<Vec<u8>>, EncoderError> {
+pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, EncoderError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -386,7 +386,12 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, EncoderError> {
 /// The file's JSON object; empty if the file does not exist.
 fn read_object(path: &Path) -> Result<Map<String, Value>, EncoderError> {
     let Some(bytes) = read(path)? else { return Ok(Map::new()) };
-    serde_json::from_slice(&bytes)
+    read_object_of(path, &bytes)
+}
+
+/// The JSON object of a file with this content.
+pub(super) fn read_object_of(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, EncoderError> {
+    serde_json::from_slice(bytes)
         .map_err(|error| EncoderError::Json { path: path.to_owned(), message: error.to_string() })
 }
 

@@ -1,7 +1,7 @@
 //! Host staging of micro-batches: data padded to a row count that the program was lowered for.
 
 use zeroth_cpu::{Pool, RopeTable, rope_angles};
-use zeroth_graph::{Graph, Node, Op, Rotary, Rows, Stream, Value};
+use zeroth_graph::{Graph, Kind, Node, Op, Rotary, Rows, Stream, TeacherKind, Value};
 use zeroth_kernel::{CacheRange, RowKey};
 
 use super::RunError;
@@ -29,15 +29,45 @@ pub trait MicroBatches {
 
     /// The next micro-batch.
     fn next(&mut self) -> Result<MicroBatch<'_>, Self::Error>;
+
+    /// What a cache has of the teacher for the tokens of the last micro-batch, where the model is distilled from one.
+    fn teacher(&self) -> Option<CachedTeacher<'_>> {
+        None
+    }
+}
+
+/// A teacher's k most probable next tokens at every token of a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CachedTeacher<'a> {
+    /// Their ids [tokens, k].
+    pub ids: &'a [i32],
+    /// Their log-probabilities [tokens, k].
+    pub log_probs: &'a [f32],
+}
+
+impl<'a> CachedTeacher<'a> {
+    /// The inputs of a model that is distilled from a cache.
+    pub fn inputs(self) -> [FurtherInput<'a>; 2] {
+        [FurtherInput::Indices(self.ids), FurtherInput::Statistics(self.log_probs)]
+    }
+}
+
+/// An input of a model besides its streams: as many numbers as tokens times its width.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum FurtherInput<'a> {
+    /// Integers, such as the rows of a table or labels.
+    Indices(&'a [i32]),
+    /// Numbers.
+    Statistics(&'a [f32]),
 }
 
 /// A micro-batch of a model with several token streams, or with further inputs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StreamBatch<'a> {
     /// The micro-batch of each stream.
     pub streams: &'a [MicroBatch<'a>],
-    /// The further inputs, in the order of the graph's: as many numbers as tokens times its width, each.
-    pub inputs: &'a [&'a [i32]],
+    /// The further inputs, in the order of the graph's.
+    pub inputs: &'a [FurtherInput<'a>],
 }
 
 /// Micro-batches in a slice.
@@ -81,25 +111,37 @@ impl BatchStaging {
         }
     }
 
-    /// Copies a micro-batch and the cache rows of its tokens, padded to the rows of each stream.
+    /// Copies the micro-batch of every stream and the cache rows of its tokens, padded to the rows of each stream.
     pub(super) fn fill(
         &mut self,
-        batch: &StreamBatch<'_>,
+        streams: &[MicroBatch<'_>],
         ranges: &[CacheRange],
         rows: &[u64],
     ) -> Result<(), RunError> {
         if let Some(to) = rows.first().and_then(|rows| self.ranges.get_mut(..*rows as usize)) {
             pad(to, ranges, CacheRange::default());
         }
-        for ((staging, batch), rows) in self.streams.iter_mut().zip(batch.streams).zip(rows) {
+        for ((staging, batch), rows) in self.streams.iter_mut().zip(streams).zip(rows) {
             staging.fill(batch, *rows as usize)?;
         }
-        let (found, expected) = (batch.inputs.len(), self.inputs.len());
+        Ok(())
+    }
+
+    /// Copies the further inputs of the micro-batch that was copied last. An evaluation has no teacher and none of its inputs.
+    pub(super) fn fill_inputs(
+        &mut self,
+        inputs: &[FurtherInput<'_>],
+        rows: &[u64],
+        reads_teacher: bool,
+    ) -> Result<(), RunError> {
+        let is_read = |staging: &&mut InputStaging| reads_teacher || !staging.is_of_teacher;
+        let (found, expected) = (inputs.len(), self.inputs.iter_mut().filter(is_read).count());
         if found != expected {
             return Err(RunError::Streams { what: "further inputs", found, expected });
         }
-        for (staging, numbers) in self.inputs.iter_mut().zip(batch.inputs) {
-            staging.fill(numbers, batch.streams[staging.stream].ids.len(), rows[staging.stream] as usize)?;
+        let streams = &self.streams;
+        for (staging, numbers) in self.inputs.iter_mut().filter(is_read).zip(inputs) {
+            staging.fill(*numbers, streams[staging.stream].tokens, rows[staging.stream] as usize)?;
         }
         Ok(())
     }
@@ -115,7 +157,11 @@ impl BatchStaging {
 pub(super) struct InputStaging {
     /// The value.
     pub(super) value: Value,
+    /// Integers, or the bits of f32.
     pub(super) numbers: Vec<i32>,
+    kind: Kind,
+    /// Whether only a distillation loss reads it, as what a cache has of the teacher.
+    is_of_teacher: bool,
     stream: usize,
     width: usize,
     /// Rows of the smallest table that its numbers index.
@@ -131,6 +177,8 @@ impl InputStaging {
         let is_label = graph.losses().any(|node| graph.nodes[node].inputs[1] == value);
         Self {
             value,
+            kind: info.kind,
+            is_of_teacher: !graph.evaluated().inputs.contains(&value),
             numbers: vec![0; (graph.streams[stream].rows * info.width) as usize],
             stream,
             width: info.width as usize,
@@ -139,14 +187,21 @@ impl InputStaging {
         }
     }
 
-    fn fill(&mut self, numbers: &[i32], tokens: usize, rows: usize) -> Result<(), RunError> {
+    fn fill(&mut self, numbers: FurtherInput<'_>, tokens: usize, rows: usize) -> Result<(), RunError> {
+        let numbers = match (numbers, self.kind) {
+            (FurtherInput::Indices(numbers), Kind::Index) => {
+                let used = numbers.iter().filter(|number| self.padding == 0 || **number >= 0);
+                within("number", used, self.known)?;
+                numbers
+            }
+            (FurtherInput::Statistics(numbers), Kind::Statistic) => bytemuck::cast_slice(numbers),
+            _ => return Err(RunError::InputKind { expected: self.kind }),
+        };
         let (found, expected) = (numbers.len(), tokens * self.width);
         if found != expected {
             return Err(RunError::Batch { what: "numbers of a further input", found, expected });
         }
-        let used = numbers.iter().filter(|number| self.padding == 0 || **number >= 0);
-        within("number", used, self.known)?;
-        self.numbers.truncate(0);
+        self.numbers.clear();
         self.numbers.extend_from_slice(numbers);
         self.numbers.resize(rows * self.width, self.padding);
         Ok(())
@@ -162,6 +217,8 @@ pub(super) struct StreamStaging {
     pub(super) starts: Vec<u32>,
     pub(super) keys: Vec<RowKey>,
     pub(super) rotaries: Vec<RotaryStaging>,
+    /// Tokens of the micro-batch.
+    tokens: usize,
     /// The common length of all sequences, where they fill the rows.
     length: Option<usize>,
     /// Rows of the smallest embedding table.
@@ -202,6 +259,7 @@ impl StreamStaging {
             starts: vec![0; rows + 2],
             keys: vec![RowKey { sample: 0, position: 0, epoch: 0 }; rows],
             rotaries,
+            tokens: 0,
             length: None,
             known_ids: known(graph, stream.ids),
             known_labels: known(graph, stream.labels),
@@ -232,6 +290,7 @@ impl StreamStaging {
             check("keys", batch.keys.len(), tokens)?;
             pad(&mut self.keys[..rows], batch.keys, RowKey { sample: 0, position: 0, epoch: 0 });
         }
+        self.tokens = tokens;
         self.length = one_length(batch.starts, rows);
         for rotary in &mut self.rotaries {
             rotary.fill(batch, &self.positions[..rows], &self.pool);
@@ -282,15 +341,18 @@ impl RotaryStaging {
     }
 }
 
-/// Rows of the smallest table that an input's numbers index: those of an embedding or of a head.
+/// Rows of the smallest table that an input's numbers index: those of an embedding or of a head, a cached teacher's included.
 fn known(graph: &Graph, input: Value) -> u64 {
-    let indexes = |node: &&Node| match node.op {
-        Op::Embedding => node.inputs[0] == input,
-        Op::HeadLoss { .. } => node.inputs[1] == input,
-        _ => false,
+    let rows = |node: &Node| graph.param(node.params[0]).spec.shape[0];
+    let indexed = |node: &Node| match node.op {
+        Op::Embedding if node.inputs[0] == input => Some(rows(node)),
+        Op::HeadLoss { .. } | Op::DistillLoss { .. } if node.inputs[1] == input => Some(rows(node)),
+        Op::DistillLoss { teacher: TeacherKind::TopK { vocab, .. }, .. } if node.inputs[2] == input => {
+            Some(vocab)
+        }
+        _ => None,
     };
-    let tables = graph.nodes.iter().filter(indexes);
-    tables.map(|node| graph.param(node.params[0]).spec.shape[0]).min().unwrap_or(u64::MAX)
+    graph.nodes.iter().filter_map(indexed).min().unwrap_or(u64::MAX)
 }
 
 /// Kernels index tables with these numbers, which come from files: none may be out of range.

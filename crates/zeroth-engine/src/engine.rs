@@ -268,7 +268,7 @@ impl<'c> Engine<'c> {
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), B::Error> {
-        let mut feed = |engine: &mut Self| Ok(engine.feed_stream(&batches.next()?)?);
+        let mut feed = |engine: &mut Self| engine.feed_next(batches);
         self.run_step(&mut feed, trained, first_rate, rates)
     }
 
@@ -329,7 +329,8 @@ impl<'c> Engine<'c> {
         Ok(noted.map_err(RunError::device(step, "readback of the step record"))?)
     }
 
-    /// The summed loss of a micro-batch's trained tokens on this rank, without gradients: the weighted sum of its parts.
+    /// The summed loss of a micro-batch's trained tokens on this rank, without gradients: the weighted sum of its parts. A model
+    /// that is distilled is evaluated by its cross-entropy, without its teacher.
     pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, RunError> {
         self.evaluate_streams(&StreamBatch { streams: &[*batch], inputs: &[] })
     }
@@ -337,24 +338,30 @@ impl<'c> Engine<'c> {
     /// As [`Self::evaluate`], for a model with several streams or further inputs.
     pub fn evaluate_streams(&mut self, batch: &StreamBatch<'_>) -> Result<f64, RunError> {
         self.drain()?;
-        let size = self.feed(batch)?;
+        let size = self.feed_evaluation(batch)?;
         let Some(section) = self.compiled.program.eval() else { return Ok(0.0) };
         self.run_section(section, size)?;
         self.join(section)?;
-        // A rank that continues may change its parameters or leave, so all ranks must have read them first.
-        if let Some(comm) = self.comm.as_deref().filter(|_| self.collectives.maps_peers()) {
-            let op = OpName::new(self.step, "end of an evaluation", 0);
-            let met = comm.barrier(op).and_then(zeroth_comm::Handle::wait);
-            met.map_err(|source| RunError::Comm { step: self.step, op: op.to_string(), source })?;
-        }
-        let parts = &self.compiled.program.losses;
+        self.await_readers("end of an evaluation")?;
+        let weights = &self.compiled.program.evaluated_weights;
         let mut sums = [0.0f64; LOSSES];
-        let sums = &mut sums[..parts.len()];
-        let at = self.compiled.span(0, BufferId::Report).part(0, parts.len() as u64, 8);
+        let sums = &mut sums[..weights.len()];
+        let at = self.compiled.span(0, BufferId::Report).part(0, weights.len() as u64, 8);
         let step = self.step;
         let downloaded = self.device.download(Queue::Compute, at, bytemuck::cast_slice_mut(sums));
         self.collectives.checked(step, "download of the loss", downloaded)?;
-        Ok(parts.iter().zip(sums).map(|(part, sum)| part.weight * *sum).sum())
+        Ok(weights.iter().zip(sums).map(|(weight, sum)| weight * *sum).sum())
+    }
+
+    /// Waits until all ranks have read the parameters that they map of each other: a rank that continues may change its own, or
+    /// leave.
+    pub(super) fn await_readers(&self, what: &'static str) -> Result<(), RunError> {
+        let Some(comm) = self.comm.as_deref().filter(|_| self.collectives.maps_peers()) else {
+            return Ok(());
+        };
+        let op = OpName::new(self.step, what, 0);
+        let met = comm.barrier(op).and_then(zeroth_comm::Handle::wait);
+        met.map_err(|source| RunError::Comm { step: self.step, op: op.to_string(), source })
     }
 
     /// Waits for the last step and returns its record.

@@ -1,6 +1,7 @@
 //! Errors of a running program.
 
 use zeroth_comm::CommError;
+use zeroth_graph::Kind;
 use zeroth_kernel::DeviceError;
 
 /// A run that cannot continue.
@@ -36,6 +37,14 @@ pub enum RunError {
         /// The number of the model's.
         expected: usize,
     },
+    /// A further input of another kind than the model's.
+    #[error(
+        "a further input of the micro-batch should be of kind {expected:?}: Index is i32, Statistic is f32"
+    )]
+    InputKind {
+        /// The model's.
+        expected: Kind,
+    },
     /// A micro-batch larger than the program was compiled for.
     #[error("a micro-batch of {rows} tokens was given to a program that was compiled for at most {most}")]
     Rows {
@@ -70,6 +79,9 @@ pub enum RunError {
     /// Logits were requested from a training program.
     #[error("this program was compiled to train: next-token logits need one that was compiled for inference")]
     NoLogits,
+    /// Most probable tokens were requested from a program that does not compute them.
+    #[error("this program does not compute the most probable tokens: compile one for a cache of its teacher")]
+    NoTopLogProbs,
     /// More sequences than the program was compiled for.
     #[error("logits of {found} sequences were requested from a program compiled for at most {most}")]
     Sequences {

@@ -4,18 +4,35 @@ use bytemuck::cast_slice;
 use zeroth_kernel::{CacheRange, Queue};
 use zeroth_program::{BufferId, StreamSizes};
 
-use super::{Engine, MicroBatch, RunError, StreamBatch};
+use super::{CachedTeacher, Engine, MicroBatch, MicroBatches, RunError, StreamBatch};
 
 impl Engine<'_> {
-    /// Uploads a micro-batch of the only stream and returns the index of its row size.
-    pub(super) fn feed_stream(&mut self, batch: &MicroBatch<'_>) -> Result<usize, RunError> {
-        self.feed(&StreamBatch { streams: &[*batch], inputs: &[] })
+    /// Uploads the next micro-batch of a step and returns the index of its row size.
+    pub(super) fn feed_next<B: MicroBatches>(&mut self, batches: &mut B) -> Result<usize, B::Error> {
+        let sizes = &self.compiled.row_sizes;
+        let (size, rows) = self.stage(sizes, &[batches.next()?], &[])?;
+        let inputs = batches.teacher().map(CachedTeacher::inputs);
+        self.feed.fill_inputs(inputs.as_ref().map_or(&[], |inputs| inputs), rows, true)?;
+        self.upload(rows)?;
+        Ok(size)
     }
 
     /// Uploads a micro-batch and returns the index of its row size.
     pub(super) fn feed(&mut self, batch: &StreamBatch<'_>) -> Result<usize, RunError> {
-        let compiled = self.compiled;
-        self.feed_sized(&compiled.row_sizes, batch, &[])
+        let sizes = &self.compiled.row_sizes;
+        let (size, rows) = self.stage(sizes, batch.streams, &[])?;
+        self.feed.fill_inputs(batch.inputs, rows, true)?;
+        self.upload(rows)?;
+        Ok(size)
+    }
+
+    /// As [`Self::feed`], for an evaluation, which has no teacher.
+    pub(super) fn feed_evaluation(&mut self, batch: &StreamBatch<'_>) -> Result<usize, RunError> {
+        let sizes = &self.compiled.row_sizes;
+        let (size, rows) = self.stage(sizes, batch.streams, &[])?;
+        self.feed.fill_inputs(batch.inputs, rows, false)?;
+        self.upload(rows)?;
+        Ok(size)
     }
 
     /// Uploads a micro-batch for a section of an inference program, with the cache rows of its tokens where it has a
@@ -26,33 +43,39 @@ impl Engine<'_> {
         batch: &MicroBatch<'_>,
         ranges: &[CacheRange],
     ) -> Result<usize, RunError> {
-        let (compiled, batch) = (self.compiled, StreamBatch { streams: &[*batch], inputs: &[] });
-        if compiled.program.decode() == Some(section) {
-            let size = self.feed_sized(&compiled.decode_sizes, &batch, ranges)?;
-            return Ok(compiled.row_sizes.len() + size);
-        }
-        self.feed_sized(&compiled.row_sizes, &batch, ranges)
+        let compiled = self.compiled;
+        let decodes = compiled.program.decode() == Some(section);
+        let sizes = if decodes { &compiled.decode_sizes } else { &compiled.row_sizes };
+        let (size, rows) = self.stage(sizes, &[*batch], ranges)?;
+        self.feed.fill_inputs(&[], rows, true)?;
+        self.upload(rows)?;
+        Ok(if decodes { compiled.row_sizes.len() + size } else { size })
     }
 
-    /// Uploads a micro-batch, padded to one of these sizes.
-    fn feed_sized(
+    /// Stages the streams of a micro-batch, padded to one of these sizes; returns its index and rows.
+    fn stage<'s>(
         &mut self,
-        sizes: &StreamSizes,
-        batch: &StreamBatch<'_>,
+        sizes: &'s StreamSizes,
+        batches: &[MicroBatch<'_>],
         ranges: &[CacheRange],
-    ) -> Result<usize, RunError> {
+    ) -> Result<(usize, &'s [u64]), RunError> {
         let streams = &self.compiled.graph.streams;
-        let (found, expected) = (batch.streams.len(), streams.len());
+        let (found, expected) = (batches.len(), streams.len());
         if found != expected {
             return Err(RunError::Streams { what: "streams", found, expected });
         }
-        let given = batch.streams.iter().map(|batch| batch.ids.len());
+        let given = batches.iter().map(|batch| batch.ids.len());
         let Some((size, rows)) = sizes.fit(&given) else {
             let mut both = given.zip(streams.iter().map(|stream| stream.rows));
             let (rows, most) = both.find(|(rows, most)| *rows as u64 > *most).unwrap_or((0, 0));
             return Err(RunError::Rows { rows, most });
         };
-        self.feed.fill(batch, ranges, rows)?;
+        self.feed.fill(batches, ranges, rows)?;
+        Ok((size, rows))
+    }
+
+    /// Uploads what is staged.
+    fn upload(&mut self, rows: &[u64]) -> Result<(), RunError> {
         self.device.equal_sequences(self.feed.length());
         for (stream, rows) in rows.iter().enumerate() {
             self.upload_stream(stream, *rows as usize)?;
@@ -69,7 +92,7 @@ impl Engine<'_> {
             let uploaded = self.device.upload(Queue::Compute, bytes, to.part(0, bytes.len() as u64, 1));
             uploaded.map_err(RunError::device(self.step, "upload of a micro-batch"))?;
         }
-        Ok(size)
+        Ok(())
     }
 
     /// Uploads what is staged of a stream.

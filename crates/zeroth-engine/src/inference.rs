@@ -69,6 +69,38 @@ impl Engine<'_> {
         self.next_logits(section, &batch, &ranges)
     }
 
+    /// The most probable next tokens at every token of a micro-batch, by a program that was compiled for them: ids and
+    /// log-probabilities [tokens, k], the most probable first. Where parameters are sharded all ranks call it together, each with
+    /// a micro-batch of its own, which may be empty.
+    pub fn top_log_probs(
+        &mut self,
+        batch: &MicroBatch<'_>,
+        ids: &mut Vec<i32>,
+        log_probs: &mut Vec<f32>,
+    ) -> Result<(), RunError> {
+        let Some((section, k)) = self.compiled.program.top_log_probs() else {
+            return Err(RunError::NoTopLogProbs);
+        };
+        let size = self.feed_section(section, batch, &[])?;
+        self.run_section(section, size)?;
+        self.join(section)?;
+        self.await_readers("end of a micro-batch")?;
+        let count = batch.ids.len() * k as usize;
+        ids.resize(count, 0);
+        log_probs.resize(count, 0.0);
+        let step = self.step;
+        let found: [(BufferId, &mut [u8]); 2] = [
+            (BufferId::TopIds, bytemuck::cast_slice_mut(ids)),
+            (BufferId::TopLogProbs, bytemuck::cast_slice_mut(log_probs)),
+        ];
+        for (id, bytes) in found.into_iter().filter(|_| count > 0) {
+            let from = self.compiled.span(section, id).part(0, count as u64, 4);
+            let downloaded = self.device.download(Queue::Compute, from, bytes);
+            self.collectives.checked(step, "download of the most probable tokens", downloaded)?;
+        }
+        Ok(())
+    }
+
     fn check_cache(&self, ranges: &[CacheRange]) -> Result<(), RunError> {
         let rows = self.compiled.program.cached_tokens;
         if rows == 0 {

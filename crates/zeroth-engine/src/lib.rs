@@ -20,7 +20,7 @@ mod nf4_states;
 mod states;
 mod trace;
 
-pub use batch_staging::{MicroBatch, MicroBatches, StreamBatch};
+pub use batch_staging::{CachedTeacher, FurtherInput, MicroBatch, MicroBatches, StreamBatch};
 pub use chaos::Chaos;
 pub use collective_bench::{BenchedCollective, CollectiveBench};
 pub use engine::{Engine, Rank, StepRecord};

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
+mod distillation;
 mod job;
 mod nf4;
 

@@ -5,6 +5,7 @@
 
 mod job;
 
+use job::distill::{TeacherSource, Teaching, distillations};
 use job::lora::{lora_goldens, name_in_steps};
 use job::{Golden, Outcome, ROOMY, Setup, goldens, moe_goldens, tensor};
 use serde_json::Value;
@@ -262,5 +263,80 @@ fn adapters_of_experts_train_like_peft() {
                 assert_split(&golden, stage, *split);
             }
         }
+    }
+}
+
+/// Compares both parts of the loss of every step.
+fn assert_parts(golden: &Golden, batch: u64, outcome: &Outcome, what: &str) {
+    let run = golden.run(batch);
+    let parts = ["ce_loss", "kd_loss"].map(|part| numbers(&run[part]));
+    for (step, found) in outcome.losses.iter().enumerate() {
+        for (part, found) in parts.iter().zip(found) {
+            let expected = part[step];
+            let at = format!("{} {what} step {}", golden.name, step + 1);
+            assert!((found - expected).abs() < 1e-5, "{at}: {found} {expected}");
+        }
+    }
+}
+
+fn assert_distillation(golden: &Golden, stage: u8, (ranks, accumulation, micro_batch): (u64, u64, u64)) {
+    let batch = ranks * accumulation * micro_batch;
+    let settings = Settings { stage, accumulation, ..ROOMY };
+    let setup = Setup { ranks, micro_batch, settings, sizes: 3, ..Setup::default() };
+    let what = format!("stage {stage}, {ranks} ranks, accumulation {accumulation}");
+    let outcome = golden.train(&setup);
+    assert_golden(golden, batch, &outcome, &what);
+    assert_parts(golden, batch, &outcome, &what);
+    if batch == 4 {
+        assert_gradients(golden, &outcome, &what);
+    }
+}
+
+/// One split at one stage for every case, others for the next; all of them with `ZEROTH_FULL=1`. The caches of the offline cases are
+/// the engine's own.
+#[test]
+fn distillations_train_like_trl() {
+    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    for (place, name) in distillations().iter().enumerate() {
+        let golden = Golden::distilled(name);
+        let has =
+            |batch: u64| golden.steps["runs"].as_array().unwrap().iter().any(|run| run["batch"] == batch);
+        let splits: Vec<_> = SPLITS.into_iter().filter(|(ranks, a, m)| has(ranks * a * m)).collect();
+        let every_split = splits.len() > 3;
+        for (at, split) in splits.iter().enumerate() {
+            for stage in 0..=3u8 {
+                let is_due =
+                    (place + at) % 4 == usize::from(stage) && (every_split || at == place % splits.len());
+                if is_full || is_due {
+                    assert_distillation(&golden, stage, *split);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_of_the_whole_vocabulary_trains_like_its_teacher() {
+    for name in ["forward-kl-mixed", "jsd", "reverse-kl"] {
+        let golden = Golden::distilled(name);
+        let vocabulary = golden.config.vocab;
+        let golden = golden.offline(vocabulary, &Setup { micro_batch: 3, ..Setup::default() });
+        assert_distillation(&golden, 2, (2, 1, 2));
+    }
+}
+
+#[test]
+fn a_student_that_is_its_own_teacher_learns_nothing() {
+    for name in ["forward-kl", "jsd", "reverse-kl"] {
+        let mut golden = Golden::distilled(name);
+        let twin = Golden::distilled(name);
+        let Teaching { spec, alpha, .. } = golden.teacher.take().unwrap();
+        assert_eq!(alpha, 1.0);
+        let source = TeacherSource::Model(Box::new(Golden { teacher: None, ..twin }));
+        golden.teacher = Some(Teaching { spec, alpha, source });
+        let outcome = golden.train(&Setup { micro_batch: 4, steps: 1, ..Setup::default() });
+        let [_, kd] = outcome.losses[0][..] else { panic!("{:?}", outcome.losses) };
+        assert!(kd.abs() < 1e-6, "{name}: {kd}");
+        assert!(outcome.records[0].norm < 1e-5, "{name}: {}", outcome.records[0].norm);
     }
 }

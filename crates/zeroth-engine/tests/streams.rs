@@ -13,7 +13,7 @@ use job::ROOMY;
 use zeroth_comm::Comm;
 use zeroth_comm::local::{Job, Options};
 use zeroth_cpu::CpuDevice;
-use zeroth_engine::{Engine, MicroBatch, Rank, RunError, State, StreamBatch};
+use zeroth_engine::{Engine, FurtherInput, MicroBatch, Rank, RunError, State, StreamBatch};
 use zeroth_graph::reference::{Data, Machine};
 use zeroth_graph::{Builder, Graph, ParamId, ParamSpec, Role, Rotary, Rows};
 use zeroth_kernel::{Optimizer, Recipe, Tier};
@@ -247,7 +247,7 @@ fn with_view<T>(batch: &Batch, body: impl FnOnce(&StreamBatch<'_>) -> T) -> T {
         .collect();
     let inputs: Vec<Vec<i32>> =
         batch.inputs.iter().map(|numbers| numbers.iter().map(|number| *number as i32).collect()).collect();
-    let inputs: Vec<&[i32]> = inputs.iter().map(Vec::as_slice).collect();
+    let inputs: Vec<FurtherInput<'_>> = inputs.iter().map(|numbers| FurtherInput::Indices(numbers)).collect();
     body(&StreamBatch { streams: &views, inputs: &inputs })
 }
 
@@ -385,7 +385,7 @@ fn sizes_and_batches_that_do_not_fit_the_streams_are_named() {
         let error = engine.evaluate_streams(&one).unwrap_err();
         assert_eq!(error.to_string(), "a micro-batch has 1 streams, and the model has 2");
         assert!(matches!(engine.evaluate(&view.streams[0]).unwrap_err(), RunError::Streams { .. }));
-        let more = StreamBatch { streams: view.streams, inputs: &[&[1]] };
+        let more = StreamBatch { streams: view.streams, inputs: &[FurtherInput::Indices(&[1])] };
         let error = engine.evaluate_streams(&more).unwrap_err();
         assert_eq!(error.to_string(), "a micro-batch has 1 further inputs, and the model has 0");
         let exchanged = StreamBatch { streams: &[view.streams[1], view.streams[0]], inputs: &[] };

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::{
-    Graph, GraphError, Kind, LossPart, Node, Op, Param, ParamId, ParamSpec, Role, Rotary, Rows, Stream, Unit,
-    UnitId, Value, ValueInfo,
+    Graph, GraphError, Group, Kind, LossPart, Node, Op, Param, ParamId, ParamSpec, Role, Rotary, Rows,
+    Stream, Unit, UnitId, Value, ValueInfo,
 };
 
 /// Builds a model's forward.
@@ -63,8 +63,17 @@ impl Builder {
 
     /// A further input [T, width] with a row for each token of a stream: 32-bit integers.
     pub fn input(&mut self, stream: usize, width: u64) -> Value {
+        self.further_input(ValueInfo { rows: Rows::Stream(stream), width, kind: Kind::Index })
+    }
+
+    /// A further input [T, width] with a row for each token of a stream: f32.
+    pub fn statistic_input(&mut self, stream: usize, width: u64) -> Value {
+        self.further_input(ValueInfo { rows: Rows::Stream(stream), width, kind: Kind::Statistic })
+    }
+
+    fn further_input(&mut self, info: ValueInfo) -> Value {
         let input = Value(self.graph.values.len() as u32);
-        self.graph.values.push(ValueInfo { rows: Rows::Stream(stream), width, kind: Kind::Index });
+        self.graph.values.push(info);
         self.graph.inputs.push(input);
         input
     }
@@ -86,7 +95,12 @@ impl Builder {
 
     /// The index of the part of a loss that is added now.
     pub(crate) fn loss_part(&mut self) -> Result<usize, GraphError> {
-        let LossPart { name, weight } = self.loss_part;
+        self.named_loss_part(self.loss_part)
+    }
+
+    /// The index of a part of the loss.
+    pub(crate) fn named_loss_part(&mut self, part: LossPart) -> Result<usize, GraphError> {
+        let LossPart { name, weight } = part;
         let unit = || self.unit_name().to_owned();
         if !weight.is_finite() {
             return Err(GraphError::LossWeight { name, weight, unit: unit() });
@@ -99,7 +113,7 @@ impl Builder {
             }
             return Ok(known);
         }
-        self.graph.loss_parts.push(self.loss_part);
+        self.graph.loss_parts.push(part);
         Ok(self.graph.loss_parts.len() - 1)
     }
 
@@ -110,8 +124,29 @@ impl Builder {
         role: Role,
         params: Vec<ParamSpec>,
     ) -> Result<UnitId, GraphError> {
+        self.unit_of(Group::Model, name.into(), role, params)
+    }
+
+    /// Begins a unit of the teacher, with parameters that are all frozen. Later ops belong to it.
+    pub fn teacher_unit(
+        &mut self,
+        name: impl Into<String>,
+        params: Vec<ParamSpec>,
+    ) -> Result<UnitId, GraphError> {
+        if let Some(trained) = params.iter().find(|param| param.trainable) {
+            return Err(GraphError::TrainedTeacher { name: trained.name.clone() });
+        }
+        self.unit_of(Group::Teacher, name.into(), Role::Other, params)
+    }
+
+    fn unit_of(
+        &mut self,
+        group: Group,
+        name: String,
+        role: Role,
+        params: Vec<ParamSpec>,
+    ) -> Result<UnitId, GraphError> {
         let unit = UnitId(self.graph.units.len() as u32);
-        let name = name.into();
         let mut ids = Vec::with_capacity(params.len());
         for spec in params {
             let id = ParamId(self.graph.params.len() as u32);
@@ -127,7 +162,7 @@ impl Builder {
             ids.push(id);
             self.graph.params.push(Param { spec, unit });
         }
-        self.graph.units.push(Unit { name, role, params: ids });
+        self.graph.units.push(Unit { name, role, group, params: ids });
         self.unit = Some(unit);
         Ok(unit)
     }

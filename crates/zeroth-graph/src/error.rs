@@ -66,8 +66,14 @@ pub enum GraphError {
         /// The unit of the loss.
         unit: String,
     },
+    /// A parameter of a teacher that is trained, or a teacher's head.
+    #[error("the parameter `{name}` of the teacher is trained: a teacher's parameters are frozen")]
+    TrainedTeacher {
+        /// The parameter.
+        name: String,
+    },
     /// A graph without a loss has no gradients.
-    #[error("the forward has no head_loss, so there is nothing to take a gradient of")]
+    #[error("the forward has no loss, so there is nothing to take a gradient of")]
     NoLoss,
     /// A rope without a rotary embedding.
     #[error("{op} in unit `{unit}` has no rotary embedding: call `rotary` first")]

@@ -13,6 +13,10 @@ pub enum GradOp {
     /// `x`, `labels` (and the weight) give the loss `[1]` and the gradient of `x`; accumulates the weight's gradient. Gradients
     /// are those of the loss times the weight of its part. The head's forward and backward are one op, slice by slice.
     HeadLoss,
+    /// `x`, `labels`, and the teacher's `x` or its cached `ids` and `log_probs` (and both weights) give the losses `[1]` of
+    /// cross-entropy and distillation and the gradient of `x`; accumulates the gradient of the student's weight. Gradients are those of
+    /// both losses, each times the weight of its part.
+    DistillLoss,
     /// `dy` (and the weight) give `dy · w`.
     LinearInput,
     /// `x` and `dy`: accumulates `dyᵀ · x` in the weight's gradient and the sum over rows in the bias's.
@@ -133,7 +137,8 @@ impl Graph {
         for (index, node) in self.nodes.iter().enumerate().rev() {
             op::derive(&mut deriver, index, node);
         }
-        let losses: Vec<Value> = self.losses().map(|index| self.nodes[index].outputs[0]).collect();
+        let losses: Vec<Value> =
+            self.losses().flat_map(|index| self.nodes[index].outputs.iter().copied()).collect();
         if losses.is_empty() {
             return Err(GraphError::NoLoss);
         }

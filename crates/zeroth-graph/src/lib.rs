@@ -20,8 +20,9 @@ pub use builder::Builder;
 pub use error::GraphError;
 pub use gradient::{Backward, GradNode, GradOp, GradWrite};
 pub use graph::{
-    DynamicScaling, Graph, LossPart, Node, Param, ParamId, ParamSpec, Role, Rotary, Stream, Unit, UnitId,
+    DynamicScaling, Graph, Group, LossPart, Node, Param, ParamId, ParamSpec, Role, Rotary, Stream, Unit,
+    UnitId,
 };
-pub use op::{BalanceSums, Op, Routing};
+pub use op::{BalanceSums, DistillSpec, Op, Routing, Teacher, TeacherKind};
 pub use value::{Kind, Rows, Value, ValueInfo};
 pub use zeroth_base::GatedActivation;

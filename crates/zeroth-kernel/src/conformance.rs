@@ -4,6 +4,7 @@
 //! roundings: the L2 distance bounds the error of a tensor, the maximum error that of every element, because one wrong element
 //! of many does not move the L2 distance. Outputs hold NaN before the launch, and everything that a kernel writes is compared.
 
+mod distill;
 mod experts;
 mod optimizer_step;
 mod unpack;
@@ -96,6 +97,7 @@ pub fn conformance(
         pair.elementwise()?;
         pair.unpack()?;
         pair.head()?;
+        pair.distill()?;
         pair.optimizer_step()?;
         pair.experts()?;
     }

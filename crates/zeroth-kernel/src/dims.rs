@@ -241,6 +241,18 @@ impl HeadLossDims {
     }
 }
 
+impl HeadLossDims {
+    /// Rows of a slice of a distillation loss, whose logits are f32, with so many columns of the teacher's.
+    pub fn distill_slice_rows(self, teacher: usize) -> usize {
+        Self { vocab: self.vocab.max(teacher), ..self }.slice_rows::<f32>()
+    }
+
+    /// Whether all rows of a distillation loss are one slice, so that its weight gradient can be rounded as it is stored.
+    pub fn is_one_distill_slice(self, teacher: usize) -> bool {
+        self.rows <= self.distill_slice_rows(teacher)
+    }
+}
+
 /// Dimensions of next-token logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogitsDims {

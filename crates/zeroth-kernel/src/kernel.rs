@@ -307,6 +307,34 @@ pub enum Kernel {
         dx: Option<Span>,
         dw: Option<HeadLossDw>,
     },
+    /// `HeadLossBackward` with a teacher: adds the sums over the rows with a label (≥ 0) of the cross-entropy and of the divergence from
+    /// the teacher to `losses`, an f64 each. Gradients are those of both, each times its weight of `loss_weights` and the loss scale.
+    /// Rows are computed in slices ([`HeadLossDims::distill_slice_rows`]).
+    DistillLossBackward {
+        dims: HeadLossDims,
+        distillation: Distillation,
+        teacher: TeacherSpans,
+        x: Span,
+        w: Span,
+        labels: Span,
+        losses: [Span; 2],
+        loss_weights: [Span; 2],
+        control: Span,
+        dx: Option<Span>,
+        dw: Option<HeadLossDw>,
+    },
+    /// The `k` largest of each row of x · wᵀ, descending, the lowest id first among equals: `ids` `[rows, k]` (i32) and `log_probs`
+    /// `[rows, k]` (f32), the log-softmax of the row over `temperature`. A row with a NaN or an infinite sum gives the ids from 0 on,
+    /// and NaN.
+    TopLogProbs {
+        dims: HeadLossDims,
+        k: usize,
+        temperature: f32,
+        x: Span,
+        w: Span,
+        ids: Span,
+        log_probs: Span,
+    },
     /// `logits` `[sequences, vocab]` (f32) = the last row of each sequence of x · wᵀ, with `starts` of `Attention`. A missing or
     /// empty sequence gives zeros.
     Logits { dims: LogitsDims, starts: Span, x: Span, w: Span, logits: Span },
@@ -395,12 +423,90 @@ pub struct Balance {
     pub after: Span,
 }
 
+/// The divergence of a student s from its teacher t over the first ids that both vocabularies have, at a temperature: KL(t‖s) where
+/// `beta` is 0, KL(s‖t) where it is 1, and between beta · KL(t‖m) + (1 - beta) · KL(s‖m), m = beta · t + (1 - beta) · s.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Distillation {
+    /// From 0 to 1.
+    pub beta: f32,
+    /// Divisor of the logits.
+    pub temperature: f32,
+    /// Whether the divergence is multiplied by the square of the temperature.
+    pub squared: bool,
+}
+
+impl Distillation {
+    /// The factor of the divergence.
+    pub fn factor(self) -> f32 {
+        if self.squared { self.temperature * self.temperature } else { 1.0 }
+    }
+
+    /// The least probability of a tail: what the listed probabilities leave of 1 in f32 is not known better.
+    pub const LEAST_TAIL: f32 = 1.0 / (1 << 24) as f32;
+}
+
+/// The teacher of [`Kernel::DistillLossBackward`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TeacherSpans {
+    /// Its last hidden state x `[rows, hidden]` and its head w `[vocab, hidden]`, in the launch's dtype.
+    Hidden {
+        /// Its hidden size.
+        hidden: usize,
+        /// Its vocabulary.
+        vocab: usize,
+        /// Row stride of x.
+        row_stride: usize,
+        /// The hidden state.
+        x: Span,
+        /// The head.
+        w: Span,
+    },
+    /// Log-probabilities of some tokens at the loss's temperature, over its whole vocabulary.
+    TopK {
+        /// Tokens of a row, each once.
+        k: usize,
+        /// Its vocabulary. An id that is not in both vocabularies belongs to the tail.
+        vocab: usize,
+        /// Whether the probability of all other tokens, at least [`Distillation::LEAST_TAIL`], is one more outcome. Else, and where the
+        /// student has no other tokens, both distributions are renormalised over those listed.
+        tail: bool,
+        /// i32 `[rows, k]`.
+        ids: Span,
+        /// f32 `[rows, k]`.
+        log_probs: Span,
+    },
+}
+
+impl TeacherSpans {
+    /// Its vocabulary.
+    pub const fn vocab(&self) -> usize {
+        match self {
+            Self::Hidden { vocab, .. } | Self::TopK { vocab, .. } => *vocab,
+        }
+    }
+
+    /// Columns of the logits that a slice holds of it.
+    pub const fn logits(&self) -> usize {
+        match self {
+            Self::Hidden { vocab, .. } => *vocab,
+            Self::TopK { .. } => 0,
+        }
+    }
+
+    const fn spans(&self) -> [Span; 2] {
+        match self {
+            Self::Hidden { x, w, .. } => [*x, *w],
+            Self::TopK { ids, log_probs, .. } => [*ids, *log_probs],
+        }
+    }
+}
+
 /// Where and how the head stores the gradient of its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadLossDw {
     /// The gradient `[vocab, hidden]`.
     pub to: Span,
-    /// How it is stored. [`GradStore::Round`] needs [`HeadLossDims::is_one_slice`].
+    /// How it is stored. [`GradStore::Round`] needs [`HeadLossDims::is_one_slice`], or [`HeadLossDims::is_one_distill_slice`].
     pub store: GradStore,
     /// The rows of the micro-batch's own tokens, which are left to an `EmbeddingBackward` that completes, rounds and checks
     /// them.

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use zeroth_graph::Group;
 use zeroth_kernel::Tier;
-use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward};
+use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward_distilled};
 use zeroth_program::{Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Target};
 
 use crate::row::{Basis, Footprint, Frozen};
 use crate::sizing::{BatchShape, Budget, EVERY_BLOCK, Freedom, Sizing};
-use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PrefetchLimit, TrainType};
+use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PlannedTeacher, PrefetchLimit, TrainType};
 
 /// A model that can be trained, and the devices to train it on.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +19,7 @@ pub struct TrainableModel {
     /// The same with LoRA adapters.
     adapted: Option<ParameterTable>,
     device: PlanDevice,
+    teacher: Option<PlannedTeacher>,
 }
 
 /// The devices of a plan.
@@ -41,8 +43,20 @@ impl TrainableModel {
         adapted: Option<ParameterTable>,
         device: PlanDevice,
     ) -> Result<Arc<Self>, ForwardError> {
-        forward(&config, adapted.as_ref().unwrap_or(&table), Batch { tokens: 1 })?;
-        Ok(Arc::new(Self { config, table, adapted, device }))
+        Self::distilled(config, table, adapted, device, None)
+    }
+
+    /// As [`Self::new`], of a model that is distilled.
+    pub fn distilled(
+        config: ModelConfig,
+        table: ParameterTable,
+        adapted: Option<ParameterTable>,
+        device: PlanDevice,
+        teacher: Option<PlannedTeacher>,
+    ) -> Result<Arc<Self>, ForwardError> {
+        let distilled = teacher.as_ref().map(PlannedTeacher::distilled);
+        forward_distilled(&config, adapted.as_ref().unwrap_or(&table), distilled, Batch { tokens: 1 })?;
+        Ok(Arc::new(Self { config, table, adapted, device, teacher }))
     }
 
     fn table(&self, train_type: TrainType) -> Option<&ParameterTable> {
@@ -100,7 +114,11 @@ pub(crate) fn footprint(
     let batch = BatchShape { micro_batch: shape.micro_batch, accumulation, ranks };
     let largest = |batch: BatchShape| batch.micro_batch.saturating_mul(shape.max_length);
     let target = model.device.target(ranks);
+    if let Some(placement) = model.teacher.as_ref().and_then(|teacher| teacher.placement) {
+        settings.teacher = placement;
+    }
     let mut sizing = Sizing::new(&model.config, table, target, batch, settings, &largest);
+    sizing.distilled = model.teacher.as_ref().map(PlannedTeacher::distilled);
     // Only the gradients of streamed states depend on it: they stay on a device that has room for them.
     let budget = Budget { device: request.device_memory, ..Budget::default() };
     // Without a budget frozen parameters are shown as the stage has the trained ones.
@@ -139,9 +157,10 @@ impl Footprint {
     }
 }
 
-/// Where most of the frozen parameters are.
+/// Where most of the model's frozen parameters are.
 fn frozen(program: &Program) -> Option<Frozen> {
-    let flats = program.layout.flats.iter().enumerate().filter(|(_, flat)| flat.is_frozen());
+    let flats = program.layout.flats.iter().enumerate();
+    let flats = flats.filter(|(_, flat)| flat.is_frozen() && flat.group == Group::Model);
     let largest = flats.max_by_key(|(_, flat)| flat.padded());
     largest.map(|(flat, _)| if program.is_sharded(flat) { Frozen::Sharded } else { Frozen::Whole })
 }

@@ -26,6 +26,7 @@ mod row;
 mod row_sizes;
 mod sizing;
 mod state_bytes;
+mod teacher;
 
 pub use activations::{ActivationShape, Block, FeedForward, HEAD_SLICE_TOKENS, Stack};
 pub use advice::{Advice, GpuAdvice, SizeAdvice, TRY_ORDER, advice_by_gpu, advice_by_size};
@@ -45,3 +46,4 @@ pub use request::{
 pub use row::{Basis, Footprint, Frozen, Row, footprint};
 pub use row_sizes::RowSizes;
 pub use sizing::{BatchShape, Budget, Choice, Freedom, Sizing, SizingError};
+pub use teacher::{PlannedSource, PlannedTeacher};

@@ -120,6 +120,7 @@ impl<'a> Sizing<'a> {
             (self.settings, self.shape) = (asked.0, asked.1);
             self.row_sizes.clone_from(&asked.2);
         }
+        fitting.extend(self.teacher_remedies(budget)?);
         if fitting.is_empty() {
             fitting.extend(self.more_ranks(budget)?);
             (self.settings, self.shape) = (asked.0, asked.1);

@@ -29,6 +29,8 @@ const CHECKPOINT: u64 = 12;
 /// Bytes per token of an assembled and fed micro-batch, and per pair of rotary angles.
 const TOKEN: u64 = 56;
 const ANGLES: u64 = 8;
+/// Bytes of a token's numbers in a further input, each: what a cache has of a teacher.
+const FURTHER: u64 = 8;
 /// Heap fragmentation left by tokenisation: bytes per token, and its maximum.
 const TOKENISED: u64 = 32;
 const MOST_TOKENISED: u64 = 12_000_000;
@@ -95,7 +97,10 @@ impl Overhead {
         let rows = compiled.row_sizes.last().copied().unwrap_or(0);
         let pairs = compiled.graph.rotaries.iter().map(|rotary| rotary.frequencies.len() as u64);
         let angles = ANGLES * pairs.sum::<u64>();
-        let staging = 4 * largest.min(PIECE) + checkpoint.min(CHECKPOINT_BUFFER) + rows * (TOKEN + angles);
+        let inputs = compiled.graph.inputs.iter().skip(3 * compiled.graph.streams.len());
+        let further = FURTHER * inputs.map(|input| compiled.graph.info(*input).width).sum::<u64>();
+        let fed = rows * (TOKEN + angles + further);
+        let staging = 4 * largest.min(PIECE) + checkpoint.min(CHECKPOINT_BUFFER) + fed;
 
         // A message may be the gradient of a whole flat buffer, and each half of a region holds a part of one.
         let flats = compiled.program.layout.flats.iter().map(|flat| 4 * flat.padded());

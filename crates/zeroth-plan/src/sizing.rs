@@ -9,7 +9,7 @@ use zeroth_base::DType;
 use zeroth_graph::Op;
 use zeroth_kernel::Tier;
 use zeroth_machine::Rates;
-use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward};
+use zeroth_model::{Batch, Distilled, ForwardError, ModelConfig, ParameterTable, forward_distilled};
 use zeroth_program::{CompileError, Compiled, Settings, Target};
 use zeroth_program::{FrozenPlacement, Offload, Recompute, StateStream, UpdatedBy};
 
@@ -58,6 +58,8 @@ pub struct Sizing<'a> {
     pub model: &'a ModelConfig,
     /// Its parameter table.
     pub table: &'a ParameterTable,
+    /// What the model is distilled from.
+    pub distilled: Option<Distilled<'a>>,
     /// The kind of device.
     pub target: Target,
     /// The batch decomposition.
@@ -165,7 +167,9 @@ impl<'a> Sizing<'a> {
         largest_micro_batch: &'a dyn Fn(BatchShape) -> u64,
     ) -> Self {
         let (row_sizes, data) = (Vec::new(), DataSize::default());
-        let mut sizing = Self { model, table, target, shape, settings, row_sizes, largest_micro_batch, data };
+        let distilled = None;
+        let mut sizing =
+            Self { model, table, distilled, target, shape, settings, row_sizes, largest_micro_batch, data };
         sizing.size_rows();
         sizing
     }
@@ -173,7 +177,7 @@ impl<'a> Sizing<'a> {
     /// Compiles one optimizer step, with the placement of every buffer.
     pub fn compile(&self) -> Result<Compiled, SizingError> {
         let tokens = self.row_sizes.last().copied().unwrap_or(0);
-        let graph = forward(self.model, self.table, Batch { tokens })?;
+        let graph = forward_distilled(self.model, self.table, self.distilled, Batch { tokens })?;
         Ok(Compiled::new(graph, self.shape.ranks, &self.settings, self.target, self.row_sizes.clone())?)
     }
 
@@ -388,7 +392,7 @@ impl<'a> Sizing<'a> {
     /// Whether the split of a batch into micro-batches changes the training: the auxiliary loss of a mixture of experts
     /// balances the load of every micro-batch.
     pub fn balances_micro_batches(&self) -> Result<bool, SizingError> {
-        let graph = forward(self.model, self.table, Batch { tokens: 1 })?;
+        let graph = forward_distilled(self.model, self.table, self.distilled, Batch { tokens: 1 })?;
         Ok(graph.nodes.iter().any(|node| matches!(node.op, Op::BalanceLoss { .. })))
     }
 

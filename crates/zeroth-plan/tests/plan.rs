@@ -1,6 +1,7 @@
 //! What `plan` answers: the JSON's shape, what is recommended, and what would fit where nothing does.
 
 mod common;
+mod distilled;
 
 use common::presets;
 use serde_json::{Value, json};

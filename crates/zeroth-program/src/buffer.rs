@@ -80,6 +80,10 @@ pub enum BufferId {
     Record,
     /// Next-token logits that the host reads.
     Logits,
+    /// The most probable next tokens at every token, which the host reads: ids.
+    TopIds,
+    /// Their log-probabilities.
+    TopLogProbs,
     /// The cache rows of every token's sequence.
     CacheRanges,
     /// Cached keys of an attention node, after the rotary embedding.
@@ -154,6 +158,8 @@ impl fmt::Display for BufferId {
             Self::Control => f.write_str("control"),
             Self::Record => f.write_str("record"),
             Self::Logits => f.write_str("logits"),
+            Self::TopIds => f.write_str("top_ids"),
+            Self::TopLogProbs => f.write_str("top_log_probs"),
             Self::CacheRanges => f.write_str("cache_ranges"),
             Self::CachedKeys(node) => write!(f, "cached_keys{node}"),
             Self::CachedValues(node) => write!(f, "cached_values{node}"),

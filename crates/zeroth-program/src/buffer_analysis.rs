@@ -23,9 +23,10 @@ pub fn vocabulary(graph: &Graph) -> u64 {
     heads(graph).map(|head| graph.param(head.params[0]).spec.shape[0]).min().unwrap_or(0)
 }
 
-/// The nodes that project to a vocabulary.
+/// The nodes that project to a vocabulary. The first parameter is the projection of the model that is trained.
 pub(super) fn heads(graph: &Graph) -> impl Iterator<Item = &Node> {
-    graph.nodes.iter().filter(|node| matches!(node.op, Op::HeadLoss { .. }))
+    let is_head = |op: Op| matches!(op, Op::HeadLoss { .. } | Op::DistillLoss { .. });
+    graph.nodes.iter().filter(move |node| is_head(node.op))
 }
 
 impl BufferAnalysis<'_> {
@@ -104,6 +105,11 @@ impl BufferAnalysis<'_> {
         push(BufferId::Record, Category::Buffers, report.record_bytes() as u64);
         if let Some((_, sequences)) = program.logits() {
             push(BufferId::Logits, Category::Activations, 4 * sequences * vocabulary(self.graph));
+        }
+        if let Some((_, k)) = program.top_log_probs() {
+            let rows: u64 = self.graph.streams.iter().map(|stream| stream.rows).sum();
+            push(BufferId::TopIds, Category::Activations, 4 * k * rows);
+            push(BufferId::TopLogProbs, Category::Activations, 4 * k * rows);
         }
         if program.cached_tokens > 0 {
             let rows: u64 = self.graph.streams.iter().map(|stream| stream.rows).sum();

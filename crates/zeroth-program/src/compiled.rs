@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::Target;
 use zeroth_base::DType;
-use zeroth_graph::{Backward, Graph, GraphError};
+use zeroth_graph::{Backward, Graph, GraphError, Group};
 use zeroth_kernel::{LOSSES, Span, Tier};
 
 use crate::{
@@ -92,10 +92,7 @@ impl Compiled {
         check_rows(&graph, &row_sizes)?;
         check_losses(&graph)?;
         let backward = graph.backward()?;
-        let shards = settings.stage >= 3 || settings.frozen == FrozenPlacement::Sharded;
-        if target == Target::Cuda && shards && settings.gather == Some(Gather::View) {
-            return Err(CompileError::ViewOnGpu);
-        }
+        check_views(&graph, settings, target)?;
         let mut settings = settings.for_target(target);
         if guard > 0 {
             // With guards in between, shards are not page-aligned and cannot be mapped.
@@ -149,6 +146,20 @@ impl Compiled {
         Ok(Self { graph, backward, program, memory, row_sizes, decode_sizes, target })
     }
 
+    /// Bytes of a teacher's parameters in a tier; they are among the parameters of [`Memory::by_category`].
+    pub fn teacher_bytes(&self, tier: Tier) -> u64 {
+        let flats = &self.program.layout.flats;
+        let is_of_teacher = |placed: &&PlacedBuffer| {
+            let group = match placed.buffer.id {
+                BufferId::Weights(flat) => flats[flat].group,
+                _ => Group::Model,
+            };
+            group == Group::Teacher && placed.buffer.tier == tier
+        };
+        let placed = self.memory.static_buffers.iter().filter(is_of_teacher);
+        placed.map(|placed| placed.buffer.bytes).sum()
+    }
+
     /// Bytes of the cache of keys and values.
     pub fn cache_bytes(&self) -> u64 {
         let is_cache = |placed: &&PlacedBuffer| {
@@ -178,7 +189,19 @@ fn check_losses(graph: &Graph) -> Result<(), CompileError> {
     Err(CompileError::LossParts { found: names.len(), names: names.join(", ") })
 }
 
-fn check_rows(graph: &Graph, row_sizes: &StreamSizes) -> Result<(), CompileError> {
+/// GPUs cannot map each other's shards.
+pub(super) fn check_views(graph: &Graph, settings: &Settings, target: Target) -> Result<(), CompileError> {
+    let has_teacher = graph.units.iter().any(|unit| unit.group == Group::Teacher);
+    let shards = settings.stage >= 3
+        || settings.frozen == FrozenPlacement::Sharded
+        || (has_teacher && settings.teacher.is_partitioned());
+    if target == Target::Cuda && shards && settings.gather == Some(Gather::View) {
+        return Err(CompileError::ViewOnGpu);
+    }
+    Ok(())
+}
+
+pub(super) fn check_rows(graph: &Graph, row_sizes: &StreamSizes) -> Result<(), CompileError> {
     let rows = graph.stream_rows();
     if row_sizes.end_with(&rows) {
         return Ok(());
@@ -221,8 +244,11 @@ impl Compiled {
                 let node = &self.graph.nodes[*node];
                 format!("{} of {}", node.op.name(), unit(node.unit))
             }
-            Action::Logits { node, .. } => format!("logits of {}", unit(self.graph.nodes[*node].unit)),
-            Action::StoreKv(node) | Action::CachedAttention(node) => {
+            Action::Logits { node, .. }
+            | Action::TopLogProbs { node, .. }
+            | Action::CrossEntropy(node)
+            | Action::StoreKv(node)
+            | Action::CachedAttention(node) => {
                 format!("{} of {}", instruction.action.name(), unit(self.graph.nodes[*node].unit))
             }
             Action::Backward(node) => {

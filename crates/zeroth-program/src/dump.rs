@@ -69,7 +69,7 @@ impl Compiled {
     /// What the opcode does it to, besides its operands.
     fn fmt_action(&self, f: &mut fmt::Formatter<'_>, action: &Action) -> fmt::Result {
         match action {
-            Action::Forward(node) | Action::Recompute { node, .. } => {
+            Action::Forward(node) | Action::Recompute { node, .. } | Action::CrossEntropy(node) => {
                 write!(f, " {}", self.graph.nodes[*node].op.name())
             }
             Action::Backward(node) => {
@@ -78,6 +78,7 @@ impl Compiled {
             }
             Action::Unpack(param) => write!(f, " {}", self.graph.param(*param).spec.name),
             Action::Logits { sequences, .. } => write!(f, " {sequences} sequences"),
+            Action::TopLogProbs { k, .. } => write!(f, " {k}"),
             Action::BroadcastWeights { flat, root } => write!(f, " flat{flat}, root {root}"),
             action => match (action.chunk(), action.flat()) {
                 (Some(Chunk { flat, range }), _) => write!(f, " flat{flat}[{}..{}]", range.start, range.end),

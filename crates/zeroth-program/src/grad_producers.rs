@@ -1,7 +1,7 @@
 //! Producers of parameter gradients: which backward ops write each gradient, and whether they can cast it.
 
 use zeroth_base::DType;
-use zeroth_graph::{Backward, GradNode, GradOp, Graph};
+use zeroth_graph::{Backward, GradNode, GradOp, Graph, Op};
 use zeroth_kernel::HeadLossDims;
 
 use super::buffer_analysis::heads;
@@ -39,6 +39,7 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
         let [x, ids] = [head, embedding].map(|node| graph.info(node.inputs[0]));
         x.rows == ids.rows.times(ids.width)
     };
+    let is_head = |node: &GradNode| matches!(node.op, GradOp::HeadLoss | GradOp::DistillLoss);
     let of = |(place, nodes): (usize, &Vec<&GradNode>)| {
         let is_matmul = |node: &GradNode| {
             let weight = graph.nodes[node.of].params.first().map(|weight| weight.index());
@@ -53,17 +54,14 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
         };
         match nodes[..] {
             [node] if is_matmul(node) => GradProducers::Matmul,
-            [node] if node.op == GradOp::HeadLoss && head_rounds => GradProducers::Matmul,
+            [node] if is_head(node) && head_rounds => GradProducers::Matmul,
             [head, rows]
-                if head.op == GradOp::HeadLoss
-                    && rows.op == GradOp::Embedding
-                    && head_rounds
-                    && alike(head, rows) =>
+                if is_head(head) && rows.op == GradOp::Embedding && head_rounds && alike(head, rows) =>
             {
                 GradProducers::HeadAndEmbedding
             }
             // The head may process its rows in slices.
-            [first, ..] if is_matmul(first) || first.op == GradOp::HeadLoss => GradProducers::MatmulFirst,
+            [first, ..] if is_matmul(first) || is_head(first) => GradProducers::MatmulFirst,
             _ => GradProducers::Accumulating,
         }
     };
@@ -79,6 +77,15 @@ fn head_rounds(graph: &Graph, settings: &Settings) -> bool {
         let [vocab, hidden] = [0, 1].map(|place| graph.param(head.params[0]).spec.shape[place] as usize);
         let rows = graph.most_rows(graph.info(head.inputs[0]).rows) as usize;
         let is_narrow = compute == communication && compute != DType::F32;
-        settings.head_rounds && is_narrow && HeadLossDims::new(rows, hidden, vocab).is_one_slice(compute)
+        let dims = HeadLossDims::new(rows, hidden, vocab);
+        let is_one_slice = match head.op {
+            // The logits of a slice are the student's and, where it is no cache, the teacher's.
+            Op::DistillLoss { .. } => {
+                let teacher = head.params.get(1).map_or(0, |weight| graph.param(*weight).spec.shape[0]);
+                dims.is_one_distill_slice(teacher as usize)
+            }
+            _ => dims.is_one_slice(compute),
+        };
+        settings.head_rounds && is_narrow && is_one_slice
     })
 }

@@ -23,6 +23,8 @@ pub struct Program {
     pub accumulation: u64,
     /// The parts of the loss.
     pub losses: Vec<LossPart>,
+    /// The weight of each part in an evaluation, which has no teacher.
+    pub evaluated_weights: Vec<f64>,
     /// The routers whose load the steps report.
     pub routers: Vec<RouterCounts>,
     /// `zero_optimization.stage`: what is sharded across ranks.
@@ -50,6 +52,8 @@ pub struct Program {
     pub zero_copy_gather: bool,
     /// Tokens whose keys and values the cache of an inference program holds; 0 without a cache.
     pub cached_tokens: u64,
+    /// The temperature of [`Action::TopLogProbs`].
+    pub temperature: f64,
     /// Values without a buffer of their own.
     pub(crate) shared_buffers: SharedBuffers,
 }
@@ -97,6 +101,8 @@ pub enum SectionKind {
     Logits,
     /// Next-token logits of one new token per sequence, which attends to cached keys and values.
     Decode,
+    /// The most probable next tokens at every token, for a cache of a teacher.
+    TopLogProbs,
 }
 
 /// An instruction: an action, its queue, the flats it reads or accumulates into, and its operands.
@@ -128,6 +134,15 @@ pub enum Action {
         /// The number of sequences.
         sequences: u64,
     },
+    /// Computes the log-probabilities of the `k` most probable next tokens at every token.
+    TopLogProbs {
+        /// The `head_loss` node it replaces.
+        node: usize,
+        /// The number of tokens.
+        k: u64,
+    },
+    /// Computes the cross-entropy of a `distill_loss` node, without its teacher.
+    CrossEntropy(usize),
     /// Stores the keys and values of an attention node in its cache.
     StoreKv(usize),
     /// Runs an attention node whose rows attend to cached keys and values, their own included.
@@ -239,6 +254,8 @@ impl Action {
             Self::ZeroLoss => "zero_loss",
             Self::Forward(_) => "forward",
             Self::Logits { .. } => "logits",
+            Self::TopLogProbs { .. } => "top_log_probs",
+            Self::CrossEntropy(_) => "cross_entropy",
             Self::StoreKv(_) => "store_kv",
             Self::CachedAttention(_) => "cached_attention",
             Self::Backward(_) => "backward",
@@ -356,6 +373,7 @@ impl SectionKind {
             Self::Eval => "eval",
             Self::Logits => "logits",
             Self::Decode => "decode",
+            Self::TopLogProbs => "top_log_probs",
         }
     }
 
@@ -513,7 +531,7 @@ impl Program {
     pub(crate) fn repetitions(&self, kind: SectionKind) -> u64 {
         match kind {
             SectionKind::Middle => self.accumulation.saturating_sub(2),
-            SectionKind::Eval | SectionKind::Logits | SectionKind::Decode => 0,
+            SectionKind::Eval | SectionKind::Logits | SectionKind::Decode | SectionKind::TopLogProbs => 0,
             _ => 1,
         }
     }
@@ -536,6 +554,16 @@ impl Program {
         self.sections.iter().enumerate().find_map(|(place, section)| {
             section.instructions.iter().find_map(|instruction| match instruction.action {
                 Action::Logits { sequences, .. } => Some((place, sequences)),
+                _ => None,
+            })
+        })
+    }
+
+    /// The index of the section of most probable tokens and their number.
+    pub fn top_log_probs(&self) -> Option<(usize, u64)> {
+        self.sections.iter().enumerate().find_map(|(place, section)| {
+            section.instructions.iter().find_map(|instruction| match instruction.action {
+                Action::TopLogProbs { k, .. } => Some((place, k)),
                 _ => None,
             })
         })

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use zeroth_base::DType;
-use zeroth_graph::{Graph, ParamId, UnitId};
+use zeroth_graph::{Graph, Group, ParamId, UnitId};
 use zeroth_kernel::Nf4Record;
 
 /// Elements of a block: the alignment of parameters and shards, and the granularity of gradient norms.
@@ -72,6 +72,8 @@ pub struct Slot {
 pub struct Flat {
     /// Which parameters.
     pub kind: FlatKind,
+    /// The model they belong to.
+    pub group: Group,
     /// How they are kept and gathered.
     pub storage: Storage,
     /// Their slots, in order.
@@ -92,8 +94,8 @@ pub struct Layout {
 }
 
 impl Flat {
-    fn new(kind: FlatKind, storage: Storage) -> Self {
-        Self { kind, storage, slots: Vec::new(), blocks: 0 }
+    fn new(kind: FlatKind, group: Group, storage: Storage) -> Self {
+        Self { kind, group, storage, slots: Vec::new(), blocks: 0 }
     }
 
     fn push(&mut self, param: ParamId, elements: u64) {
@@ -182,12 +184,13 @@ impl Layout {
     pub fn new(graph: &Graph, ranks: u64, persistence: u64, model_persistence: u64, dtype: DType) -> Self {
         let mut flats = Vec::new();
         let storage = Storage::Dense(dtype);
-        let (mut persistent, mut persistent_elements) = (Flat::new(FlatKind::Persistent, storage), 0);
+        let mut persistent = Flat::new(FlatKind::Persistent, Group::Model, storage);
+        let mut persistent_elements = 0;
         for (index, unit) in graph.units.iter().enumerate() {
             let id = UnitId::at(index);
-            let (mut trained, mut frozen) =
-                (Flat::new(FlatKind::Trained(id), storage), Flat::new(FlatKind::Frozen(id), storage));
-            let mut quantized = Flat::new(FlatKind::Quantized(id), Storage::Nf4);
+            let [mut trained, mut frozen] = [FlatKind::Trained(id), FlatKind::Frozen(id)]
+                .map(|kind| Flat::new(kind, unit.group, storage));
+            let mut quantized = Flat::new(FlatKind::Quantized(id), unit.group, Storage::Nf4);
             for param in &unit.params {
                 let (elements, spec) = (graph.param(*param).elements(), &graph.param(*param).spec);
                 let flat = match spec.trainable {

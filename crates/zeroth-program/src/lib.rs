@@ -31,6 +31,7 @@ mod shared_buffers;
 mod stream_sizes;
 mod sub_group;
 mod target;
+mod top_log_probs;
 mod views;
 mod waits;
 mod world;
@@ -54,9 +55,12 @@ pub use operands::Operands;
 pub use passes::in_place;
 pub use plan_memory::{plan_memory, plan_memory_guarded};
 pub use router_counts::RouterCounts;
-pub use settings::{FrozenPlacement, Gather, Offload, Recompute, Settings, StateStream, Types, UpdatedBy};
+pub use settings::{
+    FrozenPlacement, Gather, Offload, Recompute, Settings, StateStream, TeacherPlacement, Types, UpdatedBy,
+};
 pub use stream_sizes::StreamSizes;
 pub use target::Target;
+pub use top_log_probs::TopLogProbs;
 pub use world::World;
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to

@@ -1,6 +1,6 @@
 //! The counts of a step's routers: where a rank's report and the step's record have them.
 
-use zeroth_graph::{Graph, Op, UnitId};
+use zeroth_graph::{Graph, Group, Op, UnitId};
 
 /// The counts of one router: the rows of each of its experts, then the weights that were infinite or NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,11 +18,14 @@ pub struct RouterCounts {
 }
 
 impl RouterCounts {
-    /// The routers of a graph, in execution order.
+    /// The routers of a graph, in execution order. Those of a teacher are not counted.
     pub(crate) fn find(graph: &Graph) -> Vec<Self> {
         let mut first = 0;
         let of_node = |(node, of): (usize, &zeroth_graph::Node)| {
             let Op::Route { k, .. } = of.op else { return None };
+            if graph.units[of.unit.index()].group == Group::Teacher {
+                return None;
+            }
             let experts = graph.info(of.inputs[0]).width as usize;
             let found = Self { node, unit: of.unit, experts, per_token: k as usize, first };
             first += experts + 1;

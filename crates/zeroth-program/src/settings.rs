@@ -6,6 +6,7 @@ use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{
     FrozenMode, GatherMode, OffloadDevice, OptimizerType, RecomputePolicy, UpdateDevice, Values,
 };
+use zeroth_graph::Group;
 use zeroth_kernel::{Optimizer, Tier};
 
 /// The dtypes of a run.
@@ -55,6 +56,31 @@ pub enum FrozenPlacement {
     Sharded,
     /// Never: every rank holds all of them.
     Whole,
+}
+
+/// Where the parameters of a distillation's teacher are, whatever the student's stage is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TeacherPlacement {
+    /// Every rank holds a shard: stage 3 of the teacher's config.
+    pub sharded: bool,
+    /// Shards are in host memory: `offload_param` of the teacher's config. What is offloaded is sharded, too.
+    pub offloaded: bool,
+}
+
+impl TeacherPlacement {
+    /// Every rank holds all of them on its device.
+    pub const WHOLE: Self = Self { sharded: false, offloaded: false };
+
+    /// The placement of frozen parameters by a config: its stage and `offload_param` count.
+    pub fn from_config(config: &Resolved) -> Self {
+        let Values { zero, offload_param, .. } = &config.values;
+        Self { sharded: zero.stage >= 3, offloaded: offload_param.device == OffloadDevice::Cpu }
+    }
+
+    /// Whether a rank holds only a shard.
+    pub(crate) const fn is_partitioned(self) -> bool {
+        self.sharded || self.offloaded
+    }
 }
 
 /// Which states are offloaded to host memory, and how they are transferred.
@@ -186,6 +212,8 @@ pub struct Settings {
     pub gather: Option<Gather>,
     /// Whether frozen parameters are sharded.
     pub frozen: FrozenPlacement,
+    /// Where a teacher's parameters are.
+    pub teacher: TeacherPlacement,
     /// Whether the head kernel can write its weight gradient in the communication dtype.
     pub head_rounds: bool,
 }
@@ -215,6 +243,7 @@ impl Settings {
     /// Whether the parameters of a flat are sharded across ranks.
     pub(crate) fn shards(&self, flat: &Flat) -> bool {
         match self.frozen {
+            _ if flat.group == Group::Teacher => self.teacher.is_partitioned(),
             FrozenPlacement::Sharded if flat.is_frozen() => true,
             FrozenPlacement::Whole if flat.is_frozen() => false,
             _ => self.stage >= 3,
@@ -246,6 +275,7 @@ impl Settings {
             memory_efficient_linear: true,
             gather: None,
             frozen: FrozenPlacement::ByStage,
+            teacher: TeacherPlacement::WHOLE,
             head_rounds: false,
         }
     }
@@ -305,6 +335,7 @@ impl Settings {
                 FrozenMode::Sharded => FrozenPlacement::Sharded,
                 FrozenMode::Whole => FrozenPlacement::Whole,
             },
+            teacher: TeacherPlacement::from_config(config),
             head_rounds: true,
         }
     }

@@ -12,7 +12,9 @@ use serde_json::json;
 use zeroth_base::DType;
 use zeroth_kernel::Optimizer;
 use zeroth_model::{Batch, ModelConfig, forward, table};
-use zeroth_program::{Compiled, FrozenPlacement, Gather, Offload, Recompute, Settings, Target, Types, World};
+use zeroth_program::{
+    Compiled, FrozenPlacement, Gather, Offload, Recompute, Settings, Target, TeacherPlacement, Types, World,
+};
 
 const TOKENS: u64 = 5;
 const CPU: Target = Target::Cpu { threads: 1 };
@@ -39,6 +41,7 @@ const SETTINGS: Settings = Settings {
     memory_efficient_linear: true,
     gather: Some(Gather::Copy),
     frozen: FrozenPlacement::ByStage,
+    teacher: TeacherPlacement::WHOLE,
     head_rounds: true,
 };
 

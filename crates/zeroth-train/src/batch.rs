@@ -9,6 +9,7 @@
 use zeroth_kernel::RowKey;
 
 use crate::BatchShape;
+use crate::distill::{TeacherCache, TeacherCacheError, TeacherRows};
 use crate::sample_order::{EpochSample, SampleOrder};
 use zeroth_data::{DataError, IGNORED, Samples};
 
@@ -87,12 +88,19 @@ pub struct Batches<'a> {
     samples: &'a Samples,
     order: SampleOrder,
     shape: BatchShape,
+    cache: Option<&'a TeacherCache>,
 }
 
 impl<'a> Batches<'a> {
     /// Combines samples, their order and the batch decomposition.
     pub fn new(samples: &'a Samples, order: SampleOrder, shape: BatchShape) -> Self {
-        Self { samples, order, shape }
+        Self { samples, order, shape, cache: None }
+    }
+
+    /// The same with what a cache has of the teacher.
+    #[must_use]
+    pub fn with_cache(self, cache: Option<&'a TeacherCache>) -> Self {
+        Self { cache, ..self }
     }
 
     /// The batch decomposition.
@@ -127,6 +135,30 @@ impl<'a> Batches<'a> {
             into.starts.push(0);
         }
         Ok(())
+    }
+
+    /// Fills `into` with what the cache has of the teacher for the tokens of a micro-batch.
+    pub(crate) fn fill_teacher(
+        &self,
+        step: u64,
+        micro: u64,
+        rank: u64,
+        into: &mut TeacherRows,
+    ) -> Result<(), TeacherCacheError> {
+        let Some(cache) = self.cache else { return Ok(()) };
+        into.clear();
+        for place in self.places(step, micro, rank) {
+            for sample in self.samples.members(place.sample) {
+                let (first, length) = (self.samples.token_offset(sample), self.samples.sample_length(sample));
+                cache.append(first, length, into)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it has a cache of the teacher.
+    pub(crate) fn has_cache(&self) -> bool {
+        self.cache.is_some()
     }
 
     /// The largest number of sequences in a micro-batch.

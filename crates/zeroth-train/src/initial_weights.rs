@@ -9,6 +9,7 @@ use zeroth_model::{
     ModelConfig, Parameter, ParameterTable, WeightFiles, WeightsError, fill_new, has_weights,
 };
 
+use crate::distill::{TeacherLoad, read_teacher};
 use crate::load_progress::LoadProgress;
 
 /// Elements initialised per task.
@@ -52,22 +53,27 @@ impl InitialWeights {
         }
     }
 
-    /// Loads this rank's shard. `report` is called with loaded and total elements.
-    pub fn load(
+    /// Loads this rank's shard, and that of the teacher. `report` is called with loaded and total elements.
+    pub(crate) fn load(
         &self,
         table: &ParameterTable,
         engine: &mut Engine<'_>,
         names: &[String],
+        teacher: &mut Option<TeacherLoad<'_>>,
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<(), RunError> {
-        let mut progress = LoadProgress::new(table, names, 1, report);
+        let mut progress = LoadProgress::new(engine.compiled(), 1, report);
         let known = table.by_name();
-        let found: Vec<&Parameter> =
-            names.iter().filter_map(|name| known.get(name.as_str()).copied()).collect();
+        let found: Vec<Option<&Parameter>> =
+            names.iter().map(|name| known.get(name.as_str()).copied()).collect();
         engine.load(&mut |param, range, elements| {
-            let (parameter, end) = (found[param.index()], range.end);
-            self.read(parameter, range, elements)?;
-            progress.loaded(param.index(), end);
+            let (place, end) = (param.index(), range.end);
+            if !read_teacher(teacher, place, &range, elements)?
+                && let Some(parameter) = found[place]
+            {
+                self.read(parameter, range, elements)?;
+            }
+            progress.loaded(place, end);
             Ok(())
         })
     }

@@ -13,6 +13,7 @@ use zeroth_program::Compiled;
 use zeroth_program::Settings;
 use zeroth_program::Target;
 
+use crate::distill::{Distillation, TeacherCache};
 use crate::lora::{LoraJob, adapter_table};
 use crate::{Batches, BestPolicy, Interval, ModelFiles, RunSteps, SampleOrder, Schedule};
 use zeroth_data::Samples;
@@ -58,6 +59,8 @@ pub struct Job {
     pub evaluation: Option<Evaluation>,
     /// The adapters, where LoRA is trained; they are in the table.
     pub lora: Option<LoraJob>,
+    /// The distillation from a teacher.
+    pub distillation: Option<Distillation>,
 }
 
 /// Evaluation settings.
@@ -124,6 +127,7 @@ impl Job {
         Sizing {
             model: &self.model,
             table: &self.table,
+            distilled: self.distillation.as_ref().map(Distillation::distilled),
             target,
             shape: self.shape,
             settings: self.settings,
@@ -178,7 +182,12 @@ impl Job {
 
     /// The training data, split into micro-batches.
     pub fn batches(&self) -> Batches<'_> {
-        Batches::new(&self.samples, self.order, self.shape)
+        Batches::new(&self.samples, self.order, self.shape).with_cache(self.teacher_cache())
+    }
+
+    /// The cache of the teacher, where there is one.
+    fn teacher_cache(&self) -> Option<&TeacherCache> {
+        self.distillation.as_ref().and_then(Distillation::cache)
     }
 
     /// For each parameter of the graph, whether weight decay applies to it: to matrices, and to norms and biases only

@@ -10,6 +10,7 @@ mod batch;
 mod best;
 pub mod checkpoint;
 mod control;
+mod distill;
 mod evaluate;
 mod export;
 mod export_best;
@@ -56,6 +57,10 @@ mod unstarted_run;
 pub use batch::{Batches, MicroBatch};
 pub use best::{BestMetric, BestPolicy};
 pub use control::ControlRequest;
+pub use distill::{
+    CacheJob, CacheManifest, CacheProgress, CacheWriter, CachedData, Distillation, MakeCacheError,
+    OpenedCache, TeacherCache, TeacherCacheError, TeacherError, TeacherModel, TeacherSource, TeacherWeights,
+};
 pub use export_error::ExportError;
 pub use export_record::{RunEnd, check_export, completed_run, exported_step};
 pub use generate::{
@@ -76,7 +81,10 @@ pub use metrics::{
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
 pub use report::{Report, ReportPlan, ReportToError, Reporters, UnstartedReports};
 pub use resident::resident_bytes;
-pub use resume::{ResumeError, check_same_adapters, check_same_data, config_changes, redistribute_batch};
+pub use resume::{
+    ResumeError, check_same_adapters, check_same_data, check_same_distillation, config_changes,
+    redistribute_batch,
+};
 pub use router_load::RouterLoad;
 pub use run_folder::{ExistingRun, RunFolder};
 pub use run_folder_error::RunFolderError;

@@ -1,6 +1,7 @@
 //! Progress of loading weights.
 
-use zeroth_model::ParameterTable;
+use zeroth_graph::Param;
+use zeroth_program::Compiled;
 
 /// Tracks loaded elements. Parameters count as if concatenated; a rank reads only its shard of each, so the last
 /// report may fall short of the total.
@@ -16,22 +17,23 @@ pub(crate) struct LoadProgress<'a> {
 }
 
 impl<'a> LoadProgress<'a> {
-    /// Tracks the parameters `names` in `states` states each; `report` is called with loaded and total elements.
-    pub(crate) fn new(
-        table: &ParameterTable,
-        names: &[String],
+    /// Tracks the parameters of a program in `states` states each; `report` is called with loaded and total elements.
+    pub(crate) fn new(compiled: &Compiled, states: usize, report: &'a mut dyn FnMut(u64, u64)) -> Self {
+        Self::of_sizes(compiled.graph.params.iter().map(Param::elements), states, report)
+    }
+
+    fn of_sizes(
+        sizes: impl Iterator<Item = u64>,
         states: usize,
         report: &'a mut dyn FnMut(u64, u64),
     ) -> Self {
-        let known = table.by_name();
-        let size = |name: &String| known.get(name.as_str()).map_or(0, |parameter| parameter.elements());
         let mut each = 0;
-        let start = |name: &String| {
+        let start = |size: u64| {
             let start = each;
-            each += size(name);
+            each += size;
             start
         };
-        let starts = names.iter().map(start).collect();
+        let starts = sizes.map(start).collect();
         Self { starts, each, total: each * states as u64, before: 0, furthest: 0, report }
     }
 
@@ -51,35 +53,25 @@ impl<'a> LoadProgress<'a> {
 
 #[cfg(test)]
 mod tests {
-    use zeroth_model::{ModelConfig, Parameter, table};
-
     use super::*;
 
     #[test]
     fn progress_is_monotonic_and_ends_at_the_total() {
-        let config = serde_json::json!({
-            "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-            "num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": 16, "max_position_embeddings": 8,
-            "rms_norm_eps": 1e-5,
-        });
-        let serde_json::Value::Object(map) = config else { unreachable!() };
-        let table = table(&ModelConfig::from_map(&map, "config.json").unwrap());
-        let names: Vec<String> = table.iter().map(|parameter| parameter.name.clone()).collect();
-        let sizes: Vec<u64> = table.iter().map(Parameter::elements).collect();
+        let sizes = [16, 8, 64, 24];
         let mut reports = Vec::new();
         let mut report = |done, total| reports.push((done, total));
-        let mut progress = LoadProgress::new(&table, &names, 2, &mut report);
+        let mut progress = LoadProgress::of_sizes(sizes.into_iter(), 2, &mut report);
         for state in 0..2 {
             if state > 0 {
                 progress.next_state();
             }
             // The first parameter is loaded last, like a tied embedding.
-            for parameter in (1..names.len()).chain([0]) {
+            for parameter in (1..sizes.len()).chain([0]) {
                 progress.loaded(parameter, sizes[parameter]);
             }
         }
         assert!(reports.is_sorted(), "{reports:?}");
-        let total = 2 * table.total();
+        let total = 2 * sizes.iter().sum::<u64>();
         assert_eq!(reports.last(), Some(&(total, total)));
     }
 }

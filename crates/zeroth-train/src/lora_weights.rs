@@ -11,6 +11,7 @@ use crate::Job;
 use crate::base_hash::{BaseHash, name_key, overlaps};
 use crate::checkpoint::{BaseEntry, Checkpoint};
 use crate::control::all_gather;
+use crate::distill::{TeacherLoad, read_teacher};
 use crate::initial_weights::{AT_ONCE, InitialWeights};
 use crate::load_progress::LoadProgress;
 use crate::lora::{LoraJob, base_table, is_adapter};
@@ -72,13 +73,7 @@ impl LoraWeights {
 
     /// The hash of the first elements of each of the base's tensors.
     pub fn sample(&self) -> Result<String, WeightsError> {
-        let mut hash = BaseHash::default();
-        for parameter in self.base_table.iter() {
-            let mut elements = vec![0.0; SAMPLED.min(parameter.elements()) as usize];
-            self.base.read(parameter, 0..elements.len() as u64, &mut elements)?;
-            hash.add(name_key(&parameter.name), 0, &elements);
-        }
-        Ok(hash.text())
+        sample_of(&self.base, &self.base_table)
     }
 
     /// Loads this rank's part, adapters and optimizer state from a checkpoint if one is given. Returns the identity of the
@@ -90,13 +85,14 @@ impl LoraWeights {
         engine: &mut Engine<'_>,
         names: &[String],
         from: Option<&Checkpoint>,
+        teacher: &mut Option<TeacherLoad<'_>>,
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<BaseEntry, TrainError> {
         let states = from.map_or(1, |from| from.manifest().states.len());
-        let mut progress = LoadProgress::new(&job.table, names, states, report);
+        let mut progress = LoadProgress::new(engine.compiled(), states, report);
         let known = job.table.by_name();
-        let found: Vec<&Parameter> =
-            names.iter().filter_map(|name| known.get(name.as_str()).copied()).collect();
+        let found: Vec<Option<&Parameter>> =
+            names.iter().map(|name| known.get(name.as_str()).copied()).collect();
         let keys: Vec<u64> = names.iter().map(|name| name_key(name)).collect();
         // Where weights are whole on every rank, each rank reads all of them and hashes its share.
         let mut owned: HashMap<usize, Vec<Range<u64>>> = HashMap::new();
@@ -105,7 +101,12 @@ impl LoraWeights {
         }
         let mut hash = BaseHash::default();
         engine.load(&mut |param, range, elements| {
-            let (parameter, end) = (found[param.index()], range.end);
+            let end = range.end;
+            if read_teacher(teacher, param.index(), &range, elements)? {
+                progress.loaded(param.index(), end);
+                return Ok(());
+            }
+            let Some(parameter) = found[param.index()] else { return Ok(()) };
             match from {
                 Some(from) if is_adapter(parameter) => {
                     from.read_f32(State::Weights, &parameter.name, range, elements)?;
@@ -158,6 +159,17 @@ impl LoraWeights {
         });
         Ok(())
     }
+}
+
+/// The hash of the first elements of each tensor of a table.
+pub(crate) fn sample_of(weights: &InitialWeights, table: &ParameterTable) -> Result<String, WeightsError> {
+    let mut hash = BaseHash::default();
+    for parameter in table.iter() {
+        let mut elements = vec![0.0; SAMPLED.min(parameter.elements()) as usize];
+        weights.read(parameter, 0..elements.len() as u64, &mut elements)?;
+        hash.add(name_key(&parameter.name), 0, &elements);
+    }
+    Ok(hash.text())
 }
 
 /// Refuses to resume over another base than that of the checkpoint.

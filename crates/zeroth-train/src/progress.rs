@@ -16,6 +16,8 @@ pub struct Progress {
     pub total_steps: u64,
     /// Loss of the last step.
     pub loss: f64,
+    /// Its cross-entropy and its divergence from the teacher, where the model is distilled.
+    pub distilled: Option<[f64; 2]>,
     /// Gradient norm of the last step, before clipping.
     pub grad_norm: f64,
     /// Learning rate of the last step.
@@ -39,11 +41,18 @@ impl Progress {
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
+    fn loss_text(&self) -> String {
+        match self.distilled {
+            Some([ce, kd]) => format!("loss {:.4} (ce {ce:.4}, kd {kd:.4})", self.loss),
+            None => format!("loss {:.4}", self.loss),
+        }
+    }
+
     /// The fields of a line, with the order in which they are dropped on narrow terminals.
     fn fields(&self, step: String, tokens: &str, memory: String) -> Vec<Field> {
         let mut fields = vec![
             Field::new(0, step),
-            Field::new(1, format!("loss {:.4}", self.loss)),
+            Field::new(1, self.loss_text()),
             Field::new(4, format!("norm {}", figures(self.grad_norm))),
             Field::new(5, format!("lr {:.2e}", self.lr)),
             Field::new(3, format!("{} {tokens}", grouped(self.tokens_per_second.max(0.0).round() as u64))),
@@ -208,6 +217,7 @@ mod tests {
         step: 40,
         total_steps: 200,
         loss: 2.345_678,
+        distilled: None,
         grad_norm: 1.234,
         lr: 1e-5,
         tokens_per_second: 12_345.4,
@@ -228,6 +238,12 @@ mod tests {
             line(&Progress { step: 200, device_bytes: 0, loss: f64::NAN, ..NOW }),
             "step 200/200 · loss NaN · norm 1.23 · lr 1.00e-5 · 12,345 tokens/s · 1.2 GB host · done"
         );
+    }
+
+    #[test]
+    fn a_distilled_loss_has_its_parts() {
+        let now = line(&Progress { distilled: Some([3.0, 0.25]), ..NOW });
+        assert!(now.starts_with("step  40/200 · loss 2.3457 (ce 3.0000, kd 0.2500) · norm"), "{now}");
     }
 
     #[test]

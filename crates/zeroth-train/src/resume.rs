@@ -8,7 +8,8 @@ use zeroth_engine::{Engine, RunError, State};
 use zeroth_kernel::Control;
 use zeroth_model::ParameterTable;
 
-use crate::checkpoint::{Checkpoint, ControlState, Manifest};
+use crate::checkpoint::{Checkpoint, ControlState, DistillEntry, Manifest};
+use crate::distill::{TeacherLoad, read_teacher};
 use crate::load_progress::LoadProgress;
 use crate::lora::LoraJob;
 use zeroth_data::Samples;
@@ -85,6 +86,17 @@ pub enum ResumeError {
         /// The checkpoint.
         checkpoint: String,
         /// What differs, as `--lora-alpha is 16, that of the checkpoint 32`.
+        differences: Vec<String>,
+    },
+    /// The distillation differs.
+    #[error(
+        "{checkpoint} was trained with another loss: {}. Resuming keeps it: give the same flags, or export the checkpoint \
+         (`zeroth checkpoint export`) and start a new run from that model", differences.join("; ")
+    )]
+    Distillation {
+        /// The checkpoint.
+        checkpoint: String,
+        /// What differs, as `--kd-alpha is 0.5, that of the checkpoint 0.3`.
         differences: Vec<String>,
     },
     /// The data differs.
@@ -205,6 +217,20 @@ pub fn check_same_adapters(
     }
 }
 
+/// Checks that the distillation of a command is that of the checkpoint: the teacher, as far as it is known, and the loss. The
+/// teacher's placement may differ.
+pub fn check_same_distillation(
+    checkpoint: &Checkpoint,
+    now: Option<&DistillEntry>,
+) -> Result<(), ResumeError> {
+    let differences = DistillEntry::differences(checkpoint.manifest().distillation.as_ref(), now);
+    if differences.is_empty() {
+        return Ok(());
+    }
+    let checkpoint = checkpoint.folder().display().to_string();
+    Err(ResumeError::Distillation { checkpoint, differences })
+}
+
 /// The module of an adapter's inner matrix.
 fn adapted(name: &str) -> Option<&str> {
     name.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight")
@@ -251,15 +277,17 @@ fn flatten(path: &str, value: &Value, into: &mut Vec<(String, Value)>) {
 pub(crate) fn restore(
     checkpoint: &Checkpoint,
     engine: &mut Engine<'_>,
-    table: &ParameterTable,
     names: &[String],
+    teacher: &mut Option<TeacherLoad<'_>>,
     report: &mut dyn FnMut(u64, u64),
 ) -> Result<(), RunError> {
     let manifest = checkpoint.manifest();
-    let mut progress = LoadProgress::new(table, names, manifest.states.len(), report);
+    let mut progress = LoadProgress::new(engine.compiled(), manifest.states.len(), report);
     engine.load(&mut |param, range, elements| {
         let end = range.end;
-        checkpoint.read_f32(State::Weights, &names[param.index()], range, elements)?;
+        if !read_teacher(teacher, param.index(), &range, elements)? {
+            checkpoint.read_f32(State::Weights, &names[param.index()], range, elements)?;
+        }
         progress.loaded(param.index(), end);
         Ok(())
     })?;

@@ -16,9 +16,9 @@ use zeroth_graph::ParamId;
 use zeroth_kernel::{Control, Moment};
 
 use crate::checkpoint::{
-    BaseEntry, BatchEntry, BestEntry, Checkpoint, CheckpointError, DataEntry, FORMAT_VERSION, FileEntry,
-    LoraEntry, Manifest, ModelEntry, Piece, ShardWriter, UnfinishedCheckpoint, WrittenShard, ZEROTH_VERSION,
-    now, prune, shard_name, step_folder,
+    BaseEntry, BatchEntry, BestEntry, Checkpoint, CheckpointError, DataEntry, DistillEntry, FORMAT_VERSION,
+    FileEntry, LoraEntry, Manifest, ModelEntry, Piece, ShardWriter, UnfinishedCheckpoint, WrittenShard,
+    ZEROTH_VERSION, now, prune, shard_name, step_folder,
 };
 use crate::control::{ControlRequest, StepStatus, all_gather};
 use crate::finite::first_not_finite;
@@ -79,6 +79,7 @@ impl Job {
             weights_only: false,
             best: None,
             lora: self.lora.as_ref().map(LoraEntry::of),
+            distillation: self.distillation.as_ref().map(DistillEntry::of),
             config,
             files: Vec::new(),
         }
@@ -182,12 +183,28 @@ impl Syncing {
     }
 }
 
+/// The identities of a run's frozen models.
+#[derive(Debug, Default)]
+pub(crate) struct FrozenModels {
+    /// LoRA's base.
+    pub(crate) base: Option<BaseEntry>,
+    /// The teacher of a distillation.
+    pub(crate) teacher: Option<BaseEntry>,
+}
+
+impl FrozenModels {
+    /// Whether there are any. All other parameters are trained.
+    fn is_any(&self) -> bool {
+        self.base.is_some() || self.teacher.is_some()
+    }
+}
+
 /// Saves checkpoints on one rank.
 pub(crate) struct CheckpointSaver<'a> {
     options: Option<&'a CheckpointOptions>,
     names: &'a [String],
-    /// The identity of LoRA's base, of which nothing is saved.
-    base: Option<BaseEntry>,
+    /// The frozen models of the run, of which nothing is saved.
+    frozen: FrozenModels,
     pending: Option<Pending>,
     /// The newest committed checkpoint.
     saved: Option<u64>,
@@ -200,9 +217,17 @@ impl<'a> CheckpointSaver<'a> {
     pub(crate) fn new(
         options: Option<&'a CheckpointOptions>,
         names: &'a [String],
-        base: Option<BaseEntry>,
+        frozen: FrozenModels,
     ) -> Self {
-        Self { options, names, base, pending: None, saved: None, reported: HashSet::new(), notes: Vec::new() }
+        Self {
+            options,
+            names,
+            frozen,
+            pending: None,
+            saved: None,
+            reported: HashSet::new(),
+            notes: Vec::new(),
+        }
     }
 
     /// Synchronises ranks after a step: the strongest control request wins, and a checkpoint synced on all ranks is
@@ -249,6 +274,7 @@ impl<'a> CheckpointSaver<'a> {
             weights_only: options.weights_only,
             best: best.cloned(),
             lora: self.lora_entry(&options.manifest),
+            distillation: self.distill_entry(&options.manifest),
             ..options.manifest.clone()
         };
         let written = self.write(engine, &folder)?;
@@ -270,7 +296,14 @@ impl<'a> CheckpointSaver<'a> {
     /// The adapters of the manifest's template, with the base that was loaded.
     fn lora_entry(&self, template: &Manifest) -> Option<LoraEntry> {
         let entry = template.lora.clone()?;
-        Some(LoraEntry { base: self.base.clone().unwrap_or_default(), ..entry })
+        Some(LoraEntry { base: self.frozen.base.clone().unwrap_or_default(), ..entry })
+    }
+
+    /// The distillation of the manifest's template, with the teacher that was loaded. That of a cache is known already.
+    fn distill_entry(&self, template: &Manifest) -> Option<DistillEntry> {
+        let entry = template.distillation.clone()?;
+        let teacher = self.frozen.teacher.clone().unwrap_or_else(|| entry.teacher.clone());
+        Some(DistillEntry { teacher, ..entry })
     }
 
     /// The states to save.
@@ -288,9 +321,10 @@ impl<'a> CheckpointSaver<'a> {
         let mut pieces = Vec::new();
         let states = self.states(engine);
         for &state in &states {
-            let owned = match self.base {
-                Some(_) => engine.owned_trained(state).into_iter(),
-                None => engine.owned(state).into_iter(),
+            let owned = if self.frozen.is_any() {
+                engine.owned_trained(state).into_iter()
+            } else {
+                engine.owned(state).into_iter()
             };
             pieces.extend(owned.map(|(param, range, dtype)| Piece {
                 state,
@@ -323,9 +357,10 @@ impl<'a> CheckpointSaver<'a> {
                     words.into()
                 })
             };
-            let read = match self.base {
-                Some(_) => engine.read_trained(state, &mut sink),
-                None => engine.read(state, &mut sink),
+            let read = if self.frozen.is_any() {
+                engine.read_trained(state, &mut sink)
+            } else {
+                engine.read(state, &mut sink)
             };
             if let Some(error) = failed {
                 return Ok(Err(error));

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use zeroth_engine::{MicroBatch as View, MicroBatches};
+use zeroth_engine::{CachedTeacher, MicroBatch as View, MicroBatches};
 
+use crate::distill::TeacherRows;
 use crate::{Batches, MicroBatch, TrainError};
 
 /// A rank's micro-batches of one step.
@@ -14,14 +15,22 @@ pub(crate) struct StepBatches<'a> {
     /// Index of the next one.
     micro: u64,
     buffer: &'a mut MicroBatch,
+    teacher: &'a mut TeacherRows,
     time: Duration,
     lengths: Option<&'a mut Vec<u64>>,
 }
 
 impl<'a> StepBatches<'a> {
-    /// The micro-batches of a step, counted from 0; each overwrites the previous one in `buffer`.
-    pub(crate) fn new(batches: Batches<'a>, step: u64, rank: u64, buffer: &'a mut MicroBatch) -> Self {
-        Self { batches, step, rank, micro: 0, buffer, time: Duration::ZERO, lengths: None }
+    /// The micro-batches of a step, counted from 0; each overwrites the previous one in `buffer`, and what a cache has of the
+    /// teacher in `teacher`.
+    pub(crate) fn new(
+        batches: Batches<'a>,
+        step: u64,
+        rank: u64,
+        buffer: &'a mut MicroBatch,
+        teacher: &'a mut TeacherRows,
+    ) -> Self {
+        Self { batches, step, rank, micro: 0, buffer, teacher, time: Duration::ZERO, lengths: None }
     }
 
     /// Records the lengths of all sequences in `lengths`, replacing its contents.
@@ -42,6 +51,7 @@ impl MicroBatches for StepBatches<'_> {
     fn next(&mut self) -> Result<View<'_>, TrainError> {
         let begun = Instant::now();
         self.batches.fill(self.step, self.micro, self.rank, self.buffer)?;
+        self.batches.fill_teacher(self.step, self.micro, self.rank, self.teacher)?;
         self.micro += 1;
         if let Some(lengths) = &mut self.lengths {
             let ends = self.buffer.starts.windows(2);
@@ -49,6 +59,11 @@ impl MicroBatches for StepBatches<'_> {
         }
         self.time += begun.elapsed();
         Ok(self.buffer.view())
+    }
+
+    fn teacher(&self) -> Option<CachedTeacher<'_>> {
+        let TeacherRows { ids, log_probs, .. } = &*self.teacher;
+        self.batches.has_cache().then_some(CachedTeacher { ids, log_probs })
     }
 }
 

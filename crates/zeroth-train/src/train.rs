@@ -11,7 +11,8 @@ use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_program::Compiled;
 
 use crate::best::BestTracker;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, DistillEntry};
+use crate::distill::{Distillation, TeacherLoad, TeacherRows, TeacherWeights};
 use crate::evaluate::evaluate;
 use crate::export::export;
 use crate::export_best::{exists, export_best};
@@ -20,9 +21,9 @@ use crate::initial_weights::InitialWeights;
 use crate::lora_weights::LoraWeights;
 use crate::report::timing::StepProfile;
 use crate::resident::resident_bytes;
-use crate::resume::restore;
+use crate::resume::{check_same_distillation, restore};
 use crate::router_load::{RouterLoad, RouterWatch};
-use crate::save::{CheckpointOptions, CheckpointSaver};
+use crate::save::{CheckpointOptions, CheckpointSaver, FrozenModels};
 use crate::step_batches::StepBatches;
 use crate::train_error::TrainError;
 use crate::{Batches, ControlRequest, EvalMetrics, Interval, Job, LossParts, MicroBatch, StepMetrics};
@@ -125,17 +126,28 @@ pub fn train(
             reported = on_event(TrainEvent::Loading { loaded, total });
         }
     };
+    let seed = job.seed;
+    let teacher = job.distillation.as_ref().and_then(Distillation::model);
+    let teacher = teacher.map(|teacher| TeacherWeights::open(teacher, seed)).transpose()?;
+    let mut teacher = teacher.map(|weights| TeacherLoad::beside_student(weights, &engine, &names));
     let mut base = None;
     if let Some(lora) = &job.lora {
         let weights = LoraWeights::open(job, lora, options.resume_from.is_some())?;
-        base = Some(weights.load(job, lora, &mut engine, &names, options.resume_from, &mut report)?);
+        let from = options.resume_from;
+        base = Some(weights.load(job, lora, &mut engine, &names, from, &mut teacher, &mut report)?);
     } else if let Some(checkpoint) = options.resume_from {
-        restore(checkpoint, &mut engine, &job.table, &names, &mut report)?;
+        restore(checkpoint, &mut engine, &names, &mut teacher, &mut report)?;
     } else {
         let weights = InitialWeights::open(&job.folder, &job.model, &job.table, job.seed)?;
-        weights.load(&job.table, &mut engine, &names, &mut report)?;
+        weights.load(&job.table, &mut engine, &names, &mut teacher, &mut report)?;
     }
     reported?;
+    let teacher = teacher.map(|teacher| teacher.finish(&engine)).transpose()?;
+    if let (Some(from), Some(distillation)) = (options.resume_from, &job.distillation) {
+        let now = DistillEntry::of(distillation);
+        let now = DistillEntry { teacher: teacher.clone().unwrap_or_else(|| now.teacher.clone()), ..now };
+        check_same_distillation(from, Some(&now))?;
+    }
     if options.trace || options.profile {
         engine.record_trace();
     }
@@ -155,7 +167,7 @@ pub fn train(
     // Nothing is left to train where early stopping ended the run.
     let mut ended_early = first < job.steps && best.as_ref().is_some_and(BestTracker::is_exhausted);
     let end = if ended_early { first } else { job.steps };
-    let mut saver = CheckpointSaver::new(options.checkpoints, &names, base);
+    let mut saver = CheckpointSaver::new(options.checkpoints, &names, FrozenModels { base, teacher });
     let mut steps = StepRunner::new(job, &mut engine, options)?;
     let (mut last, mut stopped) = (None, false);
     let (mut deferred, mut request) = (ControlRequest::Continue, ControlRequest::Continue);
@@ -273,6 +285,8 @@ struct StepRunner<'a> {
     batches: Batches<'a>,
     /// The micro-batch being fed.
     buffer: MicroBatch,
+    /// What a cache has of the teacher.
+    teacher: TeacherRows,
     record: StepRecord,
     /// Time spent assembling the last step's micro-batches.
     data: Duration,
@@ -302,6 +316,7 @@ impl<'a> StepRunner<'a> {
             job,
             batches,
             buffer: MicroBatch::with_capacity(most_rows, sequences as usize),
+            teacher: TeacherRows::default(),
             record: engine.record()?,
             data: Duration::ZERO,
             lengths: Vec::new(),
@@ -320,7 +335,8 @@ impl<'a> StepRunner<'a> {
         // While the previous step is in flight, only the device knows whether it will be applied.
         let known = self.applied;
         let rates: [f64; RATES] = std::array::from_fn(|ahead| self.job.schedule.rate(known + ahead as u64));
-        let mut batches = StepBatches::new(self.batches, step, engine.rank(), &mut self.buffer);
+        let mut batches =
+            StepBatches::new(self.batches, step, engine.rank(), &mut self.buffer, &mut self.teacher);
         if self.profile {
             batches.keep_lengths(&mut self.lengths);
         }

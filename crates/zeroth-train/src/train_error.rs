@@ -4,6 +4,7 @@ use zeroth_data::DataError;
 use zeroth_engine::RunError;
 use zeroth_model::WeightsError;
 
+use crate::distill::{TeacherCacheError, TeacherError};
 use crate::export_error::ExportError;
 use crate::lora_weights::LoraWeightsError;
 use crate::metrics::MetricsError;
@@ -22,6 +23,12 @@ pub enum TrainError {
     /// The base or the adapter of a LoRA run could not be read.
     #[error(transparent)]
     Lora(Box<LoraWeightsError>),
+    /// The teacher could not be read.
+    #[error(transparent)]
+    Teacher(Box<TeacherError>),
+    /// The cache of the teacher could not be read.
+    #[error(transparent)]
+    TeacherCache(Box<TeacherCacheError>),
     /// The checkpoint cannot be resumed over this base.
     #[error(transparent)]
     Resume(Box<ResumeError>),
@@ -77,6 +84,18 @@ impl From<RunError> for TrainError {
 impl From<LoraWeightsError> for TrainError {
     fn from(error: LoraWeightsError) -> Self {
         Self::Lora(Box::new(error))
+    }
+}
+
+impl From<TeacherError> for TrainError {
+    fn from(error: TeacherError) -> Self {
+        Self::Teacher(Box::new(error))
+    }
+}
+
+impl From<TeacherCacheError> for TrainError {
+    fn from(error: TeacherCacheError) -> Self {
+        Self::TeacherCache(Box::new(error))
     }
 }
 

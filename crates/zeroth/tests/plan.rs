@@ -69,6 +69,7 @@ fn trained(folder: &Path, config: &Resolved, ranks: u64, target: Target) -> Comp
         data_seed: 1,
         evaluation: None,
         lora: None,
+        distillation: None,
     };
     job.size_rows();
     let (compiled, choices) = job.fit(target, Budget::default(), Freedom::default()).unwrap().unwrap();

@@ -7,6 +7,7 @@ mod checkpoint_merge;
 mod config_file;
 mod data;
 mod data_inputs;
+mod distill;
 mod doctor;
 mod explain;
 mod generate;
@@ -30,7 +31,12 @@ use crate::exit::Exit;
 use crate::output::{self, Output};
 
 pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
-    if let Command::Train(_) | Command::Checkpoint(_) | Command::Data(_) | Command::Generate(_) = command {
+    if let Command::Train(_)
+    | Command::Checkpoint(_)
+    | Command::Data(_)
+    | Command::Distill(_)
+    | Command::Generate(_) = command
+    {
         zeroth::train::start_threads()?;
     }
     match command {
@@ -51,6 +57,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
         },
         Command::Checkpoint(command) => checkpoint::run(&command, output),
         Command::Data(command) => data::run(&command, output),
+        Command::Distill(command) => distill::run(&command, output),
         Command::Generate(arguments) => generate_text::run(&arguments, output),
         Command::Init(arguments) => init::run(&arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),

@@ -1,26 +1,32 @@
 //! `plan`: bytes by tier and category for every preset, what fits, and what to change if nothing does.
 
+use anyhow::Context;
 use serde_json::json;
 use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::config::schema::RecomputePolicy;
+use zeroth::graph::DistillSpec;
 use zeroth::machine::{known_gpu, probe};
 use zeroth::model::{
-    Lora, ModelConfig, ParameterTable, adapts_experts, add_adapters, hidden_size_for_auto, named_config,
-    table,
+    Batch, Lora, ModelConfig, ParameterTable, adapts_experts, add_adapters, forward_distilled,
+    hidden_size_for_auto, named_config, table,
 };
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{
-    Basis, Frozen, Placement, Plan, PlanDevice, PlanRequest, States, TrainType, TrainableModel, plan,
+    Basis, Frozen, Placement, Plan, PlanDevice, PlanRequest, PlannedSource, PlannedTeacher, States,
+    TrainType, TrainableModel, plan,
 };
 use zeroth::planning;
 use zeroth::program::Bytes;
+use zeroth::train::{CacheManifest, TeacherCache, TeacherModel};
 
 use super::config_file;
 use super::resolve::builtin_note;
+use super::train::teacher_placement;
 use crate::cli::{PlanArgs, StatesArg};
 use crate::exit::Exit;
+use crate::kd_args::PlanTeacherArgs;
 use crate::lora_args::parse_targets;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
@@ -40,8 +46,10 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
         .iter()
         .map(|(name, config)| planning::placement(name, config, model.as_ref().map(|model| &model.table)))
         .collect::<Result<Vec<Placement>, _>>()?;
-    let request = request(arguments, model.as_ref(), &configs, device_memory)?;
+    let mut notes = Vec::new();
+    let request = request(arguments, model.as_ref(), &configs, device_memory, &mut notes)?;
     let mut plan = plan(&request, &placements)?;
+    plan.notes.extend(notes);
     plan.notes.extend(idle_flags(arguments));
     let budgets = [("--device-memory", arguments.device_memory), ("--host-memory", arguments.host_memory)];
     let builtin = model.as_ref().and_then(|model| model.builtin.clone());
@@ -154,11 +162,40 @@ fn device_word(device: PlanDevice) -> &'static str {
     }
 }
 
+/// What the planned model is distilled from.
+fn teacher(arguments: &PlanTeacherArgs, notes: &mut Vec<String>) -> anyhow::Result<Option<PlannedTeacher>> {
+    // Neither changes the bytes.
+    let (spec, alpha) = (DistillSpec { beta: 0.0, temperature: 2.0, squared: true }, 0.5);
+    if let Some(folder) = &arguments.kd_cache {
+        let cache = TeacherCache::open(folder).context("--kd-cache")?;
+        let CacheManifest { k, vocab, .. } = *cache.manifest();
+        let source = PlannedSource::Cache { k, vocab, tail: true };
+        return Ok(Some(PlannedTeacher { spec, alpha, source, placement: None }));
+    }
+    let Some(name) = &arguments.teacher else { return Ok(None) };
+    let named = named_config(name).context("--teacher")?;
+    let config = ModelConfig::from_named(&named).context("--teacher")?;
+    let is_quantized = arguments.teacher_quantize.is_some();
+    let folder = named.folder.clone().unwrap_or_default();
+    let TeacherModel { config, table, .. } =
+        TeacherModel::new(name.clone(), folder, config, is_quantized, true);
+    notes.extend(builtin_note(name, &named));
+    let placement = arguments.teacher_deepspeed.as_ref();
+    let placement = placement.map(|given| teacher_placement(given, notes)).transpose()?;
+    notes.push(format!(
+        "with the teacher {name}, {} parameters, among the parameters",
+        format_count(table.total())
+    ));
+    let source = PlannedSource::Weights { config: Box::new(config), table };
+    Ok(Some(PlannedTeacher { spec, alpha, source, placement }))
+}
+
 fn request(
     arguments: &PlanArgs,
     model: Option<&Model>,
     configs: &[(String, Resolved)],
     device_memory: Option<u64>,
+    notes: &mut Vec<String>,
 ) -> anyhow::Result<PlanRequest> {
     let top_level = configs.first().map(|(_, config)| &config.values.top_level);
     let is_full = arguments.train_type == TrainTypeArg::Full;
@@ -181,12 +218,23 @@ fn request(
         add_adapters(&model.table, &lora)?;
     }
     // What cannot be trained yet, and accountings other than a run's, are estimated.
+    let teacher = teacher(&arguments.teacher, notes)?;
+    anyhow::ensure!(
+        teacher.is_none() || arguments.states.is_none(),
+        "estimates of a teacher are not yet built: --teacher and --kd-cache need a plan by the program, without --states"
+    );
+    if let (Some(model), Some(teacher)) = (model, &teacher) {
+        // Refused here with its reason: a model that cannot be trained is estimated below.
+        let (config, table) = (&model.config, &model.table);
+        forward_distilled(config, table, Some(teacher.distilled()), Batch { tokens: 1 })?;
+    }
     let trainable = model.filter(|_| arguments.states.is_none()).and_then(|model| {
         let mut adapted = add_adapters(&model.table, &lora).ok();
         if arguments.quantize.is_some() {
             adapted.iter_mut().for_each(ParameterTable::quantize);
         }
-        TrainableModel::new(model.config.clone(), model.table.clone(), adapted, device(arguments)).ok()
+        let (config, table) = (model.config.clone(), model.table.clone());
+        TrainableModel::distilled(config, table, adapted, device(arguments), teacher).ok()
     });
     anyhow::ensure!(
         trainable.is_some() || arguments.quantize.is_none(),

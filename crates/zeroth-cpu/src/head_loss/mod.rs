@@ -9,10 +9,12 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod blocking;
+mod distill;
 mod portable;
 mod rounded_grad;
 #[cfg(test)]
 mod tests;
+mod top_log_probs;
 
 use std::sync::atomic::AtomicBool;
 
@@ -22,8 +24,10 @@ use zeroth_base::DType;
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::{check_len, check_scratch};
+pub use distill::{DistillDw, TeacherDims, TeacherRows, distill_loss_backward, distill_loss_scratch};
 use rounded_grad::RoundedGrad;
 pub use rounded_grad::TokenRows;
+pub use top_log_probs::{top_log_probs, top_log_probs_scratch};
 use zeroth_kernel::{Element, HeadLossDims};
 
 fn check<T>(dims: HeadLossDims, x: &[T], w: &[T], labels: &[i32]) {

@@ -28,6 +28,7 @@ use zeroth_kernel::{Control, Device, DeviceError, GradStore, HeadLossDw, Kernel,
 
 mod captured_experts;
 mod cudnn_attention;
+mod distill;
 mod expert_timings;
 mod experts;
 #[path = "../../tests/cuda/harness.rs"]
@@ -87,6 +88,7 @@ impl Harness {
             ("head_norm_rope", Self::head_norm_rope),
             ("attention", Self::attentions),
             ("head_loss", Self::heads),
+            ("distill", Self::distill),
             ("experts", Self::experts),
             ("grouped", Self::grouped_linears),
             ("captured_experts", Self::captured_experts),

@@ -19,7 +19,7 @@ const HIDDEN: usize = 1024;
 impl Harness {
     pub(crate) fn timings(&mut self) -> Outcome {
         self.dtype = DType::Bf16;
-        let parts: [Group; 11] = [
+        let parts: [Group; 12] = [
             ("linear", Self::time_matmuls),
             ("adapter", Self::time_adapters),
             ("attention", Self::time_attention),
@@ -28,6 +28,7 @@ impl Harness {
             ("elementwise", Self::time_elementwise),
             ("embedding", Self::time_embedding),
             ("head_loss", Self::time_head),
+            ("distill", Self::time_distill),
             ("experts", Self::time_experts),
             ("grouped", Self::time_grouped),
             ("optimizer_step", Self::time_update),

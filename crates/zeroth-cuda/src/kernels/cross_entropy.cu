@@ -3,22 +3,6 @@
 #define THREADS 1024
 #define WARPS (THREADS / WARP)
 
-// Maximum or sum over a block, broadcast to every thread.
-template <bool MAX>
-__device__ float block_reduce(float value) {
-    __shared__ float warp_values[WARPS];
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        float other = __shfl_xor_sync(FULL_MASK, value, step);
-        value = MAX ? fmaxf(value, other) : value + other;
-    }
-    if (threadIdx.x % WARP == 0) warp_values[threadIdx.x / WARP] = value;
-    __syncthreads();
-    float total = warp_values[0];
-    for (int warp = 1; warp < WARPS; warp++) total = MAX ? fmaxf(total, warp_values[warp]) : total + warp_values[warp];
-    __syncthreads();
-    return total;
-}
-
 // Running maximum and denominator of a softmax.
 struct OnlineSoftmax {
     float maximum, total;
@@ -76,8 +60,8 @@ __device__ void cross_entropy(T *logits, u64 row_stride, const i32 *labels, floa
         }
     }
     if (vec_end + threadIdx.x < vocab) softmax.add<T>(to_f32(row[vec_end + threadIdx.x]));
-    float maximum = block_reduce<true>(softmax.maximum);
-    float total = block_reduce<false>(softmax.total * exp_for<T>(softmax.maximum - maximum));
+    float maximum = block_reduce<true, WARPS>(softmax.maximum);
+    float total = block_reduce<false, WARPS>(softmax.total * exp_for<T>(softmax.maximum - maximum));
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) - (to_f32(row[label]) - maximum);
     if (!with_grad) return;
     float scale = (float)(*loss_weight * *loss_scale), grad_scale = scale / total;

@@ -59,7 +59,17 @@ impl Golden {
         let (weights, name) = (weights.collect(), name.to_owned());
         let frozen = table.iter().filter(|parameter| !parameter.trained);
         let frozen = frozen.map(|parameter| parameter.name.clone()).collect();
-        Self { name, folder, table, weights, steps, frozen, config: base.config, rows: base.rows }
+        Self {
+            name,
+            folder,
+            table,
+            weights,
+            steps,
+            frozen,
+            config: base.config,
+            rows: base.rows,
+            teacher: None,
+        }
     }
 
     /// A golden LoRA run of a model with experts.
@@ -81,7 +91,17 @@ impl Golden {
         let (weights, name) = (weights.collect(), name.to_owned());
         let frozen = table.iter().filter(|parameter| !parameter.trained);
         let frozen = frozen.map(|parameter| parameter.name.clone()).collect();
-        Self { name, folder, table, weights, steps, frozen, config: base.config, rows: base.rows }
+        Self {
+            name,
+            folder,
+            table,
+            weights,
+            steps,
+            frozen,
+            config: base.config,
+            rows: base.rows,
+            teacher: None,
+        }
     }
 
     /// Calls `of` with the first `count` rows as one micro-batch.

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod distill;
 pub(crate) mod lora;
 
 use std::path::{Path, PathBuf};
@@ -17,10 +18,14 @@ use zeroth_engine::{Engine, MicroBatch, Rank, State};
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
 use zeroth_kernel::{Device, Optimizer, Recipe, Record, RowKey, Tier};
-use zeroth_model::{Batch, ModelConfig, ParameterTable, WeightFiles, forward_training, table};
+use zeroth_model::{
+    Batch, ModelConfig, ParameterTable, TEACHER_PREFIX, WeightFiles, forward_training, table,
+};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 use zeroth_program::{Offload, Recompute, Settings, Types, compile, plan_memory};
+
+use distill::{TeacherSource, Teaching};
 
 pub(crate) const F32: Types = Types { compute: DType::F32, communication: DType::F32 };
 pub(crate) const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
@@ -60,6 +65,8 @@ pub(crate) struct Golden {
     pub(crate) steps: Value,
     /// The parameters that are not trained.
     pub(crate) frozen: Vec<String>,
+    /// What it is distilled from.
+    pub(crate) teacher: Option<Teaching>,
 }
 
 pub(crate) struct Row {
@@ -197,7 +204,7 @@ impl Golden {
         let steps = serde_json::json!({ "recipe": recipe, "runs": [] });
         let (name, folder) = ("synthetic".to_owned(), PathBuf::new());
         let rows = (0..30).map(row).collect();
-        Self { name, folder, weights, rows, steps, frozen: Vec::new(), config, table }
+        Self { name, folder, weights, rows, steps, frozen: Vec::new(), config, table, teacher: None }
     }
 
     /// Makes these rows start with a token whose embedding is NaN; no other row has it.
@@ -220,6 +227,13 @@ impl Golden {
     }
 
     fn read(folder: &Path) -> Self {
+        let steps = std::fs::read_to_string(folder.join("steps.json")).unwrap();
+        let rows = std::fs::read_to_string(folder.join("data.jsonl")).unwrap();
+        Self::of(folder, &rows, serde_json::from_str(&steps).unwrap())
+    }
+
+    /// The model of a folder, with rows and numbers from elsewhere.
+    fn of(folder: &Path, rows: &str, steps: Value) -> Self {
         let config = ModelConfig::from_folder(folder).unwrap();
         let table = table(&config);
         let files = WeightFiles::open(folder, &table).unwrap();
@@ -228,9 +242,6 @@ impl Golden {
             files.read_f32(&parameter.name, 0..parameter.elements(), &mut elements).unwrap();
             elements
         });
-        let rows = std::fs::read_to_string(folder.join("data.jsonl")).unwrap();
-        let steps = std::fs::read_to_string(folder.join("steps.json")).unwrap();
-        let steps: Value = serde_json::from_str(&steps).unwrap();
         let frozen = steps["frozen"].as_array().into_iter().flatten();
         Self {
             name: folder.file_name().unwrap().to_string_lossy().into_owned(),
@@ -241,6 +252,7 @@ impl Golden {
             steps,
             config,
             table,
+            teacher: None,
         }
     }
 
@@ -311,6 +323,9 @@ impl Golden {
     }
 
     pub(crate) fn graph(&self, tokens: u64) -> Graph {
+        if let Some(teaching) = &self.teacher {
+            return teaching.graph(self, tokens);
+        }
         let is_trained = |parameter: &zeroth_model::Parameter| !self.is_frozen(&parameter.name);
         forward_training(&self.config, &self.table, Batch { tokens }, is_trained).unwrap()
     }
@@ -359,18 +374,7 @@ impl Golden {
         }
         let (records, losses) = (Vec::new(), Vec::new());
         let outcome = Mutex::new(Outcome { records, losses, gradients, weights });
-        if setup.ranks == 1 {
-            self.rank(setup, &compiled, None, &outcome);
-        } else {
-            let job = Job::create(setup.ranks as usize, 1 << 16).unwrap();
-            std::thread::scope(|scope| {
-                for rank in 0..setup.ranks as usize {
-                    let comm = job.join(rank, &Options::default()).unwrap();
-                    let (compiled, outcome) = (&compiled, &outcome);
-                    scope.spawn(move || self.rank(setup, compiled, Some(Box::new(comm)), outcome));
-                }
-            });
-        }
+        on_ranks(setup.ranks, &|comm| self.rank(setup, &compiled, comm, &outcome));
         outcome.into_inner().unwrap()
     }
 
@@ -408,10 +412,9 @@ impl Golden {
             seed: 7,
         };
         let mut engine = Engine::new(compiled, rank).unwrap();
-        let places = self.places(compiled);
         engine
             .load(&mut |param, range, elements| {
-                let weight = &self.weights[places[param.index()]];
+                let weight = self.weights_of(&compiled.graph.param(param).spec.name);
                 elements.copy_from_slice(&weight[range.start as usize..range.end as usize]);
                 Ok(())
             })
@@ -419,9 +422,18 @@ impl Golden {
         engine
     }
 
-    /// For each parameter of the graph its place in the table.
-    fn places(&self, compiled: &Compiled) -> Vec<usize> {
-        let place = |name: &str| self.table.iter().position(|parameter| parameter.name == name).unwrap();
+    /// The weights of a parameter of the graph, its teacher's included.
+    fn weights_of(&self, name: &str) -> &[f32] {
+        let place = |golden: &Self, name: &str| golden.table.iter().position(|known| known.name == name);
+        match (name.strip_prefix(TEACHER_PREFIX), self.teacher.as_ref().and_then(Teaching::model)) {
+            (Some(name), Some(teacher)) => &teacher.weights[place(teacher, name).unwrap()],
+            _ => &self.weights[place(self, name).unwrap()],
+        }
+    }
+
+    /// For each parameter of the graph its place in the table; a teacher's have none.
+    fn places(&self, compiled: &Compiled) -> Vec<Option<usize>> {
+        let place = |name: &str| self.table.iter().position(|parameter| parameter.name == name);
         compiled.graph.params.iter().map(|param| place(&param.spec.name)).collect()
     }
 
@@ -455,7 +467,13 @@ impl Golden {
             let whole = self.packed(step * batch, batch);
             let trained = whole.labels.iter().filter(|label| **label >= 0).count() as u64;
             let first = step.min(rates.len() as u64 - 1) as usize;
-            engine.step(&batches, trained, applied, &rates[first..]).unwrap();
+            if let Some(Teaching { source: TeacherSource::Cache(cache), .. }) = &self.teacher {
+                let rows = packed.iter().map(|packed| packed.keys.as_slice());
+                let mut cached = cache.batches(&batches, rows);
+                engine.step_from(&mut cached, trained, applied, &rates[first..]).unwrap();
+            } else {
+                engine.step(&batches, trained, applied, &rates[first..]).unwrap();
+            }
             let record = engine.record().unwrap();
             applied = record.head.applied;
             if engine.rank() == 0 {
@@ -473,6 +491,20 @@ impl Golden {
     }
 }
 
+/// Runs ranks as threads.
+fn on_ranks(ranks: u64, run: &(dyn Fn(Option<Box<dyn Comm>>) + Sync)) {
+    if ranks == 1 {
+        return run(None);
+    }
+    let job = Job::create(ranks as usize, 1 << 16).unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..ranks as usize {
+            let comm = job.join(rank, &Options::default()).unwrap();
+            scope.spawn(move || run(Some(Box::new(comm))));
+        }
+    });
+}
+
 /// A tensor of a safetensors file: a header of JSON with the byte ranges of f32 data.
 pub(crate) fn tensor(file: &Path, name: &str) -> Vec<f32> {
     let bytes = std::fs::read(file).unwrap();
@@ -485,14 +517,15 @@ pub(crate) fn tensor(file: &Path, name: &str) -> Vec<f32> {
 fn collect<'o>(
     engine: &mut Engine<'_>,
     state: State,
-    places: &[usize],
+    places: &[Option<usize>],
     outcome: &dyn Fn() -> &'o Mutex<Outcome>,
     of: &dyn Fn(&mut Outcome) -> &mut Vec<Vec<f32>>,
 ) {
     engine
         .read(state, &mut |param, range, elements| {
+            let Some(place) = places[param.index()] else { return Ok(()) };
             let mut outcome = outcome().lock().unwrap();
-            let into = &mut of(&mut outcome)[places[param.index()]];
+            let into = &mut of(&mut outcome)[place];
             into[range.start as usize..range.end as usize].copy_from_slice(elements);
             Ok(())
         })
@@ -507,6 +540,13 @@ impl Packed {
 }
 
 impl Row {
+    /// Replaces tokens that a vocabulary of `most` does not have.
+    pub(crate) fn clamp(&mut self, most: i32) {
+        for number in self.ids.iter_mut().chain(&mut self.labels) {
+            *number = (*number).min(most - 1);
+        }
+    }
+
     fn read(line: &str) -> Self {
         let row: Value = serde_json::from_str(line).unwrap();
         let numbers = |key: &str| row[key].as_array().unwrap().iter().map(|n| n.as_i64().unwrap() as i32);

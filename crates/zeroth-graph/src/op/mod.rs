@@ -9,6 +9,7 @@
 mod add_rms_norm;
 mod attention;
 mod balance_loss;
+mod distill_loss;
 mod dropout;
 mod embedding;
 mod expert_rows;
@@ -31,6 +32,7 @@ use crate::{GradNode, GradOp, Node};
 
 pub use attention::{Attention, attention, attention_backward};
 pub use balance_loss::balance_loss;
+pub use distill_loss::{DistillSpec, Teacher, TeacherKind, TeacherRows, distill_loss};
 pub use embedding::{embedding, embedding_backward};
 pub use expert_rows::{combine_rows, gather_rows};
 pub use gated_activation::{gated_activation, gated_activation_backward};
@@ -141,21 +143,36 @@ pub enum Op {
         /// The index in [`Graph::loss_parts`](crate::Graph::loss_parts) of the part that it belongs to.
         part: usize,
     },
+    /// `x` [T, H], weight [V, H], `labels` `[T]` and a teacher give the sums `[1]` of the tokens' cross-entropies and of their
+    /// divergences from the teacher, in slices of tokens. The teacher is `x` [T, H'] and a second weight [V', H'], or `ids` and
+    /// `log_probs` [T, k].
+    DistillLoss {
+        /// The index in [`Graph::loss_parts`](crate::Graph::loss_parts) of the cross-entropy.
+        ce_part: usize,
+        /// The index of the divergence.
+        kd_part: usize,
+        /// The divergence.
+        spec: DistillSpec,
+        /// Where the teacher's distribution comes from.
+        teacher: TeacherKind,
+    },
 }
 
 impl Op {
     /// Whether its result is a loss, which is not an operand of any op.
     pub const fn is_loss(self) -> bool {
-        self.loss_part().is_some()
+        matches!(self, Self::HeadLoss { .. } | Self::BalanceLoss { .. } | Self::DistillLoss { .. })
     }
 
-    /// The part of the model's loss that its result belongs to, as an index in
+    /// The parts of the model's loss that its results belong to, one each, as indices in
     /// [`Graph::loss_parts`](crate::Graph::loss_parts).
-    pub const fn loss_part(self) -> Option<usize> {
-        match self {
-            Self::HeadLoss { part } | Self::BalanceLoss { part, .. } => Some(part),
-            _ => None,
-        }
+    pub fn loss_parts(self) -> impl Iterator<Item = usize> {
+        let parts = match self {
+            Self::HeadLoss { part } | Self::BalanceLoss { part, .. } => [Some(part), None],
+            Self::DistillLoss { ce_part, kd_part, .. } => [Some(ce_part), Some(kd_part)],
+            _ => [None; 2],
+        };
+        parts.into_iter().flatten()
     }
 
     /// The index of the rotary embedding that it reads.
@@ -187,6 +204,7 @@ impl Op {
             Self::GatedRows(_) => "gated_rows",
             Self::BalanceLoss { .. } => "balance_loss",
             Self::HeadLoss { .. } => "head_loss",
+            Self::DistillLoss { .. } => "distill_loss",
         }
     }
 }
@@ -211,6 +229,7 @@ pub(crate) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
         Op::GatedRows(activation) => gated_rows::derive(deriver, index, node, activation),
         Op::BalanceLoss { .. } => balance_loss::derive(deriver, index, node),
         Op::HeadLoss { .. } => head_loss::derive(deriver, index, node),
+        Op::DistillLoss { .. } => distill_loss::derive(deriver, index, node),
     }
 }
 
@@ -236,6 +255,7 @@ pub(crate) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
         Op::GatedRows(activation) => gated_rows::forward(machine, node, activation),
         Op::BalanceLoss { layers, .. } => balance_loss::forward(machine, node, layers),
         Op::HeadLoss { .. } => head_loss::forward(machine, node),
+        Op::DistillLoss { .. } => distill_loss::forward(machine, node),
     }
 }
 
@@ -274,6 +294,7 @@ pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gra
         (_, Op::GatedActivation(activation)) => gated_activation::backward(machine, node, activation),
         (_, Op::Dropout { probability, salt }) => dropout::backward(machine, node, probability, salt),
         (_, Op::HeadLoss { part }) => head_loss::backward(machine, node, of, part),
+        (_, Op::DistillLoss { .. }) => distill_loss::backward(machine, node, of),
         (
             op,
             Op::Linear

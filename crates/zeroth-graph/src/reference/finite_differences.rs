@@ -14,15 +14,22 @@ fn numbers(count: u64, salt: usize) -> Vec<f64> {
 /// The first difference between the derived gradients of a graph and those by finite differences of its loss, in words.
 /// Streams have this data, further inputs these numbers, and parameters numbers without a pattern.
 pub fn mismatch(graph: &Graph, data: &[Data], inputs: &[(Value, Vec<i64>)]) -> Option<String> {
+    mismatch_with(graph, data, |machine| {
+        for (input, indices) in inputs {
+            machine.set_input(*input, indices);
+        }
+    })
+}
+
+/// As [`mismatch`], with further inputs that `feed` sets.
+pub fn mismatch_with(graph: &Graph, data: &[Data], feed: impl Fn(&mut Machine<'_>)) -> Option<String> {
     let params = || {
         let numbers = |(salt, param): (usize, &crate::Param)| numbers(param.elements(), salt);
         graph.params.iter().enumerate().map(numbers).collect::<Vec<_>>()
     };
     let machine = |params| {
         let mut machine = Machine::new(graph, data, params);
-        for (input, indices) in inputs {
-            machine.set_input(*input, indices);
-        }
+        feed(&mut machine);
         machine
     };
     let backward = match graph.backward() {

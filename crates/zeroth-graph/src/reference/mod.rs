@@ -7,10 +7,10 @@ pub mod finite_differences;
 
 use crate::op;
 pub use crate::op::{
-    Attention, Routed, attention, attention_backward, balance_loss, combine_rows, embedding,
-    embedding_backward, gated_activation, gated_activation_backward, gated_rows, gated_rows_backward,
-    gather_rows, grouped_linear, grouped_linear_backward, head_loss, linear, linear_backward, rms_norm,
-    rms_norm_backward, rope, route, route_backward,
+    Attention, Routed, TeacherRows, attention, attention_backward, balance_loss, combine_rows, distill_loss,
+    embedding, embedding_backward, gated_activation, gated_activation_backward, gated_rows,
+    gated_rows_backward, gather_rows, grouped_linear, grouped_linear_backward, head_loss, linear,
+    linear_backward, rms_norm, rms_norm_backward, rope, route, route_backward,
 };
 use crate::{Backward, GradWrite, Graph, ParamId, Rows, Value};
 
@@ -97,8 +97,8 @@ impl<'a> Machine<'a> {
     pub fn loss_parts(&self) -> Vec<f64> {
         let mut parts = vec![0.0; self.graph.loss_parts.len()];
         for node in &self.graph.nodes {
-            if let Some(part) = node.op.loss_part() {
-                parts[part] += self.value(node.outputs[0])[0];
+            for (part, loss) in node.op.loss_parts().zip(&node.outputs) {
+                parts[part] += self.value(*loss)[0];
             }
         }
         parts
@@ -130,6 +130,11 @@ impl<'a> Machine<'a> {
     /// Sets a further input.
     pub fn set_input(&mut self, input: Value, indices: &[i64]) {
         self.values[input.index()] = indices.iter().map(|index| *index as f64).collect();
+    }
+
+    /// Sets a further input of f32.
+    pub fn set_statistic_input(&mut self, input: Value, numbers: &[f64]) {
+        self.values[input.index()] = numbers.to_vec();
     }
 
     /// Runs one node of forward.

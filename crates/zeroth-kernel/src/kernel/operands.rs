@@ -1,6 +1,6 @@
 //! The name of a kernel, its operands and how it accesses them.
 
-use super::{Kernel, Span};
+use super::{Kernel, Span, TeacherSpans};
 
 /// How a kernel accesses an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +40,14 @@ impl Kernel {
             Self::HeadLoss { dims, .. } | Self::HeadLossBackward { dims, .. } => {
                 dims.row_stride != dims.hidden
             }
+            Self::DistillLossBackward { dims, teacher, .. } => {
+                let pads_teacher = match teacher {
+                    TeacherSpans::Hidden { hidden, row_stride, .. } => *row_stride != *hidden,
+                    TeacherSpans::TopK { .. } => false,
+                };
+                dims.row_stride != dims.hidden || pads_teacher
+            }
+            Self::TopLogProbs { dims, .. } => dims.row_stride != dims.hidden,
             Self::Logits { dims, .. } => dims.row_stride != dims.hidden,
             Self::Route { dims, .. } | Self::RouteBackward { dims, .. } => dims.row_stride != dims.experts,
             Self::GatherRows { dims, .. } | Self::CombineRows { dims, .. } => dims.row_stride != dims.width,
@@ -107,6 +115,8 @@ impl Kernel {
             Self::BalanceLossBackward { .. } => "balance_loss_backward",
             Self::HeadLoss { .. } => "head_loss",
             Self::HeadLossBackward { .. } => "head_loss_backward",
+            Self::DistillLossBackward { .. } => "distill_loss_backward",
+            Self::TopLogProbs { .. } => "top_log_probs",
             Self::Logits { .. } => "logits",
             Self::Sum { .. } => "sum",
             Self::Zero { .. } => "zero",
@@ -123,7 +133,7 @@ impl Kernel {
 
     /// Calls `visit` with every operand and its access.
     pub fn operands(&self, mut visit: impl FnMut(Span, Access)) {
-        let (mut reads, mut writes): ([Option<Span>; 8], [Option<Span>; 6]) = ([None; 8], [None; 6]);
+        let (mut reads, mut writes): ([Option<Span>; 9], [Option<Span>; 6]) = ([None; 9], [None; 6]);
         macro_rules! touch {
             ([$($read:expr),*], [$($write:expr),*]) => {{
                 for (place, span) in reads.iter_mut().zip([$(Option::<Span>::from($read)),*]) { *place = span; }
@@ -200,6 +210,29 @@ impl Kernel {
                 let (to, found_inf) = (dw.map(|dw| dw.to), dw.and_then(|dw| dw.store.found_inf()));
                 touch!([x, w, labels, loss_weight, control, ids], [loss, dx, to, found_inf, rows]);
             }
+            Self::DistillLossBackward {
+                teacher,
+                x,
+                w,
+                labels,
+                losses,
+                loss_weights,
+                control,
+                dx,
+                dw,
+                ..
+            } => {
+                let [of_teacher, probs] = teacher.spans();
+                let ([ce, kd], [ce_weight, kd_weight]) = (losses, loss_weights);
+                let tied_rows = dw.and_then(|dw| dw.tied_rows);
+                let [ids, rows] = [tied_rows.map(|tied| tied.ids), tied_rows.map(|tied| tied.rows)];
+                let (to, found_inf) = (dw.map(|dw| dw.to), dw.and_then(|dw| dw.store.found_inf()));
+                touch!(
+                    [x, w, labels, of_teacher, probs, ce_weight, kd_weight, control, ids],
+                    [ce, kd, dx, to, found_inf, rows]
+                );
+            }
+            Self::TopLogProbs { x, w, ids, log_probs, .. } => touch!([x, w], [ids, log_probs]),
             Self::Logits { starts, x, w, logits, .. } => touch!([starts, x, w], [logits]),
             Self::Sum { a, b, y } => touch!([a, b], [y]),
             Self::Zero { to } => touch!([], [to]),

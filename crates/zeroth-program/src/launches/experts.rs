@@ -220,7 +220,7 @@ impl At<'_> {
                 dweights: node.outputs.get(1).map(|(dweights, _)| self.value(*dweights)),
             },
             GradOp::BalanceLoss => {
-                let part = of.op.loss_part().expect("the op of a loss");
+                let part = of.op.loss_parts().next().expect("the op of a loss");
                 Kernel::BalanceLossBackward {
                     dims: self.balance_dims(of.op, node.inputs[0], node.inputs[1]),
                     starts: self.starts().expect("a loss is not decoded"),

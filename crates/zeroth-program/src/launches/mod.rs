@@ -3,6 +3,7 @@
 //! Kernel sizes follow from the model's shapes, spans from the placement of the instruction's operands. Only the rows of the streams
 //! differ between micro-batches, so a section is lowered once per size; a value's rows follow from its stream's.
 
+mod distill;
 mod experts;
 mod flats;
 mod ops;
@@ -356,6 +357,10 @@ impl At<'_> {
             Action::Logits { node, sequences } => {
                 vec![self.logits(&self.source.graph.nodes[*node], *sequences)]
             }
+            Action::TopLogProbs { node, k } => {
+                vec![self.top_log_probs(&self.source.graph.nodes[*node], *k)]
+            }
+            Action::CrossEntropy(node) => vec![self.cross_entropy(&self.source.graph.nodes[*node])],
             Action::StoreKv(node) => self.store_kv(*node).to_vec(),
             Action::CachedAttention(node) => vec![self.cached_attention(*node)],
             Action::Backward(node) => self.backward(&self.source.backward.nodes[*node]),

@@ -111,7 +111,7 @@ impl At<'_> {
         }
     }
 
-    fn head_dims(&self, weight: ParamId, x: Value) -> HeadLossDims {
+    pub(super) fn head_dims(&self, weight: ParamId, x: Value) -> HeadLossDims {
         let [vocab, hidden] = self.shape(weight);
         HeadLossDims { rows: self.rows(x) as usize, hidden, vocab, row_stride: self.row_stride(hidden) }
     }
@@ -196,15 +196,22 @@ impl At<'_> {
             | Op::GroupedLinearAdd { .. }
             | Op::GatedRows(_)
             | Op::BalanceLoss { .. } => return self.forward_of_experts(node),
-            Op::HeadLoss { part } => Kernel::HeadLoss {
-                dims: self.head_dims(node.params[0], node.inputs[0]),
-                x: input(0),
-                w: self.param(node.params[0]),
-                labels: input(1),
-                loss: self.loss(part),
-            },
+            Op::HeadLoss { part } => self.head_loss(node, part),
+            // Training computes it with its gradient, evaluation its cross-entropy alone.
+            Op::DistillLoss { .. } => unreachable!("a distillation loss is no op of forward"),
         };
         vec![kernel]
+    }
+
+    /// The cross-entropy of a head.
+    pub(super) fn head_loss(&self, node: &Node, part: usize) -> Kernel {
+        Kernel::HeadLoss {
+            dims: self.head_dims(node.params[0], node.inputs[0]),
+            x: self.value(node.inputs[0]),
+            w: self.param(node.params[0]),
+            labels: self.value(node.inputs[1]),
+            loss: self.loss(part),
+        }
     }
 
     /// The head on the last token of each sequence.
@@ -291,6 +298,15 @@ impl At<'_> {
         Some(TiedRowsOut { ids: self.value(tokens), rows })
     }
 
+    /// Where and how a head writes the gradient of its weight; `None` where that is frozen.
+    pub(super) fn head_dw(&self, node: &GradNode, weight: ParamId, hidden: usize) -> Option<HeadLossDw> {
+        self.grad_destination(node, weight).map(|to| HeadLossDw {
+            to,
+            store: self.grad_store(node, weight),
+            tied_rows: self.waiting(node, hidden),
+        })
+    }
+
     pub(super) fn backward(&self, node: &GradNode) -> Vec<Kernel> {
         let input = |place: usize| self.value(node.inputs[place]);
         let output = |place: usize| self.value(node.outputs[place].0);
@@ -298,7 +314,7 @@ impl At<'_> {
         let kernel = match node.op {
             GradOp::HeadLoss => {
                 let (dims, weight) = (self.head_dims(node.params[0], node.inputs[0]), node.params[0]);
-                let part = of.op.loss_part().expect("the op of a loss");
+                let part = of.op.loss_parts().next().expect("the op of a loss");
                 Kernel::HeadLossBackward {
                     dims,
                     x: input(0),
@@ -308,13 +324,10 @@ impl At<'_> {
                     loss_weight: self.loss_weight(part),
                     control: self.whole(BufferId::Control, size_of::<zeroth_kernel::Control>() as u64),
                     dx: node.outputs.get(1).map(|(dx, _)| self.value(*dx)),
-                    dw: self.grad_destination(node, weight).map(|to| HeadLossDw {
-                        to,
-                        store: self.grad_store(node, weight),
-                        tied_rows: self.waiting(node, dims.hidden),
-                    }),
+                    dw: self.head_dw(node, weight, dims.hidden),
                 }
             }
+            GradOp::DistillLoss => self.distill_loss(node, of),
             GradOp::LinearInput | GradOp::LinearAddInput { .. } => Kernel::LinearDx {
                 dims: self.linear_dims(node.params[0], node.inputs[0]),
                 scale: scale(node.op),

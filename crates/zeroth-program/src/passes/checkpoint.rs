@@ -34,7 +34,9 @@ pub(in super::super) fn checkpoint(
         is_read_by_backward[input.index()] = true;
     }
     let model = Model { graph, backward, is_read_by_backward: &is_read_by_backward, masked: &masked };
-    let all: Vec<UnitId> = (0..graph.units.len()).map(UnitId::at).collect();
+    // A teacher has no backward. Only its last activation is read there, and its units are gathered no more.
+    let is_of_model = |unit: &UnitId| graph.units[unit.index()].group == zeroth_graph::Group::Model;
+    let all: Vec<UnitId> = (0..graph.units.len()).map(UnitId::at).filter(is_of_model).collect();
     let (runs, single) = match settings.recompute {
         Recompute::Nothing if masked.is_empty() => return program,
         Recompute::Nothing => (Vec::new(), Vec::new()),

@@ -2,13 +2,14 @@
 //!
 //! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
 
-use zeroth_graph::{Backward, Graph, Node, Op};
+use zeroth_graph::{Backward, Graph, Group, Node, Op};
 
 use super::super::buffer::ALIGNMENT;
 use super::super::grad_producers::grad_producers;
 use super::super::shared_buffers::SharedBuffers;
 use super::super::{
-    Action, Gather, GradProducers, Instruction, Program, RouterCounts, Section, SectionKind, Settings, World,
+    Action, Gather, GradProducers, Instruction, Program, RouterCounts, Section, SectionKind, Settings,
+    TopLogProbs, World,
 };
 use super::hold;
 use crate::Layout;
@@ -59,19 +60,45 @@ pub(in super::super) fn lower_inference(
             }
             _ => vec![instruction],
         };
-        let forward = forward(graph, &layout, |op| !op.is_loss() && !is_dropout(op));
-        let mut instructions: Vec<Instruction> = forward.into_iter().flat_map(with_cache).collect();
-        let heads = graph.losses().filter(|node| matches!(graph.nodes[*node].op, Op::HeadLoss { .. }));
-        instructions.extend(heads.map(|node| Instruction {
-            reads: Program::flats_of(&layout, &graph.nodes[node].params),
-            ..Instruction::new(Action::Logits { node, sequences })
-        }));
+        let mut instructions: Vec<Instruction> =
+            without_losses(graph, &layout).into_iter().flat_map(with_cache).collect();
+        instructions.extend(of_heads(graph, &layout, |node| Action::Logits { node, sequences }));
         Section { kind, instructions }
     };
     let kinds: &[SectionKind] =
         if cached_tokens > 0 { &[SectionKind::Logits, SectionKind::Decode] } else { &[SectionKind::Logits] };
     let sections = kinds.iter().map(|kind| of_kind(*kind)).collect();
     Program { cached_tokens, ..program(graph, World::from(1), layout, sections, Vec::new(), settings) }
+}
+
+/// Forward with a head that computes the most probable tokens of every row instead of a loss.
+pub(in super::super) fn lower_top_log_probs(
+    graph: &Graph,
+    world: World,
+    layout: Layout,
+    settings: &Settings,
+    top: TopLogProbs,
+) -> Program {
+    let mut instructions = without_losses(graph, &layout);
+    instructions.extend(of_heads(graph, &layout, |node| Action::TopLogProbs { node, k: top.k }));
+    let section = Section { kind: SectionKind::TopLogProbs, instructions };
+    let program = program(graph, world, layout, vec![section], Vec::new(), settings);
+    Program { temperature: top.temperature, ..program }
+}
+
+/// Forward without losses and dropout.
+fn without_losses(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
+    forward(graph, layout, |node| !node.op.is_loss() && !is_dropout(node.op))
+}
+
+/// An action instead of every head's loss.
+fn of_heads(graph: &Graph, layout: &Layout, action: impl Fn(usize) -> Action) -> Vec<Instruction> {
+    let heads = graph.losses().filter(|node| matches!(graph.nodes[*node].op, Op::HeadLoss { .. }));
+    let of_head = |node: usize| Instruction {
+        reads: Program::flats_of(layout, &graph.nodes[node].params),
+        ..Instruction::new(action(node))
+    };
+    heads.map(of_head).collect()
 }
 
 const fn is_dropout(op: Op) -> bool {
@@ -105,6 +132,7 @@ fn program(
         zero_copy_gather: settings.gather == Some(Gather::View) && world.shares_memory(),
         accumulation: settings.accumulation.max(1),
         losses: graph.loss_parts.clone(),
+        evaluated_weights: graph.evaluated().loss_parts.iter().map(|part| part.weight).collect(),
         routers: Vec::new(),
         stage: settings.stage,
         types: settings.types,
@@ -113,17 +141,18 @@ fn program(
         moment_dtype: settings.moment_dtype,
         stochastic_rounding: settings.stochastic_rounding,
         cached_tokens: 0,
+        temperature: 1.0,
         shared_buffers: SharedBuffers::find(graph),
     }
 }
 
-/// The nodes whose op is wanted.
-fn forward(graph: &Graph, layout: &Layout, wanted: fn(Op) -> bool) -> Vec<Instruction> {
+/// The nodes that are wanted.
+fn forward(graph: &Graph, layout: &Layout, wanted: impl Fn(&Node) -> bool) -> Vec<Instruction> {
     let node = |(index, node): (usize, &Node)| Instruction {
         reads: Program::flats_of(layout, &node.params),
         ..Instruction::new(Action::Forward(index))
     };
-    graph.nodes.iter().enumerate().filter(|(_, node)| wanted(node.op)).map(node).collect()
+    graph.nodes.iter().enumerate().filter(|(_, node)| wanted(node)).map(node).collect()
 }
 
 /// Forward without its losses, each of which is one backward op with its gradient, then backward.
@@ -132,7 +161,7 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
     if is_first {
         instructions.push(Instruction::new(Action::ZeroLoss));
     }
-    instructions.extend(forward(graph, layout, |op| !op.is_loss()));
+    instructions.extend(forward(graph, layout, |node| !node.op.is_loss()));
     instructions.extend(backward.nodes.iter().enumerate().map(|(index, node)| Instruction {
         reads: Program::flats_of(layout, &node.params),
         accumulates_into: Program::flats_of(layout, &node.accumulates_into),
@@ -141,9 +170,16 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
     instructions
 }
 
-/// Forward with its losses. Dropout is off.
+/// Forward with its losses: [`Graph::evaluated`] with the nodes of the graph. Dropout is off, and a teacher is not run.
 fn evaluation(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
-    let mut instructions = vec![Instruction::new(Action::ZeroLoss)];
-    instructions.extend(forward(graph, layout, |op| !is_dropout(op)));
-    instructions
+    let is_run = |node: &Node| !is_dropout(node.op) && graph.units[node.unit.index()].group == Group::Model;
+    let of_student = |instruction: Instruction| match instruction.action {
+        Action::Forward(node) if matches!(graph.nodes[node].op, Op::DistillLoss { .. }) => Instruction {
+            reads: Program::flats_of(layout, &graph.nodes[node].params[..1]),
+            ..Instruction::new(Action::CrossEntropy(node))
+        },
+        _ => instruction,
+    };
+    let zero = Instruction::new(Action::ZeroLoss);
+    [zero].into_iter().chain(forward(graph, layout, is_run).into_iter().map(of_student)).collect()
 }

@@ -14,7 +14,7 @@ mod update;
 pub(super) use checkpoint::checkpoint;
 pub(super) use gather::gather;
 pub use in_place::in_place;
-pub(super) use lower::{lower, lower_inference};
+pub(super) use lower::{lower, lower_inference, lower_top_log_probs};
 pub(super) use offload::{hold, offload};
 pub(super) use operands::operands;
 pub(super) use overlap::overlap;

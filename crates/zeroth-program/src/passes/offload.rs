@@ -12,6 +12,7 @@
 //! On a GPU, `zeroth.update` decides where the update runs: "host" updates on the CPU, on a queue of its own, while the
 //! GPU runs the next forward, whose units wait for their own sub-groups; "device" streams the states through the GPU.
 
+use zeroth_graph::Group;
 use zeroth_kernel::{Queue, Tier};
 
 use super::super::{
@@ -29,7 +30,8 @@ const TILES_OF_WINDOW: u64 = 64;
 /// Approximate bytes of an element's states.
 const STATE_BYTES: u64 = 14;
 
-/// The residency of each flat: whole flats in layout order, as far as `ratio` and `max_in_cpu` reach.
+/// The residency of each flat: whole flats in layout order, as far as `ratio` and `max_in_cpu` reach. A teacher's are all in one
+/// place.
 pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Residency> {
     let offload = &settings.offload;
     let trained: u64 = layout
@@ -60,6 +62,10 @@ pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Reside
                 (residency.gradients, residency.updates) = offload
                     .stream
                     .map_or((Tier::Host, Tier::Host), |stream| (stream.gradients, Tier::Device));
+            }
+            if flat.group == Group::Teacher {
+                residency.weights = if settings.teacher.offloaded { Tier::Host } else { Tier::Device };
+                return residency;
             }
             let may_leave = residency.is_partitioned && flat.kind != FlatKind::Persistent;
             if may_leave && shard <= most_weights.saturating_sub(weights) {

@@ -176,18 +176,25 @@ impl<'a> Walk<'a> {
         let on_host = |flat: usize| program.residency[flat].gradients.is_offloaded();
         let reduced = |flat: usize| program.reduced_gradient(flat, 0).0;
         match &instruction.action {
-            Action::Forward(node) => {
-                let node = &self.graph.nodes[*node];
+            Action::Forward(at_node) => {
+                let node = &self.graph.nodes[*at_node];
                 let reads = self.inputs(node).chain(self.params(instruction, &node.params));
                 let reads = reads.chain(self.of_stream(node)).collect();
                 let outputs = self.values(&node.outputs);
                 let mut writes: Vec<BufferId> =
                     if node.op.is_loss() { vec![BufferId::Report] } else { outputs.collect() };
                 // A training step reports the load of its routers.
-                if matches!(node.op, Op::Route { .. }) && self.kind.is_micro_batch() {
+                if program.routers.iter().any(|router| router.node == *at_node) && self.kind.is_micro_batch()
+                {
                     writes.push(BufferId::Report);
                 }
                 Operands { reads, writes }
+            }
+            Action::CrossEntropy(node) => {
+                // The student's x and the labels, and its weight.
+                let node = &self.graph.nodes[*node];
+                let reads = self.values(&node.inputs[..2]).chain(self.params(instruction, &node.params[..1]));
+                Operands { reads: reads.collect(), writes: vec![BufferId::Report] }
             }
             Action::Recompute { node, from_sum } => {
                 let node = &self.graph.nodes[*node];
@@ -210,6 +217,11 @@ impl<'a> Walk<'a> {
                 let starts = BufferId::Starts(self.stream_of(x[0]));
                 let reads = self.values(x).chain([starts]).chain(self.params(instruction, params));
                 Operands { reads: reads.collect(), writes: vec![BufferId::Logits] }
+            }
+            Action::TopLogProbs { node, .. } => {
+                let (x, params) = (&self.graph.nodes[*node].inputs[..1], &self.graph.nodes[*node].params);
+                let reads = self.values(x).chain(self.params(instruction, params));
+                Operands { reads: reads.collect(), writes: vec![BufferId::TopIds, BufferId::TopLogProbs] }
             }
             Action::StoreKv(node) => {
                 let inputs = self.values(&self.graph.nodes[*node].inputs[1..]);

@@ -18,9 +18,11 @@ pub(in super::super) fn unpack(mut program: Program, graph: &Graph, backward: &B
         let mut out = Vec::with_capacity(section.instructions.len());
         for mut instruction in section.instructions.drain(..) {
             let params: &[ParamId] = match instruction.action {
-                Action::Forward(node) | Action::Recompute { node, .. } | Action::Logits { node, .. } => {
-                    &graph.nodes[node].params
-                }
+                Action::Forward(node)
+                | Action::Recompute { node, .. }
+                | Action::Logits { node, .. }
+                | Action::TopLogProbs { node, .. } => &graph.nodes[node].params,
+                Action::CrossEntropy(node) => &graph.nodes[node].params[..1],
                 Action::Backward(node) => &backward.nodes[node].params,
                 _ => &[],
             };

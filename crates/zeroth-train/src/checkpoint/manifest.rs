@@ -8,6 +8,7 @@ use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::ParameterTable;
 
+use super::distill_entry::DistillEntry;
 use super::lora_entry::LoraEntry;
 
 /// The format version that this version reads and writes. Adding fields keeps it; a change that an older version
@@ -66,6 +67,9 @@ pub struct Manifest {
     /// The adapters and their base, where LoRA is trained: the model's parameters are then those of the adapters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraEntry>,
+    /// The teacher, of which nothing is saved, and how the model is distilled from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distillation: Option<DistillEntry>,
     /// The resolved config of the run.
     pub config: Value,
     /// Every file except the manifest.
@@ -252,21 +256,16 @@ mod state_names {
 }
 
 /// Serialises an f64 as the shortest text that parses to the same bits; JSON numbers may be rounded by readers.
-pub(super) mod exact {
+pub(crate) mod exact {
     use serde::de::{Deserialize, Deserializer, Error as _};
     use serde::ser::Serializer;
 
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-    pub(in crate::checkpoint) fn serialize<S: Serializer>(
-        number: &f64,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(number)
     }
 
-    pub(in crate::checkpoint) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<f64, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(|_| D::Error::custom(format!("`{text}` is not a number")))
     }

@@ -11,6 +11,7 @@ mod checksums;
 mod commit;
 mod completeness;
 mod directory;
+mod distill_entry;
 mod enclosing;
 mod error;
 mod export;
@@ -29,6 +30,7 @@ pub use directory::{
     CheckpointEntry, CheckpointPath, NewestValid, Pruned, clean, list, newest_resumable, newest_valid, prune,
     resolve,
 };
+pub use distill_entry::{CacheEntry, DistillEntry};
 pub(crate) use enclosing::{enclosing_checkpoint, is_inside};
 pub use error::CheckpointError;
 pub use export::{Destination, export};
@@ -36,6 +38,7 @@ pub(crate) use export::{export_from, refuse_taken};
 pub(crate) use file_names::{StaleName, foreign_files};
 pub use file_names::{parse_step_folder, shard_name, step_folder};
 pub use lora_entry::{BaseEntry, LoraEntry, TargetsEntry};
+pub(crate) use manifest::exact;
 pub use manifest::{
     BatchEntry, BestEntry, ControlState, DataEntry, Evaluated, FORMAT_VERSION, FileEntry, Manifest,
     ModelEntry, ParameterEntry, ZEROTH_VERSION, now,

@@ -74,6 +74,8 @@ impl Phase {
             Action::ZeroLoss
             | Action::Forward(_)
             | Action::Logits { .. }
+            | Action::TopLogProbs { .. }
+            | Action::CrossEntropy(_)
             | Action::StoreKv(_)
             | Action::CachedAttention(_) => Self::Forward,
             Action::Backward(_) | Action::ZeroGrad(_) => Self::Backward,

@@ -75,7 +75,11 @@ fn number(value: f64) -> String {
 
 /// All metrics in one table, with the column names of metrics.jsonl. Evaluation rows fill only their own columns.
 #[derive(Debug)]
-pub(super) struct MetricsTable(Table);
+pub(super) struct MetricsTable {
+    table: Table,
+    /// Parts of the loss, which have the last columns.
+    parts: usize,
+}
 
 const STEP_COLUMNS: usize = 12;
 const EVALUATION_COLUMNS: usize = 3;
@@ -83,16 +87,22 @@ const HEAD: &str = "step,loss,grad_norm,lr,tokens,tokens_per_second,step_ms,loss
                     host_bytes_peak,samples_seen,eval_loss,eval_perplexity,eval_tokens";
 
 impl MetricsTable {
-    pub(super) fn open(path: PathBuf, last: Option<u64>) -> Result<Self, MetricsError> {
+    /// `parts` are the names of the loss's parts, where there are any.
+    pub(super) fn open(path: PathBuf, parts: &[&str], last: Option<u64>) -> Result<Self, MetricsError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error("create", folder))?;
         }
-        Ok(Self(Table::open(path, HEAD, "\n", last)?))
+        let head: String =
+            std::iter::once(HEAD.to_owned()).chain(parts.iter().map(|part| format!(",{part}"))).collect();
+        Ok(Self { table: Table::open(path, &head, "\n", last)?, parts: parts.len() })
     }
 
     /// Whether a file is such a table without rows.
     pub(super) fn is_empty_at(path: &Path) -> bool {
-        Self::is_at(path) && fs::metadata(path).is_ok_and(|found| found.len() == HEAD.len() as u64 + 1)
+        let mut text = String::new();
+        let read =
+            File::open(path).and_then(|file| file.take(2 * HEAD.len() as u64).read_to_string(&mut text));
+        read.is_ok() && text.starts_with(HEAD) && text.find('\n') == Some(text.len() - 1)
     }
 
     /// Whether a file begins as such a table.
@@ -118,7 +128,9 @@ impl MetricsTable {
             line.samples_seen.to_string(),
         ];
         cells.resize(STEP_COLUMNS + EVALUATION_COLUMNS, String::new());
-        self.0.row(&cells)
+        let parts = line.loss_parts.iter().flatten().take(self.parts);
+        cells.extend(parts.map(|(_, part)| number(*part)));
+        self.table.row(&cells)
     }
 
     pub(super) fn evaluation(&mut self, line: &EvalMetrics) -> Result<(), MetricsError> {
@@ -126,7 +138,8 @@ impl MetricsTable {
         cells.resize(STEP_COLUMNS - 1, String::new());
         cells.push(line.samples_seen.to_string());
         cells.extend([number(line.eval_loss), number(line.eval_perplexity), line.eval_tokens.to_string()]);
-        self.0.row(&cells)
+        cells.resize(STEP_COLUMNS + EVALUATION_COLUMNS + self.parts, String::new());
+        self.table.row(&cells)
     }
 }
 
@@ -180,7 +193,7 @@ mod tests {
     fn one_table_holds_steps_and_evaluations() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.csv");
-        let mut table = MetricsTable::open(path.clone(), None).unwrap();
+        let mut table = MetricsTable::open(path.clone(), &[], None).unwrap();
         table.step(&STEP).unwrap();
         table.step(&StepMetrics { step: 2, loss: f64::NAN, skipped: true, ..STEP }).unwrap();
         let found = EvalMetrics {
@@ -210,18 +223,18 @@ mod tests {
     fn resuming_removes_later_and_torn_rows() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.csv");
-        let mut table = MetricsTable::open(path.clone(), None).unwrap();
+        let mut table = MetricsTable::open(path.clone(), &[], None).unwrap();
         for step in 1..=3 {
             table.step(&StepMetrics { step, ..STEP }).unwrap();
         }
         let whole = fs::read_to_string(&path).unwrap();
         let two = whole.split_inclusive('\n').take(3).collect::<String>();
         fs::write(&path, format!("{whole}4,2.5,0.1")).unwrap();
-        drop(MetricsTable::open(path.clone(), Some(2)).unwrap());
+        drop(MetricsTable::open(path.clone(), &[], Some(2)).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), two);
         // A run into another folder starts a new file.
         let other = folder.path().join("other.csv");
-        drop(MetricsTable::open(other.clone(), Some(2)).unwrap());
+        drop(MetricsTable::open(other.clone(), &[], Some(2)).unwrap());
         assert_eq!(fs::read_to_string(other).unwrap(), format!("{HEAD}\n"));
     }
 
@@ -230,7 +243,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.csv");
         fs::write(&path, "when,what\n1,2\n").unwrap();
-        let message = MetricsTable::open(path.clone(), Some(2)).unwrap_err().to_string();
+        let message = MetricsTable::open(path.clone(), &[], Some(2)).unwrap_err().to_string();
         assert!(message.contains("metrics.csv: its first line is \"when,what\""), "{message}");
         assert_eq!(fs::read_to_string(path).unwrap(), "when,what\n1,2\n");
     }

@@ -20,6 +20,8 @@ pub struct ModelFlops {
     attention_width: u64,
     /// Number of blocks by attention window.
     blocks: Vec<(Option<u64>, u64)>,
+    /// The teacher of a distillation, which has a forward pass only.
+    teacher: Option<Box<Self>>,
 }
 
 impl ModelFlops {
@@ -50,7 +52,14 @@ impl ModelFlops {
                 None => blocks.push((*window, 1)),
             }
         }
-        Some(Self { trained, frozen, attention_width: model.attention_width(), blocks })
+        let attention_width = model.attention_width();
+        Some(Self { trained, frozen, attention_width, blocks, teacher: None })
+    }
+
+    /// The same with the forward pass of a teacher.
+    #[must_use]
+    pub fn with_teacher(self, teacher: Self) -> Self {
+        Self { teacher: Some(Box::new(teacher)), ..self }
     }
 
     /// Matmul weights that each token is multiplied with.
@@ -60,16 +69,33 @@ impl ModelFlops {
 
     /// FLOPs of forward and backward over sequences of these lengths.
     pub fn step(&self, lengths: impl IntoIterator<Item = u64>) -> f64 {
+        let teacher = self.teacher.as_deref();
         let (mut tokens, mut pairs) = (0, vec![0.0; self.blocks.len()]);
+        let mut pairs_of_teacher = vec![0.0; teacher.map_or(0, |teacher| teacher.blocks.len())];
         for length in lengths {
             tokens += length;
-            for (pairs, (window, _)) in pairs.iter_mut().zip(&self.blocks) {
-                *pairs += pairs_of(length, *window);
+            self.add_pairs(length, &mut pairs);
+            if let Some(teacher) = teacher {
+                teacher.add_pairs(length, &mut pairs_of_teacher);
             }
         }
-        let pairs: f64 =
-            pairs.iter().zip(&self.blocks).map(|(pairs, (_, count))| pairs * *count as f64).sum();
-        self.of_counts(tokens, pairs)
+        let of_teacher = teacher.map_or(0.0, |teacher| {
+            let pairs = teacher.all_pairs(&pairs_of_teacher);
+            2.0 * teacher.weights() as f64 * tokens as f64 + 4.0 * teacher.attention_width as f64 * pairs
+        });
+        self.of_counts(tokens, self.all_pairs(&pairs)) + of_teacher
+    }
+
+    /// Adds the pairs of a sequence by attention window.
+    fn add_pairs(&self, length: u64, pairs: &mut [f64]) {
+        for (pairs, (window, _)) in pairs.iter_mut().zip(&self.blocks) {
+            *pairs += pairs_of(length, *window);
+        }
+    }
+
+    /// Pairs of all blocks, of those by attention window.
+    fn all_pairs(&self, pairs: &[f64]) -> f64 {
+        pairs.iter().zip(&self.blocks).map(|(pairs, (_, count))| pairs * *count as f64).sum()
     }
 
     /// FLOPs from the token count and the sum of squared lengths, for models without a window shorter than a
@@ -204,6 +230,14 @@ mod tests {
         let expected = 6.0 * 595_984_384.0 * 3_000.0 + 12.0 * 28.0 * 2_048.0 * 5_000_000.0 / 2.0;
         assert_eq!(work.step([1_000, 2_000]), expected);
         assert_eq!(work.of_sums(3_000, 5_000_000), expected);
+    }
+
+    #[test]
+    fn a_teacher_has_a_forward_pass_only() {
+        let both = work(QWEN3).with_teacher(work(QWEN3));
+        let forward = work(QWEN3).step([1_000, 2_000]) / 3.0;
+        let sum = both.step([1_000, 2_000]);
+        assert!((sum - 4.0 * forward).abs() < 1e-9 * sum, "{sum}");
     }
 
     #[test]

@@ -106,6 +106,8 @@ pub struct ReportPlan {
     deepspeed_csv: Option<PathBuf>,
     /// Whether loss scaling is on.
     is_scaled: bool,
+    /// Names of the loss's parts, which get columns and plots of their own.
+    loss_parts: Vec<&'static str>,
 }
 
 impl ReportPlan {
@@ -127,7 +129,14 @@ impl ReportPlan {
             ),
             deepspeed_csv: monitor(csv_monitor.enabled, &csv_monitor.output_path, &csv_monitor.job_name),
             is_scaled: fp16.enabled,
+            loss_parts: Vec::new(),
         }
+    }
+
+    /// Reports the parts of the loss, too.
+    #[must_use]
+    pub fn with_loss_parts(self, loss_parts: Vec<&'static str>) -> Self {
+        Self { loss_parts, ..self }
     }
 
     /// Puts the files of `--report-to` into a folder (`--logging-dir`): event files directly, as Hugging Face does.
@@ -221,6 +230,8 @@ pub struct ResumePosition {
 pub struct Reporters {
     metrics: MetricsFile,
     is_scaled: bool,
+    /// Parts of the loss that are reported.
+    loss_parts: usize,
     tensorboard: Option<EventFile>,
     csv: Option<MetricsTable>,
     deepspeed_tensorboard: Option<EventFile>,
@@ -249,12 +260,17 @@ impl Reporters {
                 None => MetricsFile::create(&metrics)?,
             },
             is_scaled: plan.is_scaled,
+            loss_parts: plan.loss_parts.len(),
             tensorboard: plan
                 .tensorboard
                 .as_ref()
                 .map(|folder| EventFile::create(folder, next(step)))
                 .transpose()?,
-            csv: plan.csv.as_ref().map(|path| MetricsTable::open(path.clone(), step)).transpose()?,
+            csv: plan
+                .csv
+                .as_ref()
+                .map(|path| MetricsTable::open(path.clone(), &plan.loss_parts, step))
+                .transpose()?,
             deepspeed_tensorboard: plan
                 .deepspeed_tensorboard
                 .as_ref()
@@ -281,7 +297,12 @@ impl Reporters {
                 ("train/tokens_per_second", line.tokens_per_second()),
                 ("train/loss_scale", line.loss_scale),
             ];
-            file.scalars(line.step, &scalars[..values])?;
+            let parts = line.loss_parts.iter().flatten().take(self.loss_parts);
+            let parts: Vec<(String, f64)> =
+                parts.map(|(name, part)| (format!("train/{name}"), *part)).collect();
+            let parts = parts.iter().map(|(name, part)| (name.as_str(), *part));
+            let scalars: Vec<(&str, f64)> = scalars[..values].iter().copied().chain(parts).collect();
+            file.scalars(line.step, &scalars)?;
         }
         if let Some(table) = &mut self.csv {
             table.step(line)?;

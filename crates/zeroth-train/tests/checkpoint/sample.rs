@@ -149,6 +149,7 @@ impl Model {
             weights_only: false,
             best: (step > 0).then(|| best(step)),
             lora: None,
+            distillation: None,
             config: json!({"train_batch_size": 12, "optimizer": {"params": {"lr": 1e-5}}}),
             files: Vec::new(),
         }

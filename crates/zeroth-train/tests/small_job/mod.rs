@@ -66,6 +66,7 @@ pub(crate) fn job(folder: &Path) -> Job {
             best: None,
         }),
         lora: None,
+        distillation: None,
     };
     job.size_rows();
     job

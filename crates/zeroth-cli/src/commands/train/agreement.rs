@@ -6,6 +6,8 @@ use anyhow::Context;
 use serde_json::{Map, Value, json};
 use zeroth::comm::local::LocalComm;
 use zeroth::comm::{Comm, OpName};
+use zeroth::train::Distillation;
+use zeroth::train::checkpoint::DistillEntry;
 
 use super::resolve_job::ResolvedJob;
 use super::strategies::interval_json;
@@ -46,6 +48,10 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "--split-dataset-ratio": arguments.evaluation.split_ratio(),
         "the best model and early stopping": job.best_policy(),
         "adapters (--lora-rank, --lora-alpha, --target-modules)": job.lora.as_ref().map(|lora| format!("{lora:?}")),
+        "distillation (--teacher, --kd-alpha, --kd-temperature, --kd-beta, --kd-squared, --kd-cache, --kd-tail)":
+            job.distillation.as_ref().map(|distillation| json!(DistillEntry::of(distillation))),
+        "placement of the teacher (--teacher-deepspeed)": format!("{:?}", job.settings.teacher),
+        "config.json of the teacher": job.distillation.as_ref().and_then(Distillation::model).map(|model| format!("{:?}", model.config)),
         "steps of the run (--max-steps, --num-train-epochs)": job.steps,
         "config": resolved_job.resolved.to_json(),
         "config.json of the model": resolved_job.inputs.model,

@@ -88,6 +88,8 @@ impl Reading {
 /// The data of a run, and its token caches.
 pub(super) struct Data {
     pub(super) samples: Samples,
+    /// Those of the token cache, before any are held out.
+    pub(super) all_samples: Samples,
     pub(super) path: PathBuf,
     pub(super) evaluation: Option<Samples>,
     pub(super) evaluation_path: Option<PathBuf>,
@@ -100,11 +102,12 @@ pub(super) fn open(
     reading: &Reading,
     seed: u64,
 ) -> anyhow::Result<Data> {
-    let samples = Samples::open(&handoff.samples)?;
-    let (samples, held_out) = hold_out(samples, arguments, reading, seed)?;
+    let all_samples = Samples::open(&handoff.samples)?;
+    let (samples, held_out) = hold_out(all_samples.clone(), arguments, reading, seed)?;
     let evaluation = handoff.evaluation.as_deref().map(Samples::open).transpose()?;
     Ok(Data {
         samples,
+        all_samples,
         path: handoff.samples.clone(),
         evaluation: evaluation.or(held_out),
         evaluation_path: handoff.evaluation.clone(),
@@ -152,6 +155,7 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading, seed: u64) -> an
     let packing = arguments.packing && arguments.evaluation.split_ratio().is_none();
     let files = data_inputs::files(&arguments.data)?;
     let train = make(&files, arguments.max_train_samples, packing)?;
+    let all_samples = train.samples.clone();
     let (samples, held_out) = hold_out(train.samples, arguments, reading, seed)?;
     for part in held_out.iter().chain([&samples]) {
         check_trained(part, &files, &encoder, &reading.options(arguments.max_train_samples, packing))?;
@@ -163,7 +167,7 @@ pub(super) fn prepare(arguments: &TrainArgs, reading: &Reading, seed: u64) -> an
         _ => None,
     };
     let (evaluation, evaluation_path) = evaluation.map(|found| (found.samples, found.path)).unzip();
-    Ok(Data { samples, path: train.path, evaluation: evaluation.or(held_out), evaluation_path })
+    Ok(Data { samples, all_samples, path: train.path, evaluation: evaluation.or(held_out), evaluation_path })
 }
 
 /// The token cache: the user's, or a temporary one beside the output.
@@ -192,7 +196,7 @@ fn print_summary(prepared: &Prepared) {
 }
 
 /// The folder, or its nearest existing ancestor.
-pub(super) fn nearest_existing(folder: &Path) -> Option<&Path> {
+pub(in super::super) fn nearest_existing(folder: &Path) -> Option<&Path> {
     // A relative path ends with an empty ancestor: the working directory.
     folder
         .ancestors()

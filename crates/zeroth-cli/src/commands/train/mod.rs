@@ -19,6 +19,7 @@ mod resume;
 mod startup_summary;
 mod strategies;
 mod summary;
+mod teacher;
 
 use zeroth::base::{counted, publish};
 use zeroth::comm::local::JOB_FD;
@@ -28,13 +29,14 @@ use zeroth::program::Compiled;
 use zeroth::train::checkpoint::step_folder;
 use zeroth::train::checkpoint::{Checkpoint, parse_step_folder};
 use zeroth::train::{
-    ExistingRun, InitialWeights, Interval, RunFolder, RunInput, check_export, completed_run, exported_step,
-    summarize_steps,
+    Distillation, ExistingRun, InitialWeights, Interval, RunFolder, RunInput, check_export, completed_run,
+    exported_step, summarize_steps,
 };
 
-pub(super) use self::data::Reading;
+pub(super) use self::data::{Reading, nearest_existing};
 use self::handoff::LauncherHandoff;
 use self::resolve_job::ResolvedJob;
+pub(super) use self::teacher::{Student, open as open_teacher, placement as teacher_placement};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -107,6 +109,8 @@ fn prepare_run(
         )?;
         resolved_job.notes.extend(weights.notes());
     }
+    let notes = teacher::check_weights(&resolved_job)?;
+    resolved_job.notes.extend(notes);
     let resumes = resumes_here(arguments, resolved_job.checkpoint.as_ref());
     reporter::report_plan(arguments, &resolved_job)?.check_table(resumes)?;
     match finished(arguments, &resolved_job) {
@@ -271,13 +275,21 @@ fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Res
     inputs.extend(checkpoint.map(|folder| RunInput::new("--resume", folder)));
     let adapter = resolved_job.job.lora.as_ref().and_then(|lora| lora.adapter.as_ref());
     inputs.extend(adapter.map(|folder| RunInput::new("--adapter", folder)));
+    let distillation = resolved_job.job.distillation.as_ref();
+    let teacher = distillation.and_then(Distillation::model).map(|teacher| &teacher.folder);
+    inputs.extend(teacher.map(|folder| RunInput::new("--teacher", folder)));
+    inputs.extend(arguments.kd.teacher.iter().map(|folder| RunInput::new("--teacher", folder)));
+    inputs.extend(arguments.kd.kd_cache.iter().map(|folder| RunInput::new("--kd-cache", folder)));
     inputs.extend(arguments.trainer.config.iter().map(|path| RunInput::new("--config", path)));
     // Presets are not paths; neither is JSON text, which does not exist as a file.
-    inputs.extend(
-        Preset::find(&arguments.deepspeed)
-            .is_err()
-            .then(|| RunInput::new("--deepspeed", &arguments.deepspeed)),
-    );
+    let configs = [
+        ("--deepspeed", Some(&arguments.deepspeed)),
+        ("--teacher-deepspeed", arguments.kd.teacher_deepspeed.as_ref()),
+    ];
+    for (flag, config) in configs {
+        let file = config.filter(|name| Preset::find(name).is_err());
+        inputs.extend(file.map(|name| RunInput::new(flag, name)));
+    }
     Ok(RunFolder::open(&arguments.output, existing, &inputs)?)
 }
 

@@ -14,7 +14,9 @@ use zeroth::train::progress::{Progress, bar, line};
 use zeroth::train::report::ResumePosition;
 use zeroth::train::report::flops::{ComputeRate, ModelFlops, Peak};
 use zeroth::train::report::timing::StepTiming;
-use zeroth::train::{Interval, Job, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent};
+use zeroth::train::{
+    Distillation, Interval, Job, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent,
+};
 
 use super::resolve_job::{ResolvedJob, report_to};
 use super::resume::is_inside;
@@ -74,7 +76,7 @@ impl<'a> ProgressReporter<'a> {
             compiled,
             reporters: Reporters::open(&plan, folder, after)?,
             timing: StepTiming::from_config(&resolved_job.resolved),
-            model_flops: ModelFlops::of(&resolved_job.job.model, &resolved_job.job.table),
+            model_flops: flops(&resolved_job.job),
             peak: peak(resolved_job, compiled.target),
             total_steps: resolved_job.job.steps,
             logging: resolved_job.strategies.logging,
@@ -159,6 +161,7 @@ impl<'a> ProgressReporter<'a> {
             step: step.step,
             total_steps: self.total_steps,
             loss: step.loss,
+            distilled: distilled(step),
             grad_norm: step.grad_norm,
             lr: step.lr,
             tokens_per_second: tokens as f64 / time.as_secs_f64(),
@@ -195,6 +198,9 @@ impl<'a> ProgressReporter<'a> {
 /// The reports of a run, and where they go.
 pub(super) fn report_plan(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<ReportPlan> {
     let mut plan = ReportPlan::new(&resolved_job.resolved, &report_to(arguments)?, &arguments.output);
+    if resolved_job.job.distillation.is_some() {
+        plan = plan.with_loss_parts(vec!["ce_loss", "kd_loss"]);
+    }
     if let Some(folder) = &arguments.trainer.logging_dir {
         plan = plan.in_folder(folder);
     }
@@ -202,6 +208,24 @@ pub(super) fn report_plan(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> 
         Some(name) => plan.named(name),
         None => plan,
     })
+}
+
+/// The FLOPs of a job's steps, those of the teacher's forward included.
+fn flops(job: &Job) -> Option<ModelFlops> {
+    let student = ModelFlops::of(&job.model, &job.table)?;
+    match job.distillation.as_ref().and_then(Distillation::model) {
+        Some(teacher) => Some(student.with_teacher(ModelFlops::of(&teacher.config, &teacher.table)?)),
+        None => Some(student),
+    }
+}
+
+/// Cross-entropy and divergence of a step that is distilled.
+fn distilled(step: &StepMetrics) -> Option<[f64; 2]> {
+    let part = |name: &str| {
+        let mut parts = step.loss_parts.iter().flatten();
+        parts.find(|(known, _)| *known == name).map(|(_, part)| *part)
+    };
+    Some([part("ce_loss")?, part("kd_loss")?])
 }
 
 /// Peak FLOP/s of all GPUs in use, from datasheets; on a CPU, as measured by `zeroth bench`, if it was run.

@@ -26,6 +26,7 @@ use super::super::config_file;
 use super::data::{self, Reading};
 use super::handoff::{Inputs, LauncherHandoff};
 use super::strategies::{self, Strategies};
+use super::teacher::{self, Student};
 use super::{launch, lora, resume};
 use crate::cli::TrainArgs;
 use crate::value_args::{DeviceArg, TrainTypeArg};
@@ -149,8 +150,10 @@ pub(super) fn resolve_job(
     );
     anyhow::ensure!(arguments.do_train, "--do-train false leaves nothing to do: leave it out");
     report_to(arguments)?;
+    let kd_notes = arguments.kd.check()?;
     let mut notes: Vec<String> = arguments.without_effect.notes().collect();
     notes.extend(idle_flags(arguments));
+    notes.extend(kd_notes);
     if !is_lora {
         notes.extend(arguments.lora.notes_of_full()?);
     }
@@ -191,6 +194,9 @@ pub(super) fn resolve_job(
         ranks,
     };
     let reading = Reading::new(&arguments.reading, &model, &folder)?;
+    let max_length = reading.max_length();
+    let student = Student { name: &arguments.model, folder: &folder, config: &model, max_length };
+    let distillation = teacher::resolve(arguments, &student, &mut notes)?;
     let (mut seed, mut shuffle) = (arguments.seed, arguments.shuffle);
     let mut data_seed = arguments.trainer.data_seed.unwrap_or(seed);
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
@@ -199,7 +205,11 @@ pub(super) fn resolve_job(
     // What is held out depends on the seed of the run's first start.
     let data = match &handoff {
         Some(handoff) => data::open(handoff, arguments, &reading, data_seed)?,
-        None => data::prepare(arguments, &reading, data_seed)?,
+        None => {
+            let data = data::prepare(arguments, &reading, data_seed)?;
+            teacher::check_data(distillation.as_ref(), &data.all_samples)?;
+            data
+        }
     };
     release_freed_memory();
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
@@ -240,6 +250,10 @@ pub(super) fn resolve_job(
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
         resume::note_changes(manifest, &resolved, ranks, &mut notes);
     }
+    let mut settings = Settings::from_config(&resolved);
+    if let Some(given) = arguments.kd.teacher_deepspeed.as_ref().filter(|_| arguments.kd.distils()) {
+        settings.teacher = teacher::placement(given, &mut notes)?;
+    }
     let mut job = Job {
         folder,
         files: inputs.files.clone(),
@@ -249,7 +263,7 @@ pub(super) fn resolve_job(
         shape,
         steps,
         row_sizes: Vec::new(),
-        settings: Settings::from_config(&resolved),
+        settings,
         recipe: from_config::recipe(&resolved, arguments.max_skipped_steps),
         schedule: from_config::schedule(&resolved, steps)?,
         decays_all: from_config::decays_all(&resolved),
@@ -258,6 +272,7 @@ pub(super) fn resolve_job(
         samples,
         evaluation,
         lora,
+        distillation,
     };
     if let Some(checkpoint) = &checkpoint {
         resume::refuse_weights_only(checkpoint, &job)?;

@@ -8,10 +8,10 @@ use zeroth::config::resolve::{Origin, Resolved};
 use zeroth::data::{Samples, omitted_range};
 use zeroth::kernel::Tier;
 use zeroth::program::Compiled;
-use zeroth::train::{MicroBatch, base_table};
+use zeroth::train::{Distillation, MicroBatch, base_table};
 
-use super::lora;
 use super::resolve_job::ResolvedJob;
+use super::{lora, teacher};
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 use crate::value_args::DeviceArg;
@@ -28,6 +28,9 @@ pub(super) fn model(resolved_job: &ResolvedJob) {
     ));
     if let Some(lora) = lora::summary(resolved_job) {
         output::note(&lora);
+    }
+    if let Some(teacher) = teacher::summary(resolved_job) {
+        output::note(&teacher);
     }
     output::note(&format!(
         "data: {}, {}, {} trained; the longest has {}",
@@ -148,6 +151,14 @@ pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Valu
     if resolved_job.job.lora.is_some() {
         plan["parameters"] = resolved_job.job.table.total().into();
         plan["trained_parameters"] = resolved_job.job.table.trained().into();
+    }
+    if let Some(teacher) = resolved_job.job.distillation.as_ref().and_then(Distillation::model) {
+        let bytes = |tier| compiled.teacher_bytes(tier);
+        plan["teacher"] = json!({
+            "parameters": teacher.table.total(),
+            "device_bytes": bytes(Tier::Device),
+            "host_bytes": bytes(Tier::Host),
+        });
     }
     if let Some(name) = &resolved_job.run_name {
         plan["run_name"] = name.as_str().into();

@@ -1,0 +1,125 @@
+//! manifest.json of a cache of a teacher's distributions: what it was made of, and how much is done.
+
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::BaseEntry;
+use crate::checkpoint::exact;
+
+/// The format version that this version reads and writes.
+pub(super) const FORMAT_VERSION: u64 = 1;
+/// Marks the folder as a cache.
+pub(super) const KIND: &str = "zeroth teacher cache";
+
+/// What a cache was made of, and how much of it is done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CacheManifest {
+    /// What the folder is.
+    pub kind: String,
+    /// The format of its files.
+    pub format_version: u64,
+    /// The data.
+    pub data: CachedData,
+    /// The teacher.
+    pub teacher: BaseEntry,
+    /// Whether the teacher's linear layers were in nf4.
+    pub quantized: bool,
+    /// The dtype that the teacher was computed in.
+    pub dtype: String,
+    /// Its vocabulary.
+    pub vocab: u64,
+    /// Ids of a token, the most probable ones.
+    pub k: u64,
+    /// The temperature of the softmax.
+    #[serde(with = "exact")]
+    pub temperature: f64,
+    /// Tokens whose records are written and synced: whole samples in the order of the token cache.
+    pub tokens_done: u64,
+}
+
+/// The data of a cache.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedData {
+    /// A hash of all tokens and labels.
+    pub hash: String,
+    /// Samples.
+    pub samples: u64,
+    /// Tokens of all samples.
+    pub tokens: u64,
+}
+
+impl CacheManifest {
+    /// Bytes of a token's record: k ids and k log-probabilities of 4 bytes each.
+    pub const fn record_bytes(&self) -> u64 {
+        self.k * 8
+    }
+
+    /// Whether all tokens are done.
+    pub const fn is_complete(&self) -> bool {
+        self.tokens_done == self.data.tokens
+    }
+
+    /// Whether it can be of a cache: sizes are computed from its numbers.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.kind != KIND {
+            return Err(format!("it is of `{}`", self.kind));
+        }
+        if self.format_version != FORMAT_VERSION {
+            let found = self.format_version;
+            return Err(format!("its format version is {found}, this version reads {FORMAT_VERSION}"));
+        }
+        if !(1..=self.vocab).contains(&self.k) || self.vocab > i32::MAX as u64 {
+            return Err(format!("k is {}, the vocabulary {}", self.k, self.vocab));
+        }
+        if !(self.temperature.is_finite() && self.temperature > 0.0) {
+            return Err(format!("its temperature is {}", self.temperature));
+        }
+        let bytes =
+            self.data.tokens.checked_mul(self.record_bytes()).filter(|bytes| *bytes <= i64::MAX as u64);
+        if bytes.is_none() || self.tokens_done > self.data.tokens || self.data.samples > self.data.tokens {
+            let CachedData { samples, tokens, .. } = self.data;
+            return Err(format!("it has {} of {tokens} tokens in {samples} samples", self.tokens_done));
+        }
+        Ok(())
+    }
+
+    /// What a cache with the settings of `now` would have otherwise: one phrase each, with what was asked first. A teacher that
+    /// is not known by its whole weights yet is compared by the first of each tensor.
+    pub fn differences(&self, now: &Self) -> Vec<String> {
+        let mut differences = Vec::new();
+        let mut compare = |what: &str, now: String, saved: String| {
+            if now != saved {
+                differences.push(format!("{what} is {now}, that of the cache {saved}"));
+            }
+        };
+        compare("--top-k", now.k.to_string(), self.k.to_string());
+        compare("--kd-temperature", now.temperature.to_string(), self.temperature.to_string());
+        let nf4 = |quantized: bool| if quantized { "nf4" } else { "none" }.to_owned();
+        compare("--teacher-quantize", nf4(now.quantized), nf4(self.quantized));
+        compare("the precision", now.dtype.clone(), self.dtype.clone());
+        differences.extend(self.data_difference(&now.data));
+        differences.extend(self.teacher_difference(&now.teacher));
+        differences
+    }
+
+    /// How other data differs from that of the cache.
+    pub fn data_difference(&self, now: &CachedData) -> Option<String> {
+        if self.data == *now {
+            return None;
+        }
+        let words = |data: &CachedData| format!("{} samples of {} tokens", data.samples, data.tokens);
+        let (now, saved) = (words(now), words(&self.data));
+        let how = if now == saved { " with other tokens or labels" } else { "" };
+        Some(format!("the data is {now}, that of the cache {saved}{how}"))
+    }
+
+    /// How another teacher differs from that of the cache, by the first weights of each tensor.
+    pub fn teacher_difference(&self, now: &BaseEntry) -> Option<String> {
+        let saved = &self.teacher;
+        (saved.sample != now.sample || saved.total != now.total).then(|| {
+            format!(
+                "--teacher {} has other weights ({}) than {} of the cache ({})",
+                now.name, now.sample, saved.name, saved.sample
+            )
+        })
+    }
+}
