@@ -9,7 +9,7 @@ use zeroth::config::schema;
 use crate::common::{model, root, zeroth};
 
 /// Every command with flags of its own, and its heading in docs/cli.md.
-const COMMANDS: [(&[&str], &str); 15] = [
+const COMMANDS: [(&[&str], &str); 16] = [
     (&["train"], "## zeroth train"),
     (&["data", "preview"], "## zeroth data preview"),
     (&["generate"], "## zeroth generate"),
@@ -25,6 +25,7 @@ const COMMANDS: [(&[&str], &str); 15] = [
     (&["checkpoint", "export"], "## zeroth checkpoint"),
     (&["init"], "## zeroth init"),
     (&["bench"], "## zeroth bench"),
+    (&["monitor"], "## zeroth monitor"),
 ];
 
 /// Heading of the flags that docs/cli.md describes once, for `train`.

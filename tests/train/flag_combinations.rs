@@ -105,6 +105,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--init_lora_weights", &["gaussian --train_type lora --random_weights"]),
     ("--use_dora", &["false"]),
     ("--do_train", &["", "true"]),
+    ("--monitor", &["", "false"]),
     ("--dataloader_num_workers", &["0", "64"]),
     ("--group_by_length", &["", "true"]),
     ("--push_to_hub", &["false"]),

@@ -7,7 +7,7 @@ use clap::{Command, CommandFactory};
 use crate::cli::Cli;
 use crate::parse_errors::{ParseFailure, parse};
 
-const PAGES: [&str; 11] = [
+const PAGES: [&str; 12] = [
     "README.md",
     "ARCHITECTURE.md",
     "docs/checkpoints.md",
@@ -16,6 +16,7 @@ const PAGES: [&str; 11] = [
     "docs/data.md",
     "docs/faq.md",
     "docs/faults.md",
+    "docs/monitor.md",
     "docs/performance.md",
     "docs/program.md",
     "docs/training.md",

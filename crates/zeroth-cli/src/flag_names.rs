@@ -13,7 +13,6 @@ const NOT_YET: &[&str] = &[
     "kd-temperature",
     "max-source-length",
     "max-target-length",
-    "monitor",
     "ranks-per-host",
     "source-lang",
     "source-prefix",

@@ -11,6 +11,7 @@ mod flag_names;
 mod flags_without_effect;
 mod generate_flags;
 mod lora_args;
+mod monitor_args;
 mod normalize_args;
 mod optimizer_names;
 mod output;

@@ -11,6 +11,7 @@ mod best;
 pub mod checkpoint;
 mod control;
 mod evaluate;
+mod events;
 mod export;
 mod export_best;
 mod export_error;
@@ -47,6 +48,7 @@ mod schedule;
 mod split;
 mod staged_files;
 mod stale_files;
+mod status;
 mod step_batches;
 mod threads;
 mod train;
@@ -56,6 +58,7 @@ mod unstarted_run;
 pub use batch::{Batches, MicroBatch};
 pub use best::{BestMetric, BestPolicy};
 pub use control::ControlRequest;
+pub use events::{EventLog, RunEvent};
 pub use export_error::ExportError;
 pub use export_record::{RunEnd, check_export, completed_run, exported_step};
 pub use generate::{
@@ -89,6 +92,7 @@ pub use schedule::{
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, WarmupStableDecay, warmup_steps,
 };
 pub use split::{SplitError, share_of, split_dataset};
+pub use status::{RunFacts, RunState, StatusWriter, WriteGate};
 pub use threads::{ThreadsError, start_threads};
 pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
 pub use train_error::TrainError;
