@@ -111,7 +111,7 @@ def look(server, folder, first):
         assert page.locator("#memory .track").count() >= 2
         assert page.locator("#ranks tbody tr").count() == 2
         assert page.locator("#config tbody tr").count() > 20
-        step = lambda: int(page.locator("#tiles .tile b").nth(1).inner_text().split("/")[0].replace(",", ""))
+        step = lambda: int(page.locator("#tiles .tile b").nth(1).inner_text().replace(",", ""))
         delays = []
         for _ in range(5):
             shown = step()

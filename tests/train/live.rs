@@ -94,7 +94,9 @@ fn a_timeline_is_written_on_request_and_a_stopped_and_a_killed_rank_are_shown() 
         let names = names.filter_map(|entry| entry.file_name().into_string().ok());
         names.filter(|name| name.starts_with("step-") && name.ends_with(".trace.json")).collect()
     };
-    long.running.wait_until(Duration::from_mins(1), "there is a timeline", || !timelines().is_empty());
+    long.running.wait_until(Duration::from_mins(1), "there is a timeline", || {
+        events(&output).iter().any(|(name, _)| name == "trace")
+    });
     assert!(!output.join("trace-now").exists());
     let trace = json(&output.join("logs").join(&timelines()[0]));
     let spans = |rank: u64| {

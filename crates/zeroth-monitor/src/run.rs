@@ -243,7 +243,7 @@ fn detail(raw: &Value) -> String {
     let one = |(name, value): (&String, &Value)| match value {
         Value::String(_) => format!("{name} {}", text(value).unwrap_or_default()),
         Value::Number(number) => {
-            let short = number.as_f64().filter(|_| number.is_f64()).map(|number| format!("{number:.4}"));
+            let short = number.as_f64().filter(|_| number.is_f64()).map(crate::figures::number);
             format!("{name} {}", short.unwrap_or_else(|| number.to_string()))
         }
         other => format!("{name} {other}"),
@@ -441,8 +441,9 @@ impl Run {
     }
 }
 
+/// origin.json is the first file of a run that is being prepared.
 fn is_run(folder: &Path) -> bool {
-    ["metrics.jsonl", "status.json"].iter().any(|name| folder.join(name).is_file())
+    ["metrics.jsonl", "status.json", "origin.json"].iter().any(|name| folder.join(name).is_file())
 }
 
 fn number(name: &str, first: &str, last: &str) -> Option<u64> {

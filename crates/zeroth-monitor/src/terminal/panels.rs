@@ -3,7 +3,7 @@
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Paragraph};
+use ratatui::widgets::{Block, Paragraph, Wrap};
 
 use super::theme::Theme;
 use crate::figures::{ago, bytes, duration, of_curve};
@@ -159,7 +159,9 @@ pub(super) fn memory(frame: &mut Frame<'_>, area: Rect, run: &Run, theme: Theme)
     if overhead > 0 {
         lines.push(Line::styled(format!("overhead {}", bytes(overhead)), theme.dim()));
     }
-    panel(frame, area, " memory per rank, of plan ".to_owned(), lines, 0, theme);
+    let title = Line::styled(" memory per rank, of plan ", theme.title());
+    let block = Block::bordered().border_style(theme.dim()).title(title);
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }).block(block), area);
 }
 
 fn short(category: &str) -> &str {

@@ -124,7 +124,7 @@ class Chart {
     const pad = high > low ? (high - low) * 0.06 : Math.abs(high) * 0.1 || 1;
     const floor = low >= 0 && low - pad < 0 ? 0 : low - pad;
     const ceiling = high + pad;
-    const yTicks = ticks(floor, ceiling, Math.max(2, Math.floor(height / 55)));
+    const yTicks = ticks(floor, ceiling, Math.max(3, Math.floor(height / 45)));
     const labels = yTicks.map(format);
     const edge = Math.ceil(Math.max(...labels.map((label) => pen.measureText(label).width))) + 10;
     const box = { x: edge, y: 6, w: width - edge - 8, h: height - 28 };
@@ -140,7 +140,7 @@ class Chart {
       pen.fillText(labels[at], box.x - 6, y(tick));
     });
     pen.textBaseline = "alphabetic";
-    const xTicks = ticks(left, right, Math.max(1, Math.floor(box.w / 90))).filter((tick) => Number.isInteger(tick));
+    const xTicks = ticks(left, right, Math.max(2, Math.floor(box.w / 70))).filter((tick) => Number.isInteger(tick));
     for (const tick of xTicks) {
       const label = tick.toLocaleString("en"), half = pen.measureText(label).width / 2;
       pen.textAlign = "center";

@@ -65,8 +65,8 @@
 
   function showTiles(run) {
     const tiles = [tile("State", run.state, "state-" + tone(run.state))];
-    const total = run.steps ? " / " + run.steps.toLocaleString("en") : "";
-    tiles.push(tile("Step", run.step.toLocaleString("en") + total, "", run.steps ? run.step / run.steps : undefined));
+    const total = run.steps ? "Step of " + run.steps.toLocaleString("en") : "Step";
+    tiles.push(tile(total, run.step.toLocaleString("en"), "", run.steps ? run.step / run.steps : undefined));
     for (const [name, label] of [["loss", "Loss"], ["eval_loss", "Eval loss"], ["lr", "Learning rate"], ["grad_norm", "Gradient norm"], ["tokens_per_second", "Tokens/s"], ["mfu", "MFU"]]) {
       const value = last(run, name);
       if (value !== null) tiles.push(tile(label, formatOf(name)(value)));
@@ -89,7 +89,7 @@
       if (runs.length > 1) {
         runs.forEach((one, at) => {
           curves.push({ label: one.name, name, number: at, points: points(one, name) });
-          if (name === "loss" && at === selected) curves.push({ label: "eval", name, number: at, points: points(one, "eval_loss"), dashed: true });
+          if (name === "loss" && at === selected) curves.push({ label: one.name + " eval", name, number: at, points: points(one, "eval_loss"), dashed: true });
         });
       } else {
         curves.push({ label: name === "loss" ? "train" : "", name, number: 0, points: points(run, name) });

@@ -52,7 +52,12 @@ pub(super) fn text(runs: &[Run]) -> String {
     family(&mut text, "zeroth_unreadable_lines", "Lines of the run's files that could not be read.", garbage);
     let states = runs.iter().flat_map(|run| {
         let state = run.state();
-        STATES.map(|name| (format!("{},state=\"{name}\"", labels(run)), f64::from(u8::from(state == name))))
+        STATES.map(|name| {
+            (
+                format!("{},state=\"{name}\"", labels(run)),
+                f64::from(u8::from(state.split(' ').next() == Some(name))),
+            )
+        })
     });
     family(&mut text, "zeroth_state", "1 for the state of the run.", states);
     let of_ranks = |value: fn(&crate::status::Rank) -> Option<f64>| {
