@@ -78,6 +78,11 @@ def picture(ansi, path):
                 rules.append("font-weight:700")
             spans.append(f'<span style="{";".join(rules)}">{cells(part)}</span>')
             continue
+        palette = re.fullmatch(r"38;5;(\d+)", found.group(1))
+        if palette:
+            number = int(palette.group(1))
+            style["fg"] = COLOURS.get(30 + number if number < 8 else 82 + number, "#e7eaf0")
+            continue
         for code in [int(code or 0) for code in found.group(1).split(";")]:
             if code == 0:
                 style = {}
@@ -117,7 +122,7 @@ def main():
     tmux("send-keys", "-t", SESSION, "q")
     restored()
     start(80, 24, "NO_COLOR=1")
-    coloured = [code for code in re.findall(r"\x1b\[([0-9;]*)m", capture("-e")) if any(3 <= int(part or 0) // 10 <= 4 and part != "39" for part in code.split(";"))]
+    coloured = [code for code in re.findall(r"\x1b\[([0-9;]*)m", capture("-e")) if any(3 <= int(part or 0) // 10 <= 4 and part not in ("39", "49") for part in code.split(";"))]
     assert not coloured, coloured
     (CAPTURES / "no-colour.txt").write_text(capture())
     shell = tmux("display-message", "-p", "-t", SESSION, "#{pane_pid}").strip()

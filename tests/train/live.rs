@@ -110,6 +110,9 @@ fn a_timeline_is_written_on_request_and_a_stopped_and_a_killed_rank_are_shown() 
     let step = timelines()[0].trim_start_matches("step-").trim_end_matches(".trace.json").parse().unwrap();
     assert!(events(&output).contains(&("trace".to_owned(), Some(step))));
 
+    // The status is a second old at most.
+    let is_training = || monitor(&output)["state"] == "training";
+    long.running.wait_until(Duration::from_secs(20), "it is shown as training", is_training);
     let shown = monitor(&output);
     assert_eq!(
         (&shown["state"], &shown["timelines"][0]),

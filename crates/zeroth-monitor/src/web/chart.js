@@ -140,7 +140,7 @@ class Chart {
       pen.fillText(labels[at], box.x - 6, y(tick));
     });
     pen.textBaseline = "alphabetic";
-    const xTicks = ticks(left, right, Math.max(2, Math.floor(box.w / 70))).filter((tick) => Number.isInteger(tick));
+    const xTicks = ticks(left, right, Math.max(2, Math.floor(box.w / (box.w < 400 ? 45 : 70)))).filter((tick) => Number.isInteger(tick));
     for (const tick of xTicks) {
       const label = tick.toLocaleString("en"), half = pen.measureText(label).width / 2;
       pen.textAlign = "center";

@@ -83,7 +83,7 @@
     for (const [name, title, isWide] of there) {
       if (!charts.has(name)) {
         charts.set(name, new Chart(title, isWide));
-        find("charts").append(charts.get(name).card);
+        find(isWide ? "large" : "small").append(charts.get(name).card);
       }
       const curves = [];
       if (runs.length > 1) {
