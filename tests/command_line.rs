@@ -94,6 +94,7 @@ fn every_command_has_help_and_completions() {
         vec!["init"],
         vec!["bench"],
         vec!["doctor"],
+        vec!["monitor"],
         vec!["completions"],
     ] {
         let ended = zeroth(&[&command[..], &["--help"]].concat());

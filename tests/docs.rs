@@ -26,6 +26,7 @@ const COMMANDS: [(&[&str], &str); 16] = [
     (&["checkpoint", "export"], "## zeroth checkpoint"),
     (&["init"], "## zeroth init"),
     (&["bench"], "## zeroth bench"),
+    (&["monitor"], "## zeroth monitor"),
 ];
 
 /// Heading of the flags that docs/cli.md describes once, for `train`.

@@ -24,6 +24,7 @@ mod hyperparameters;
 mod launchers;
 mod leftovers;
 mod linked_folders;
+mod live;
 mod lora;
 mod memory;
 mod model_weights;

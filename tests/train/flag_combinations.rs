@@ -115,6 +115,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--teacher_quantize", &["nf4 --teacher MODEL --random_weights"]),
     ("--use_dora", &["false"]),
     ("--do_train", &["", "true"]),
+    ("--monitor", &["", "false"]),
     ("--dataloader_num_workers", &["0", "64"]),
     ("--group_by_length", &["", "true"]),
     ("--push_to_hub", &["false"]),

@@ -12,6 +12,7 @@ use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
 use crate::kd_args::{DistillCommand, PlanTeacherArgs};
 use crate::lora_args::QuantizeArg;
+use crate::monitor_args::MonitorArgs;
 pub(crate) use crate::train_args::{DataCommand, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
 pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
@@ -70,6 +71,8 @@ pub(crate) enum Command {
     Init(Box<InitArgs>),
     /// Benchmark kernels, optimizer, collectives, disk and training steps against the machine's limits
     Bench(Box<BenchArgs>),
+    /// Watch runs: curves, memory, ranks and events, live in the terminal or in a browser
+    Monitor(MonitorArgs),
     /// Show hardware, libraries, a kernel self-test, and the effect of environment variables
     #[command(after_help = "Example: zeroth doctor --format json")]
     Doctor,

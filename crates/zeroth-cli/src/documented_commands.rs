@@ -17,6 +17,7 @@ const PAGES: [&str; 12] = [
     "docs/distillation.md",
     "docs/faq.md",
     "docs/faults.md",
+    "docs/monitor.md",
     "docs/performance.md",
     "docs/program.md",
     "docs/training.md",

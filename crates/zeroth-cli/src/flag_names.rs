@@ -8,7 +8,6 @@ const NOT_YET: &[&str] = &[
     "hosts",
     "max-source-length",
     "max-target-length",
-    "monitor",
     "ranks-per-host",
     "source-lang",
     "source-prefix",

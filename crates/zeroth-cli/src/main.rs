@@ -12,6 +12,7 @@ mod flags_without_effect;
 mod generate_flags;
 mod kd_args;
 mod lora_args;
+mod monitor_args;
 mod normalize_args;
 mod optimizer_names;
 mod output;

@@ -8,7 +8,7 @@ use clap::Command;
 use crate::flag_names::spellings;
 
 /// Commands that are not built yet.
-const UNBUILT_COMMANDS: [&str; 3] = ["checkpoint import", "launch", "monitor"];
+const UNBUILT_COMMANDS: [&str; 2] = ["checkpoint import", "launch"];
 
 /// Converts arguments to UTF-8; a lossy conversion would name another path.
 pub(crate) fn texts(typed: impl Iterator<Item = OsString>) -> Result<Vec<String>, String> {
@@ -35,7 +35,7 @@ pub(crate) fn unbuilt_command(typed: &[String]) -> Option<String> {
     let later = UNBUILT_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
     Some(format!(
         "`zeroth {later}` is not yet built in this version; available are train, generate, plan, config, checkpoint \
-         (inspect, verify, export), data preview, distill cache, init, bench, doctor and completions"
+         (inspect, verify, export), data preview, distill cache, init, bench, monitor, doctor and completions"
     ))
 }
 
@@ -130,9 +130,9 @@ mod tests {
     #[test]
     fn commands_not_built_yet_are_reported() {
         let typed = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        assert!(unbuilt_command(&typed("zeroth monitor --web")).unwrap().contains("not yet"));
-        assert!(unbuilt_command(&typed("zeroth --format json monitor")).unwrap().contains("not yet"));
-        assert_eq!(unbuilt_command(&typed("zeroth config check monitor")), None);
+        assert!(unbuilt_command(&typed("zeroth launch --web")).unwrap().contains("not yet"));
+        assert!(unbuilt_command(&typed("zeroth --format json launch")).unwrap().contains("not yet"));
+        assert_eq!(unbuilt_command(&typed("zeroth config check launch")), None);
         assert!(
             unbuilt_command(&typed("zeroth checkpoint import x"))
                 .unwrap()

@@ -38,6 +38,23 @@ pub(crate) fn write(kind: Kind, text: &str) {
     }
 }
 
+/// Keeps text back while something else has the terminal. Progress lines are dropped.
+pub(crate) fn hold() {
+    set_held(true);
+}
+
+/// Writes what was kept back.
+pub(crate) fn release() {
+    set_held(false);
+}
+
+fn set_held(is_held: bool) {
+    if let Some(writer) = STDERR.get_or_init(|| Writer::spawn(io::stderr()).ok()) {
+        writer.shared.lock().is_held = is_held;
+        writer.shared.changed.notify_all();
+    }
+}
+
 /// Waits at exit until everything is written, with a time limit.
 pub(crate) fn flush() {
     if let Some(Some(writer)) = STDERR.get() {
@@ -52,6 +69,8 @@ struct Queue {
     /// Notes dropped since the last write.
     dropped: u64,
     is_writing: bool,
+    /// Whether text is kept back.
+    is_held: bool,
     /// Whether a wait for the reader timed out.
     is_stalled: bool,
 }
@@ -62,7 +81,7 @@ impl Queue {
     }
 
     fn push(&mut self, kind: Kind, text: &str) {
-        if kind == Kind::Progress && !self.is_idle() {
+        if kind == Kind::Progress && (self.is_held || !self.is_idle()) {
             return;
         }
         while self.bytes + text.len() > CAPACITY {
@@ -79,7 +98,7 @@ impl Queue {
     }
 
     fn pop(&mut self) -> Option<String> {
-        let (_, text) = self.texts.pop_front()?;
+        let (_, text) = if self.is_held { None } else { self.texts.pop_front() }?;
         self.bytes -= text.len();
         Some(match std::mem::take(&mut self.dropped) {
             0 => text,
@@ -133,7 +152,7 @@ impl Writer {
         let mut queue = self.shared.lock();
         queue.push(kind, text);
         self.shared.changed.notify_all();
-        if kind != Kind::Progress && !queue.is_stalled {
+        if kind != Kind::Progress && !queue.is_stalled && !queue.is_held {
             self.wait(queue, PATIENCE);
         }
     }
@@ -199,6 +218,19 @@ mod tests {
         writer.wait(writer.shared.lock(), Duration::from_mins(1));
         assert_eq!(said.lock().unwrap().lines().count(), 1000, "none was dropped");
         assert!(!writer.shared.lock().is_stalled);
+    }
+
+    #[test]
+    fn text_that_is_held_comes_out_when_it_is_released() {
+        let (writer, lets, said) = stalled();
+        writer.shared.lock().is_held = true;
+        writer.write(Kind::Note, "one\n");
+        writer.write(Kind::Progress, "a bar");
+        (0..2).for_each(|_| lets.send(()).unwrap());
+        assert_eq!(*said.lock().unwrap(), "");
+        writer.shared.lock().is_held = false;
+        writer.write(Kind::Note, "two\n");
+        assert_eq!(*said.lock().unwrap(), "one\ntwo\n");
     }
 
     #[test]

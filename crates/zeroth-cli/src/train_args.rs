@@ -118,6 +118,9 @@ pub(crate) struct TrainArgs {
     /// Write a timeline of every instruction of every rank, for Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// Show the run live in the terminal, instead of the progress line; q leaves the view, Ctrl-C reaches the run
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) monitor: bool,
     /// Accepted for compatibility
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
     pub(crate) do_train: bool,

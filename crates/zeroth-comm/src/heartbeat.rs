@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::JoinError;
+use crate::observer::ProcessState;
 use crate::segment::Segment;
 
 /// A thread that increments the counter in its rank's slot until it is dropped.
@@ -107,6 +108,18 @@ impl Process {
     /// Whether the process exists, is the same one, and has not ended. A zombie has ended.
     pub(crate) fn alive(&self) -> bool {
         self.look().is_some_and(|(state, started)| started == self.started && !matches!(state, b'Z' | b'X'))
+    }
+
+    /// Its state. A pid used again belongs to another process: the first has ended.
+    pub(crate) fn state(&self) -> ProcessState {
+        match self.look() {
+            Some((state, started)) if started == self.started => match state {
+                b'Z' | b'X' => ProcessState::Ended,
+                b'T' | b't' => ProcessState::Stopped,
+                _ => ProcessState::Running,
+            },
+            _ => ProcessState::Ended,
+        }
     }
 
     fn look(&self) -> Option<(u8, u64)> {

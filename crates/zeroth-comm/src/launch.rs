@@ -29,6 +29,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::error::{JoinError, LostReason};
 use crate::local::{JOB_FD, JOB_TOKEN, Job, RANK, WORLD};
+use crate::observer::RankObserver;
 
 pub use handoff::{inherited, sealed};
 pub use output::{Output, OutputLine, OutputStream};
@@ -96,6 +97,7 @@ pub struct Launch {
     ends_before_first_step: bool,
     stop: Arc<AtomicBool>,
     planned: Option<u64>,
+    on_job: Option<Box<dyn Fn(RankObserver) + Send + Sync>>,
 }
 
 impl Launch {
@@ -116,6 +118,7 @@ impl Launch {
             ends_before_first_step: false,
             stop: Arc::default(),
             planned: None,
+            on_job: None,
         }
     }
 
@@ -192,6 +195,13 @@ impl Launch {
         self
     }
 
+    /// Called with an observer of the ranks before they are started.
+    #[must_use]
+    pub fn on_job(mut self, observe: impl Fn(RankObserver) + Send + Sync + 'static) -> Self {
+        self.on_job = Some(Box::new(observe));
+        self
+    }
+
     /// Terminates all ranks when this becomes true.
     #[must_use]
     pub fn stop_when(mut self, stop: Arc<AtomicBool>) -> Self {
@@ -204,6 +214,9 @@ impl Launch {
     /// It blocks because the kernel ties the ranks' lifetimes to the thread that started them.
     pub fn run(&self) -> Result<Report, LaunchError> {
         let job = Job::create(self.world, self.region)?;
+        if let Some(observe) = &self.on_job {
+            observe(job.observer());
+        }
         let before = memory::OomKills::count();
         let mut ranks = Ranks(Vec::with_capacity(self.world));
         let mut readers = output::Readers::default();

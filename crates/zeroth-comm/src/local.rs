@@ -16,9 +16,11 @@ use crate::device_barrier::DeviceBarrier;
 use crate::error::{CommError, JoinError, LostReason, RankLost};
 use crate::first_step::{self, FirstStep};
 use crate::heartbeat::{Heartbeat, Process};
+use crate::observer::RankObserver;
 use crate::op_name::LastOp;
 use crate::op_name::OpName;
 use crate::peer_monitor::{PeerMonitor, SlowRank, Timing};
+use crate::progress::{ProgressCell, ProgressPlace};
 use crate::rank_slot::{FREE, LEFT};
 use crate::segment::{Segment, SegmentLayout, Token};
 use crate::shm_channel::{OnSlow, ShmChannel, describe};
@@ -85,7 +87,7 @@ pub struct RankStatus {
 /// A job on this machine, created by the launcher and held while it starts ranks.
 pub struct Job {
     file: OwnedFd,
-    segment: Segment,
+    segment: Arc<Segment>,
     token: Token,
 }
 
@@ -98,7 +100,7 @@ impl Job {
         let layout = SegmentLayout::new(world, region)?;
         let token = Token::random()?;
         let (file, segment) = Segment::create(layout, token)?;
-        Ok(Self { file, segment, token })
+        Ok(Self { file, segment: Arc::new(segment), token })
     }
 
     /// The number of ranks.
@@ -119,6 +121,11 @@ impl Job {
     /// Joins as `rank` from this process, for ranks that are threads.
     pub fn join(&self, rank: usize, options: &Options) -> Result<LocalComm, JoinError> {
         join(self.fd(), self.token, rank, options)
+    }
+
+    /// An observer of its ranks, which may outlive this value.
+    pub fn observer(&self) -> RankObserver {
+        RankObserver::of(Arc::clone(&self.segment))
     }
 
     /// The state of a rank.
@@ -244,6 +251,16 @@ impl LocalComm {
     /// The word that decides whether the first step has begun. It outlives this rank's membership.
     pub fn first_step(&self) -> FirstStep {
         FirstStep(Arc::clone(&self.segment))
+    }
+
+    /// Where this rank publishes its phase and step. It outlives this rank's membership.
+    pub fn progress(&self) -> ProgressCell {
+        ProgressCell(ProgressPlace::Slot(Arc::clone(&self.segment), self.rank))
+    }
+
+    /// An observer of all ranks.
+    pub fn observer(&self) -> RankObserver {
+        RankObserver::of(Arc::clone(&self.segment))
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::op_name::LastOp;
 use crate::op_name::OpName;
+use crate::progress::ProgressWords;
 
 /// Not taken.
 pub(crate) const FREE: u32 = 0;
@@ -61,6 +62,7 @@ pub(crate) struct RankSlot {
     pub(crate) consumed: CacheLine<AtomicU32>,
     life: CacheLine<Life>,
     place: CacheLine<CurrentOp>,
+    progress: CacheLine<ProgressWords>,
 }
 
 impl RankSlot {
@@ -105,6 +107,11 @@ impl RankSlot {
     /// The heartbeat counter.
     pub(crate) fn heartbeat(&self) -> u64 {
         self.life.0.heartbeat.load(Ordering::Relaxed)
+    }
+
+    /// The rank's phase and step.
+    pub(crate) fn progress(&self) -> &ProgressWords {
+        &self.progress.0
     }
 
     /// Publishes the collective that this rank enters.
@@ -194,6 +201,7 @@ mod tests {
                 index: AtomicU32::new(0),
                 name: [const { AtomicU64::new(0) }; NAME_WORDS],
             }),
+            progress: CacheLine(ProgressWords::default()),
         }
     }
 

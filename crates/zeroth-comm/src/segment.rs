@@ -38,7 +38,7 @@ const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the file reserved for a rank's window.
 pub(crate) const WINDOW: u64 = 1 << 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// 128 random bits that identify a job. A rank with another job's token is rejected.

@@ -182,6 +182,22 @@ impl<'c> Engine<'c> {
         Ok(self.trace.as_mut().map_or_else(Vec::new, |trace| trace.take_times(keep)))
     }
 
+    /// Begins a timeline of what follows and returns its position. An ongoing trace is continued.
+    pub fn begin_timeline(&mut self) -> usize {
+        self.trace.get_or_insert_with(|| Trace::new(self.rank)).position()
+    }
+
+    /// Ends the timeline that began at `position` and returns its lines. A trace that is not `kept` ends too.
+    pub fn end_timeline(&mut self, position: usize, kept: bool) -> Result<String, RunError> {
+        self.settle_times()?;
+        let lines = self.trace.as_ref().map(|trace| trace.to_json_lines_from(position));
+        if !kept {
+            self.trace = None;
+        }
+        // Names and numbers always serialise.
+        Ok(lines.and_then(Result::ok).unwrap_or_default())
+    }
+
     fn settle_times(&mut self) -> Result<(), RunError> {
         let Some(trace) = &mut self.trace else { return Ok(()) };
         let stamps = self.device.take_timestamps().map_err(RunError::device(self.step, "reading times"))?;

@@ -101,16 +101,27 @@ impl Trace {
         times
     }
 
+    /// The number of events so far, from which [`Self::to_json_lines_from`] continues.
+    pub fn position(&self) -> usize {
+        self.events.len()
+    }
+
     /// The events of one rank as JSON objects, one per line, without the enclosing brackets: the lines of all ranks
     /// join to a file `{"traceEvents": [...]}`.
     pub fn to_json_lines(&self) -> Result<String, serde_json::Error> {
-        let mut lines = Vec::with_capacity(self.events.len() + 1 + Queue::ALL.len());
+        self.to_json_lines_from(0)
+    }
+
+    /// The same of the events from a position on.
+    pub fn to_json_lines_from(&self, position: usize) -> Result<String, serde_json::Error> {
+        let events = self.events.get(position..).unwrap_or_default();
+        let mut lines = Vec::with_capacity(events.len() + 1 + Queue::ALL.len());
         let named = |what: &str, tid: usize, name: &str| serde_json::json!({"name": what, "ph": "M", "pid": self.rank, "tid": tid, "args": {"name": name}});
         lines.push(serde_json::to_string(&named("process_name", 0, &format!("rank {}", self.rank)))?);
         for (tid, queue) in Queue::ALL.into_iter().enumerate() {
             lines.push(serde_json::to_string(&named("thread_name", tid, queue.name()))?);
         }
-        for event in &self.events {
+        for event in events {
             let tid = Queue::ALL.iter().position(|queue| *queue == event.queue).unwrap_or(0);
             let (ts, dur) = (event.from, event.to - event.from);
             let name = &event.name;

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 pub use cpu::Cpu;
 pub use disk::{Disk, DiskError, disk};
-pub use gpu::{ComputeCapability, Gpu, Gpus};
+pub use gpu::{ComputeCapability, Gpu, GpuMemory, Gpus};
 pub use memory::{GroupLimit, HugePages, Limit, Memory, SharedMemory};
 pub use software::{Attempt, Library, LibraryState};
 

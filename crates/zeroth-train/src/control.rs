@@ -26,6 +26,8 @@ pub enum ControlRequest {
     /// No request.
     #[default]
     Continue,
+    /// Record a timeline of the next step.
+    Trace,
     /// Save a checkpoint.
     Save,
     /// Save a checkpoint and stop.
@@ -53,9 +55,10 @@ impl StepStatus {
     pub(crate) fn request(self) -> ControlRequest {
         match self.request {
             0 => ControlRequest::Continue,
-            1 => ControlRequest::Save,
-            2 => ControlRequest::Stop,
-            3 => ControlRequest::HangUp,
+            1 => ControlRequest::Trace,
+            2 => ControlRequest::Save,
+            3 => ControlRequest::Stop,
+            4 => ControlRequest::HangUp,
             _ => ControlRequest::Terminate,
         }
     }

@@ -12,6 +12,7 @@ pub mod checkpoint;
 mod control;
 mod distill;
 mod evaluate;
+mod events;
 mod export;
 mod export_best;
 mod export_error;
@@ -48,6 +49,7 @@ mod schedule;
 mod split;
 mod staged_files;
 mod stale_files;
+mod status;
 mod step_batches;
 mod threads;
 mod train;
@@ -61,6 +63,7 @@ pub use distill::{
     CacheJob, CacheManifest, CacheProgress, CacheWriter, CachedData, Distillation, MakeCacheError,
     OpenedCache, TeacherCache, TeacherCacheError, TeacherError, TeacherModel, TeacherSource, TeacherWeights,
 };
+pub use events::{EventLog, RunEvent};
 pub use export_error::ExportError;
 pub use export_record::{RunEnd, check_export, completed_run, exported_step};
 pub use generate::{
@@ -97,6 +100,7 @@ pub use schedule::{
     WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, WarmupStableDecay, warmup_steps,
 };
 pub use split::{SplitError, share_of, split_dataset};
+pub use status::{RunFacts, RunState, StatusWriter, WriteGate};
 pub use threads::{ThreadsError, start_threads};
 pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
 pub use train_error::TrainError;

@@ -113,6 +113,15 @@ impl Serialize for StepMetrics {
     }
 }
 
+/// A line of metrics.jsonl.
+#[derive(Serialize)]
+struct StepLine<'a> {
+    #[serde(flatten)]
+    line: &'a StepMetrics,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mfu: Option<f64>,
+}
+
 /// The metrics of one evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct EvalMetrics {
@@ -169,9 +178,9 @@ impl MetricsFile {
         Ok(Self { path: path.to_owned(), file })
     }
 
-    /// Appends the line of a completed step.
-    pub fn step(&mut self, line: &StepMetrics) -> Result<(), MetricsError> {
-        self.write(line)
+    /// Appends the line of a completed step, with its model FLOPs utilisation where the devices' peak is known.
+    pub fn step(&mut self, line: &StepMetrics, mfu: Option<f64>) -> Result<(), MetricsError> {
+        self.write(&StepLine { line, mfu })
     }
 
     /// Appends the line of a completed evaluation.

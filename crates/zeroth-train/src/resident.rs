@@ -2,10 +2,19 @@
 
 /// The proportional set size in bytes; 0 if unavailable.
 pub fn resident_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+    read("/proc/self/smaps_rollup").unwrap_or(0)
+}
+
+/// That of another process.
+pub(crate) fn resident_bytes_of(pid: u32) -> Option<u64> {
+    read(&format!("/proc/{pid}/smaps_rollup"))
+}
+
+fn read(path: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 #[cfg(test)]

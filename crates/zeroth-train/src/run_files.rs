@@ -5,18 +5,23 @@ use std::path::Path;
 
 /// Files at the top of a run folder.
 pub(crate) const FILES: &[&str] =
-    &["config.json", "origin.json", "plan.json", "metrics.jsonl", "metrics.csv", "loss.svg"];
+    &["config.json", "origin.json", "plan.json", "metrics.jsonl", "metrics.csv", "loss.svg", STATUS, EVENTS];
+/// What the run is doing; rewritten every second.
+pub(crate) const STATUS: &str = "status.json";
+/// What happened, one line each.
+pub(crate) const EVENTS: &str = "events.jsonl";
 /// Folders at the top of a run folder.
 pub(crate) const FOLDERS: &[&str] = &["checkpoints", "model", "logs", "tensorboard"];
 /// Marker files, which only zeroth writes.
 pub(crate) const MARKERS: &[&str] = &["origin.json", "metrics.jsonl"];
 /// Names that others use too: a `config.json` without a marker file belongs to a model and must not be overwritten.
-pub(crate) const AMBIGUOUS: &[&str] = &["config.json", "plan.json", "loss.svg", "model"];
+pub(crate) const AMBIGUOUS: &[&str] = &["config.json", "plan.json", "loss.svg", "model", STATUS, EVENTS];
 
-/// `rank-0.log`, or a rank's part of a trace.
+/// `rank-0.log`, the timeline of a step, or a rank's part of a trace.
 pub(crate) fn is_log_name(name: &str) -> bool {
     let number = |first, last| name.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
-    number("rank-", ".log").or_else(|| number("trace-", ".part")).is_some_and(is_digits)
+    let known = [("rank-", ".log"), ("trace-", ".part"), ("step-", ".trace.json")];
+    known.into_iter().any(|(first, last)| number(first, last).is_some_and(is_digits))
 }
 
 /// `events.out.tfevents.SECONDS.HOST.PROCESS.0`.

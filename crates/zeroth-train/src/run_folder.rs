@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{enclosing_checkpoint, step_folder};
 use crate::overwrite_plan::OverwritePlan;
-use crate::run_files::{AMBIGUOUS, FILES, FOLDERS, MARKERS, exists};
+use crate::run_files::{AMBIGUOUS, EVENTS, FILES, FOLDERS, MARKERS, exists};
 use crate::run_folder_error::{RunFolderError, failed};
 use crate::run_input::RunInput;
 use crate::run_lock::RunLock;
@@ -155,6 +155,16 @@ impl RunFolder {
     /// The file whose appearance requests a checkpoint.
     pub fn save_now(&self) -> PathBuf {
         self.root.join("save-now")
+    }
+
+    /// The file whose appearance requests a timeline of the next step.
+    pub fn trace_now(&self) -> PathBuf {
+        self.root.join("trace-now")
+    }
+
+    /// events.jsonl: what happened.
+    pub fn events(&self) -> PathBuf {
+        self.root.join(EVENTS)
     }
 
     /// A rank's log file; creates its folder.

@@ -16,8 +16,9 @@ use crate::run_lock::start_time;
 pub(crate) fn remove(root: &Path) {
     remove_files(root, |name| FILES.contains(&name));
     remove_files(&root.join("logs"), |name| {
-        let rank = name.strip_prefix("trace-").and_then(|rest| rest.strip_suffix(".part"));
-        rank.is_some_and(|rank| rank.parse::<u64>().is_ok())
+        let number = |first, last| name.strip_prefix(first).and_then(|rest: &str| rest.strip_suffix(last));
+        let number = number("trace-", ".part").or_else(|| number("step-", ".trace.json"));
+        number.is_some_and(|number| number.parse::<u64>().is_ok())
     });
     remove_files(&root.join("model"), is_of_a_model);
     // Best effort: a leftover is never taken for a checkpoint, and the next save reports it.

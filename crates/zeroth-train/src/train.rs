@@ -69,6 +69,19 @@ pub enum TrainEvent<'a> {
     },
     /// Weights and state are loaded; the first step comes next.
     Loaded,
+    /// The timeline of a step as requested by [`ControlRequest::Trace`], as lines of this rank.
+    Timeline {
+        /// The step.
+        step: u64,
+        /// Events in Chrome's trace format, one per line.
+        lines: &'a str,
+    },
+    /// All ranks have handled their [`TrainEvent::Timeline`] of this step.
+    TimelineComplete(u64),
+    /// An evaluation begins.
+    EvalStarting,
+    /// The model is about to be written.
+    Exporting,
     /// Instruction times of a step, just before its [`TrainEvent::Step`].
     StepProfile(StepProfile<'a>),
     /// A completed step.
@@ -171,6 +184,7 @@ pub fn train(
     let mut steps = StepRunner::new(job, &mut engine, options)?;
     let (mut last, mut stopped) = (None, false);
     let (mut deferred, mut request) = (ControlRequest::Continue, ControlRequest::Continue);
+    let is_traced = options.trace || options.profile;
     let run_ahead = options.run_ahead && !options.profile;
     let mut routers = RouterWatch::new(compiled);
     on_event(TrainEvent::Loaded)?;
@@ -179,12 +193,19 @@ pub fn train(
             job.evaluation.as_ref().is_some_and(|evaluation| evaluation.interval.is_due(step + 1, run));
         let mut is_saved =
             options.checkpoints.is_some_and(|checkpoints| checkpoints.interval.is_due(step + 1, run));
+        // The step after it would be recorded too.
+        let timeline = (request == ControlRequest::Trace).then(|| engine.begin_timeline());
         let is_followed = run_ahead
+            && timeline.is_none()
             && deferred == ControlRequest::Continue
             && !is_evaluated
             && !is_saved
             && step + 1 < job.steps;
         let line = steps.run(&mut engine, step, is_followed)?;
+        if let Some(position) = timeline {
+            let lines = engine.end_timeline(position, is_traced)?;
+            on_event(TrainEvent::Timeline { step: line.step, lines: &lines })?;
+        }
         if options.profile {
             let (data, lengths) = (steps.data, std::mem::take(&mut steps.lengths));
             let times = engine.take_times(options.trace)?;
@@ -205,6 +226,7 @@ pub fn train(
             on_event(TrainEvent::Note(&note))?;
         }
         if let Some(evaluation) = job.evaluation.as_ref().filter(|_| is_evaluated) {
+            on_event(TrainEvent::EvalStarting)?;
             let found = evaluate(job, evaluation, &mut engine, &mut steps.buffer, line.step)?;
             let times = if options.profile { engine.take_times(options.trace)? } else { Vec::new() };
             on_event(TrainEvent::Eval(&found, &times))?;
@@ -221,9 +243,12 @@ pub fn train(
         let begun = Instant::now();
         let mut committed;
         (request, committed) = saver.sync_ranks(&engine, line.step, deferred.max(control()))?;
+        if timeline.is_some() {
+            on_event(TrainEvent::TimelineComplete(line.step))?;
+        }
         // A request waits for a step that is already enqueued.
         deferred = if is_followed { std::mem::take(&mut request) } else { ControlRequest::Continue };
-        let saves_now = request > ControlRequest::Continue || is_saved;
+        let saves_now = request >= ControlRequest::Save || is_saved;
         if saves_now {
             // One checkpoint at a time.
             committed = saver.finish(&engine)?.or(committed);
@@ -257,6 +282,7 @@ pub fn train(
     saver.take_notes().iter().try_for_each(|note| on_event(TrainEvent::Note(note)))?;
     if let Some(folder) = options.export_to.as_ref().filter(|_| !stopped) {
         let step = last.map_or(first, |line: StepMetrics| line.step);
+        on_event(TrainEvent::Exporting)?;
         // A checkpoint of the last step says that the run is complete; without one, the model has to.
         let is_saved = first == step || saver.has_saved(step);
         let end = (!is_saved).then_some(RunEnd { steps: step, early: ended_early });

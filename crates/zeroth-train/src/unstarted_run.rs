@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::list;
-use crate::run_files::{exists, is_event_file_name, is_log_name};
+use crate::run_files::{EVENTS, STATUS, exists, is_event_file_name, is_log_name};
 
 /// Whether a folder contains a step of a run: a metrics line, a checkpoint, or later files.
 ///
@@ -64,7 +64,8 @@ impl UnstartedRun {
             let _ = named.map(fs::remove_dir);
         }
         // Marker files last: without them the others would look like a model's.
-        for name in ["config.json", "plan.json", "metrics.csv", "metrics.jsonl", "origin.json", ".lock"] {
+        let others = ["config.json", "plan.json", "metrics.csv", STATUS, EVENTS];
+        for name in others.into_iter().chain(["metrics.jsonl", "origin.json", ".lock"]) {
             let _ = fs::remove_file(self.root.join(name));
         }
         // These fail for non-empty folders, which should stay.

@@ -22,6 +22,7 @@ struct History {
     steps: Vec<StepMetrics>,
     evaluations: Vec<(u64, f64)>,
     saved: Vec<u64>,
+    timelines: Vec<u64>,
     stopped: bool,
 }
 
@@ -62,7 +63,15 @@ fn run(job: &Job, folder: &Path, run_ahead: bool, request: Option<(u64, ControlR
             }
             TrainEvent::Eval(line, _) => history.evaluations.push((line.step, line.eval_loss)),
             TrainEvent::CheckpointSaved { step, .. } => history.saved.push(step),
-            TrainEvent::TransportChosen(_)
+            TrainEvent::Timeline { step, lines } => {
+                let events: serde_json::Value = serde_json::from_str(&format!("[{lines}]")).unwrap();
+                assert!(events.as_array().unwrap().iter().any(|event| event["ph"] == "X"));
+                history.timelines.push(step);
+            }
+            TrainEvent::TimelineComplete(step) => assert_eq!(history.timelines.last(), Some(&step)),
+            TrainEvent::EvalStarting
+            | TrainEvent::Exporting
+            | TrainEvent::TransportChosen(_)
             | TrainEvent::Loading { .. }
             | TrainEvent::Loaded
             | TrainEvent::Note(_)
@@ -104,6 +113,21 @@ fn running_ahead_gives_the_same_history() {
         };
         assert!(!weights(folders[0].path()).is_empty());
         assert_eq!(weights(folders[0].path()), weights(folders[1].path()), "step {step}");
+    }
+}
+
+#[test]
+fn a_timeline_is_of_one_step_and_changes_nothing() {
+    let model = tempfile::tempdir().unwrap();
+    let job = job(model.path());
+    let folders = [0, 1, 2].map(|_| tempfile::tempdir().unwrap());
+    let plain = run(&job, folders[0].path(), false, None);
+    // Requested after step 1: the next step, or the one after that in flight.
+    for (folder, run_ahead, traced) in [(1, false, 2), (2, true, 3)] {
+        let request = Some((1, ControlRequest::Trace));
+        let traced_run = run(&job, folders[folder].path(), run_ahead, request);
+        assert_eq!(traced_run.timelines, [traced]);
+        assert_eq!(History { timelines: Vec::new(), ..traced_run }, plain);
     }
 }
 

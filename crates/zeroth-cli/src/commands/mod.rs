@@ -17,6 +17,7 @@ mod generate_sampling;
 mod generate_stream;
 mod generate_text;
 mod init;
+mod monitor;
 mod plan;
 mod presets;
 pub(crate) mod render_templates;
@@ -61,6 +62,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
         Command::Generate(arguments) => generate_text::run(&arguments, output),
         Command::Init(arguments) => init::run(&arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
+        Command::Monitor(arguments) => monitor::run(&arguments, output),
         Command::RenderTemplates => render_templates::run(),
         Command::Doctor => doctor::run(output),
         Command::Completions { shell } => {

@@ -140,6 +140,29 @@ fn describe(driver: &Driver, index: i32) -> Result<Gpu, CallFailed> {
     })
 }
 
+/// Reads the memory in use on GPUs, again and again, without a context.
+pub struct GpuMemory {
+    nvml: Nvml,
+    uuids: Vec<Option<String>>,
+}
+
+impl GpuMemory {
+    /// The memory of these GPUs; `None` without NVIDIA's management library.
+    pub fn open(gpus: &[Gpu]) -> Option<Self> {
+        Self::open_library(gpus, OsStr::new("libnvidia-ml.so.1"))
+    }
+
+    fn open_library(gpus: &[Gpu], management: &OsStr) -> Option<Self> {
+        let nvml = Nvml::open(management).ok()?;
+        Some(Self { nvml, uuids: gpus.iter().map(|gpu| gpu.uuid.clone()).collect() })
+    }
+
+    /// Bytes in use on the n-th of them by all processes.
+    pub fn used(&self, gpu: usize) -> Option<u64> {
+        self.nvml.used(self.uuids.get(gpu)?.as_deref()?).ok()
+    }
+}
+
 fn add_free_memory(devices: &mut [Gpu], management: &OsStr, notes: &mut Notes) {
     let Some(nvml) = notes.or_note("gpus.devices.free", Nvml::open(management)) else { return };
     for gpu in devices {
@@ -275,6 +298,20 @@ mod tests {
             "bf16 begins with 8.0, Volta is 7.0"
         );
         assert!(notes.0.is_empty(), "{notes:?}");
+    }
+
+    #[test]
+    fn used_memory_is_read_by_the_uuids_of_the_probe() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("libnvidia.so");
+        let defines = "#define INIT 0\n#define COUNT 2\n#define NVML 0\n#define KIND \"GPU\"\n";
+        compile(&format!("{defines}{LIBRARIES}"), &library, &[]);
+        let gpus = devices_of(find(library.as_os_str(), library.as_os_str(), &mut Notes::default()));
+        let memory = GpuMemory::open_library(&gpus, library.as_os_str()).unwrap();
+        assert_eq!(memory.used(0), Some(150_754_820_096 - 149_000_000_000));
+        assert_eq!(memory.used(1), Some(150_754_820_096 - 99_000_000_000));
+        assert_eq!(memory.used(2), None);
+        assert!(GpuMemory::open_library(&gpus, OsStr::new("libzeroth-absent.so.1")).is_none());
     }
 
     #[test]

@@ -285,8 +285,8 @@ impl Reporters {
     }
 
     /// Writes a step to all files.
-    pub fn step(&mut self, line: &StepMetrics) -> Result<(), MetricsError> {
-        self.metrics.step(line)?;
+    pub fn step(&mut self, line: &StepMetrics, mfu: Option<f64>) -> Result<(), MetricsError> {
+        self.metrics.step(line, mfu)?;
         // A constant scale of 1 is not worth a plot.
         let values = if self.is_scaled { 5 } else { 4 };
         if let Some(file) = &mut self.tensorboard {

@@ -8,6 +8,7 @@ use zeroth::program::Compiled;
 
 use super::agreement::Refusal;
 use super::handoff::LauncherHandoff;
+use super::live::LiveStatus;
 use super::resolve_job::ResolvedJob;
 use super::{agreement, launch, prepare_run, rank, resolve_job, summary};
 use crate::cli::TrainArgs;
@@ -56,12 +57,15 @@ fn run_rank_0(
             return Err(error);
         }
     };
+    let status = LiveStatus::start(&run, signals);
     let handoff = run.resolved_job.handoff.to_text()?;
     let comm = host.begin(launch::REGION, handoff.as_bytes())?.join(0, &rank::options(&run.resolved_job))?;
     if let Some(exit) = agreement::exchange(&comm, Ok(()))? {
         return Ok(exit);
     }
+    status.observe(&comm);
     let exit = rank::joined(arguments, &run.resolved_job, &run.compiled, comm, signals)?;
+    status.finish(exit);
     if exit == Exit::Done { summary::print(&run, output) } else { Ok(exit) }
 }
 

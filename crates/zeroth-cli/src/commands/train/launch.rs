@@ -12,6 +12,7 @@ use zeroth::comm::launch::{
 use zeroth::kernel::Tier;
 
 use super::handoff::{HANDOFF_VARIABLE, LauncherHandoff};
+use super::live::LiveStatus;
 use super::{PreparedRun, resume, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
@@ -25,14 +26,19 @@ use crate::terminal::{TERMINAL, show_passed};
 pub(super) const REGION: usize = 8 << 20;
 
 /// Launches the ranks, restarting from the newest valid checkpoint when one dies, up to --max-restarts times.
-pub(super) fn many(arguments: &TrainArgs, run: &PreparedRun, signals: &Signals) -> anyhow::Result<Exit> {
+pub(super) fn many(
+    arguments: &TrainArgs,
+    run: &PreparedRun,
+    signals: &Signals,
+    status: &LiveStatus,
+) -> anyhow::Result<Exit> {
     let mut handoff = run.resolved_job.handoff.clone();
     let mut restarts = 0;
     if let Some(before) = signals.startup() {
         before.launch();
     }
     loop {
-        let report = once(run, &handoff, signals)?;
+        let report = once(run, &handoff, signals, status)?;
         if report.before_first_step
             && let (Some(before), Some(signal)) = (signals.startup(), signals.stop_requested())
         {
@@ -53,6 +59,7 @@ pub(super) fn many(arguments: &TrainArgs, run: &PreparedRun, signals: &Signals) 
         }
         let left = report.lost.as_ref().is_none_or(|lost| lost.reason == LostReason::Left);
         let is_explained = left && (agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit));
+        status.ranks_lost(&report);
         if !is_explained {
             output::error(report.to_string().trim_end());
         }
@@ -78,6 +85,7 @@ pub(super) fn many(arguments: &TrainArgs, run: &PreparedRun, signals: &Signals) 
             |checkpoint| format!("step {}", checkpoint.manifest().step),
         );
         output::note(&format!("restarting ({restarts} of {}) from {from}", arguments.max_restarts));
+        status.restarted(newest.as_ref());
         // Without a checkpoint of its own, a run restarts from where it was resumed.
         if let Some(checkpoint) = newest {
             handoff.resume = Some(checkpoint.folder().to_owned());
@@ -95,7 +103,12 @@ fn exit_of(report: &Report, signals: &Signals) -> Exit {
 }
 
 /// Launches the ranks and waits for them.
-fn once(run: &PreparedRun, handoff: &LauncherHandoff, signals: &Signals) -> anyhow::Result<Report> {
+fn once(
+    run: &PreparedRun,
+    handoff: &LauncherHandoff,
+    signals: &Signals,
+    status: &LiveStatus,
+) -> anyhow::Result<Report> {
     let PreparedRun { resolved_job, compiled, folder, .. } = run;
     let logs: Vec<File> = (0..resolved_job.ranks)
         .map(|rank| {
@@ -131,6 +144,7 @@ fn once(run: &PreparedRun, handoff: &LauncherHandoff, signals: &Signals) -> anyh
         .request_stop_when(signals.flag())
         .on_stop_request(|| output::note(STOP_ACKNOWLEDGEMENT))
         .ends_before_first_step()
+        .on_job(status.observe_with())
         .planned(arenas + resolved_job.overhead(compiled).total)
         .run()?;
     Ok(report)

@@ -11,6 +11,7 @@ mod data;
 mod external_launcher;
 mod handoff;
 mod launch;
+mod live;
 mod lora;
 mod rank;
 mod reporter;
@@ -20,6 +21,7 @@ mod startup_summary;
 mod strategies;
 mod summary;
 mod teacher;
+mod view;
 
 use zeroth::base::{counted, publish};
 use zeroth::comm::local::JOB_FD;
@@ -56,12 +58,16 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
         Ok(run) => run,
         Err(exit) => return Ok(exit),
     };
+    let status = live::LiveStatus::start(&run, &signals);
+    let view = view::open(arguments, output);
     // A single rank runs in this process, unless it is to be restarted when it dies.
     let exit = if run.resolved_job.ranks == 1 && arguments.max_restarts == 0 {
-        rank::alone(arguments, &run, &signals)?
+        rank::alone(arguments, &run, &signals, &status)?
     } else {
-        launch::many(arguments, &run, &signals)?
+        launch::many(arguments, &run, &signals, &status)?
     };
+    status.finish(exit);
+    drop(view);
     if exit == Exit::Done { summary::print(&run, output) } else { Ok(exit) }
 }
 

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::Context;
 use zeroth::base::publish;
-use zeroth::comm::Comm;
 use zeroth::comm::local::{LocalComm, Options, join_from_environment};
+use zeroth::comm::{Comm, ProgressCell};
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
 use zeroth::kernel::{Device, Tier};
@@ -16,6 +16,7 @@ use zeroth::train::{
     ControlRequest, ExportError, TrainError, TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train,
 };
 
+use super::live::{LiveRank, LiveStatus};
 use super::reporter::ProgressReporter;
 use super::resolve_job::{self, ResolvedJob};
 use super::{LauncherHandoff, PreparedRun, agreement, checkpoints, summary};
@@ -26,11 +27,17 @@ use crate::signals::{Role, Signals};
 use crate::stop_signal::StopSignal;
 
 /// Runs a single rank: launcher and rank in one process.
-pub(super) fn alone(arguments: &TrainArgs, run: &PreparedRun, signals: &Signals) -> anyhow::Result<Exit> {
+pub(super) fn alone(
+    arguments: &TrainArgs,
+    run: &PreparedRun,
+    signals: &Signals,
+    status: &LiveStatus,
+) -> anyhow::Result<Exit> {
     let PreparedRun { resolved_job, compiled, folder, .. } = run;
     let open = || ProgressReporter::new(resolved_job, compiled, arguments)?.with_log(&folder.log(0)?);
     let reporter = signals.startup().map_or_else(open, |before| before.write(open))?;
-    match steps(arguments, resolved_job, compiled, None, Some(reporter), signals)? {
+    let progress = status.observe_own();
+    match steps(arguments, resolved_job, compiled, None, Some(reporter), signals, progress)? {
         Ok(outcome) => {
             if let (Some(path), Some(trace)) = (&arguments.trace, &outcome.trace) {
                 summary::trace(path, &[trace.to_json_lines()?])?;
@@ -88,7 +95,8 @@ pub(super) fn joined(
         (0, None) => Some(open()?),
         _ => None,
     };
-    match steps(arguments, resolved_job, compiled, Some(comm), reporter, signals)? {
+    let progress = comm.progress();
+    match steps(arguments, resolved_job, compiled, Some(comm), reporter, signals, progress)? {
         Ok(outcome) => {
             if let Some(trace) = outcome.trace.as_ref().filter(|_| arguments.trace.is_some()) {
                 publish(&summary::trace_part(&arguments.output, number), trace.to_json_lines()?.as_bytes())?;
@@ -112,12 +120,15 @@ fn steps(
     comm: Option<LocalComm>,
     mut reporter: Option<ProgressReporter<'_>>,
     signals: &Signals,
+    progress: ProgressCell,
 ) -> anyhow::Result<Result<TrainOutcome, TrainError>> {
     let number = comm.as_ref().map_or(0, Comm::rank);
     let first_step = comm.as_ref().map(LocalComm::first_step);
     let comm = comm.map(|comm| Box::new(comm) as Box<dyn Comm>);
     let device = device(resolved_job, compiled, number)?;
-    let save_now = arguments.output.join("save-now");
+    let [save_now, trace_now] = ["save-now", "trace-now"].map(|name| arguments.output.join(name));
+    let ranks = resolved_job.ranks as usize;
+    let mut live = LiveRank::new(progress, &arguments.output, number, ranks);
     let checkpoints = checkpoints::options(arguments, resolved_job);
     let options = TrainOptions {
         export_to: resolved_job.writes_model.then(|| arguments.output.join("model")),
@@ -132,23 +143,28 @@ fn steps(
         if let TrainEvent::Loaded = event {
             signals.begin_steps(first_step.as_ref());
         }
+        live.handle(&event);
         reporter.as_mut().map_or(Ok(()), |reporter| reporter.handle(event))
     };
-    let control = || control_request(signals, number, &save_now);
+    let control = || control_request(signals, number, &save_now, &trace_now);
     let hooks = TrainHooks { on_event: &mut on_event, control: &control };
     Ok(train(&resolved_job.job, compiled, device, comm, &options, hooks))
 }
 
-/// The pending request from outside. `save-now` is removed as soon as it is seen: it requests one checkpoint.
-fn control_request(signals: &Signals, number: usize, save_now: &Path) -> ControlRequest {
+/// The pending request from outside. `save-now` and `trace-now` are removed as soon as they are seen: each requests one
+/// checkpoint or timeline.
+fn control_request(signals: &Signals, number: usize, save_now: &Path, trace_now: &Path) -> ControlRequest {
+    let is_requested = |file: &Path| number == 0 && file.exists() && fs::remove_file(file).is_ok();
     if let Some(signal) = signals.stop_requested() {
         match signal {
             StopSignal::Interrupt => ControlRequest::Stop,
             StopSignal::HangUp => ControlRequest::HangUp,
             StopSignal::Terminate => ControlRequest::Terminate,
         }
-    } else if number == 0 && save_now.exists() && fs::remove_file(save_now).is_ok() {
+    } else if is_requested(save_now) {
         ControlRequest::Save
+    } else if is_requested(trace_now) {
+        ControlRequest::Trace
     } else {
         ControlRequest::Continue
     }

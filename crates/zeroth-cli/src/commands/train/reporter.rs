@@ -117,8 +117,11 @@ impl<'a> ProgressReporter<'a> {
             }
             TrainEvent::Loaded => self.loading = None,
             TrainEvent::Step(step) => {
-                self.reporters.step(step)?;
-                self.progress(step);
+                let flops =
+                    self.model_flops.as_ref().map_or(0.0, |model| model.step(self.lengths(step.step)));
+                let peak = self.peak.filter(|_| flops > 0.0 && step.step_ms > 0.0);
+                self.reporters.step(step, peak.map(|peak| flops / (step.step_ms / 1e3) / peak))?;
+                self.progress(step, flops);
             }
             TrainEvent::StepProfile(profile) => {
                 if let Some(profile) = self.timing.step(self.compiled, profile)? {
@@ -133,6 +136,10 @@ impl<'a> ProgressReporter<'a> {
                     found.step, found.eval_loss, found.eval_perplexity
                 ));
             }
+            TrainEvent::EvalStarting
+            | TrainEvent::Exporting
+            | TrainEvent::Timeline { .. }
+            | TrainEvent::TimelineComplete(_) => {}
             TrainEvent::Note(note) => self.print(&format!("note: {note}")),
             TrainEvent::CheckpointStarting(_) => self.reporters.sync()?,
             TrainEvent::CheckpointSaved { step, stalled } => {
@@ -143,12 +150,11 @@ impl<'a> ProgressReporter<'a> {
         Ok(())
     }
 
-    fn progress(&mut self, step: &StepMetrics) {
+    fn progress(&mut self, step: &StepMetrics, flops: f64) {
         self.since.steps += 1;
         self.since.tokens += step.tokens;
         self.since.time += Duration::from_secs_f64(step.step_ms / 1e3);
-        self.since.flops +=
-            self.model_flops.as_ref().map_or(0.0, |model| model.step(self.lengths(step.step)));
+        self.since.flops += flops;
         let is_first = !std::mem::replace(&mut self.has_begun, true);
         let due = self.logging.is_due(step.step, self.job.run_steps())
             || self.steps_per_print.is_some_and(|every| every > 0 && step.step.is_multiple_of(every))

@@ -111,9 +111,13 @@ pub(super) fn join_traces(path: &Path, output: &Path, ranks: usize) -> anyhow::R
     Ok(())
 }
 
+/// The parts of all ranks as one file for Perfetto.
+pub(super) fn trace_text(parts: &[String]) -> String {
+    format!("{{\"traceEvents\": [\n{}\n]}}\n", parts.join(",\n"))
+}
+
 pub(super) fn trace(path: &Path, parts: &[String]) -> anyhow::Result<()> {
-    let text = format!("{{\"traceEvents\": [\n{}\n]}}\n", parts.join(",\n"));
-    publish(path, text.as_bytes())
+    publish(path, trace_text(parts).as_bytes())
         .with_context(|| format!("cannot write the trace to {}", path.display()))?;
     output::note(&format!("trace written to {}: open it at ui.perfetto.dev", path.display()));
     Ok(())

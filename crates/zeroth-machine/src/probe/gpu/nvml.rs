@@ -52,6 +52,15 @@ impl Nvml {
 
     /// Free bytes of a device, by the name that NVIDIA's tools give it: `GPU-…`, or `MIG-…` for a part of one.
     pub(super) fn free(&self, uuid: &str) -> Result<u64, String> {
+        Ok(self.memory(uuid)?.free)
+    }
+
+    /// Bytes in use by all processes, by the same name.
+    pub(super) fn used(&self, uuid: &str) -> Result<u64, String> {
+        Ok(self.memory(uuid)?.used)
+    }
+
+    fn memory(&self, uuid: &str) -> Result<MemoryInfo, String> {
         let uuid = CString::new(uuid).map_err(|error| error.to_string())?;
         let mut device = std::ptr::null_mut();
         // SAFETY: reads a text that ends with zero, writes one handle.
@@ -61,7 +70,7 @@ impl Nvml {
         // SAFETY: the handle is the one just given; writes one structure of this layout.
         let code = unsafe { (self.memory)(device, &raw mut info) };
         self.check("nvmlDeviceGetMemoryInfo", code)?;
-        Ok(info.free)
+        Ok(info)
     }
 
     fn check(&self, call: &str, code: c_int) -> Result<(), String> {

@@ -1,0 +1,176 @@
+//! What a run shows of itself while it runs: status.json, events.jsonl, timelines on request, and the terminal view of
+//! `--monitor`. Nothing here can fail a run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::json;
+use zeroth::base::publish;
+use zeroth::comm::launch::Report;
+use zeroth::comm::local::LocalComm;
+use zeroth::comm::{Phase, ProgressCell, RankObserver};
+use zeroth::kernel::Tier;
+use zeroth::machine::{Gpus, probe};
+use zeroth::program::Target;
+use zeroth::train::checkpoint::Checkpoint;
+use zeroth::train::{EventLog, RunEvent, RunFacts, RunState, StatusWriter, TrainEvent, WriteGate};
+
+use super::{PreparedRun, summary};
+use crate::exit::Exit;
+use crate::signals::Signals;
+
+/// The status of a run, written by its launcher.
+pub(super) struct LiveStatus(StatusWriter);
+
+impl LiveStatus {
+    pub(super) fn start(run: &PreparedRun, signals: &Signals) -> Self {
+        let PreparedRun { resolved_job, compiled, folder, .. } = run;
+        let (device, gpus) = match compiled.target {
+            Target::Cpu { .. } => ("cpu", Vec::new()),
+            Target::Cuda => match probe().gpus {
+                Gpus::Found { devices, .. } => ("cuda", devices),
+                _ => ("cuda", Vec::new()),
+            },
+        };
+        let facts = RunFacts {
+            ranks: resolved_job.ranks,
+            steps: resolved_job.job.steps,
+            resumed_after: resolved_job.checkpoint.as_ref().map(|checkpoint| checkpoint.manifest().step),
+            model: resolved_job.name.clone(),
+            device,
+            plan: json!({
+                "device": compiled.memory.by_category(Tier::Device),
+                "host": compiled.memory.by_category(Tier::Host),
+                "overhead": resolved_job.overhead(compiled).total,
+            }),
+            gpus,
+        };
+        // A signal before the first step removes the files of the run: then nothing more is written.
+        let gate: WriteGate = match signals.startup().map(Arc::clone) {
+            Some(before) => Box::new(move |write| before.write(write)),
+            None => Box::new(|write| write()),
+        };
+        Self(StatusWriter::start(folder.root(), facts, gate))
+    }
+
+    /// Observes the only rank, which runs in this process; it publishes in the cell.
+    pub(super) fn observe_own(&self) -> ProgressCell {
+        let (cell, observer) = RankObserver::own();
+        self.0.observe(observer);
+        cell
+    }
+
+    /// Observes the ranks of a job that this process has joined.
+    pub(super) fn observe(&self, comm: &LocalComm) {
+        self.0.observe(comm.observer());
+    }
+
+    /// Observes the ranks that a launcher starts.
+    pub(super) fn observe_with(&self) -> impl Fn(RankObserver) + Send + Sync + 'static {
+        self.0.observe_with()
+    }
+
+    /// Reports the rank that ended the job.
+    pub(super) fn ranks_lost(&self, report: &Report) {
+        let Some(rank) = report.lost.as_ref().map(|lost| lost.rank).or(report.first) else { return };
+        let Some(end) = report.ranks.get(rank) else { return };
+        // One that was stopped is killed by the launcher in the end: its peers know better.
+        let stopped = report.lost.as_ref().filter(|_| end.by_launcher);
+        let place = end.last.as_ref().map(|last| format!(", {last}")).unwrap_or_default();
+        let reason = stopped.map_or_else(|| format!("{}{place}", end.how), ToString::to_string);
+        self.0.rank_lost(rank as u64, reason);
+    }
+
+    /// Reports a restart from a checkpoint, or from the start.
+    pub(super) fn restarted(&self, from: Option<&Checkpoint>) {
+        self.0.restarted(from.map_or(0, |checkpoint| checkpoint.manifest().step));
+    }
+
+    pub(super) fn finish(self, exit: Exit) {
+        self.0.finish(match exit {
+            Exit::Done => RunState::Done,
+            Exit::Interrupted | Exit::Terminated | Exit::HungUp => RunState::Stopped,
+            _ => RunState::Failed,
+        });
+    }
+}
+
+/// What one rank publishes: its phase and step, events on rank 0, and timelines.
+pub(super) struct LiveRank {
+    progress: ProgressCell,
+    output: PathBuf,
+    rank: usize,
+    ranks: usize,
+    /// Opened at the first event: before the first step a signal may remove the folder.
+    events: Option<EventLog>,
+    /// Whether this rank has written its part of the timeline.
+    has_part: bool,
+}
+
+impl LiveRank {
+    pub(super) fn new(progress: ProgressCell, output: &Path, rank: usize, ranks: usize) -> Self {
+        Self { progress, output: output.to_owned(), rank, ranks, events: None, has_part: false }
+    }
+
+    pub(super) fn handle(&mut self, event: &TrainEvent<'_>) {
+        match event {
+            TrainEvent::TransportChosen(_) | TrainEvent::StepProfile(_) | TrainEvent::Note(_) => {}
+            TrainEvent::Loading { .. } => self.progress.set(Phase::Loading, None),
+            TrainEvent::Loaded => self.progress.set(Phase::Training, None),
+            TrainEvent::Step(step) => {
+                self.progress.set(Phase::Training, Some(step.step));
+                if step.skipped {
+                    self.event(&RunEvent::Skip { step: step.step });
+                }
+            }
+            TrainEvent::EvalStarting => self.progress.set(Phase::Evaluating, None),
+            TrainEvent::Eval(found, _) => {
+                self.progress.set(Phase::Training, None);
+                self.event(&RunEvent::Eval { step: found.step, eval_loss: found.eval_loss });
+            }
+            TrainEvent::CheckpointStarting(_) | TrainEvent::Exporting => {
+                self.progress.set(Phase::Saving, None);
+            }
+            TrainEvent::CheckpointSaved { step, stalled } => {
+                self.progress.set(Phase::Training, None);
+                let stalled_ms = stalled.as_secs_f64() * 1e3;
+                self.event(&RunEvent::Save { step: *step, stalled_ms });
+            }
+            TrainEvent::Timeline { lines, .. } => {
+                let part = summary::trace_part(&self.output, self.rank);
+                let made = part.parent().map(fs::create_dir_all).transpose();
+                self.has_part = made.is_ok() && publish(&part, lines.as_bytes()).is_ok();
+            }
+            TrainEvent::TimelineComplete(step) => self.join_timeline(*step),
+        }
+    }
+
+    fn event(&mut self, event: &RunEvent) {
+        if self.rank == 0 {
+            self.events
+                .get_or_insert_with(|| EventLog::open(&self.output.join("events.jsonl")))
+                .append(event);
+        }
+    }
+
+    /// Joins the parts of all ranks. A part that could not be written leaves no timeline.
+    fn join_timeline(&mut self, step: u64) {
+        if self.rank != 0 || !std::mem::take(&mut self.has_part) {
+            return;
+        }
+        let paths: Vec<PathBuf> =
+            (0..self.ranks).map(|rank| summary::trace_part(&self.output, rank)).collect();
+        let parts: Result<Vec<String>, _> = paths.iter().map(fs::read_to_string).collect();
+        let file = format!("logs/step-{step}.trace.json");
+        let written = parts.is_ok_and(|parts| {
+            publish(&self.output.join(&file), summary::trace_text(&parts).as_bytes()).is_ok()
+        });
+        for path in paths {
+            let _ = fs::remove_file(path);
+        }
+        if written {
+            self.event(&RunEvent::Trace { step, file });
+        }
+    }
+}

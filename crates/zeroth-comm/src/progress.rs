@@ -1,0 +1,80 @@
+//! A rank's phase and step, published for observers outside of the training loop: two words, written between steps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::segment::Segment;
+
+/// What a rank is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// Resolving, allocating, joining.
+    #[default]
+    Starting,
+    /// Loading weights and optimizer state.
+    Loading,
+    /// Running steps.
+    Training,
+    /// Running an evaluation.
+    Evaluating,
+    /// Writing a checkpoint or the model.
+    Saving,
+}
+
+impl Phase {
+    const ALL: [Self; 5] = [Self::Starting, Self::Loading, Self::Training, Self::Evaluating, Self::Saving];
+
+    /// Its name in status files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Loading => "loading",
+            Self::Training => "training",
+            Self::Evaluating => "evaluating",
+            Self::Saving => "saving",
+        }
+    }
+}
+
+/// Zeroed bytes are valid: starting, at step 0.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct ProgressWords {
+    phase: AtomicU32,
+    step: AtomicU64,
+}
+
+impl ProgressWords {
+    /// Relaxed: shown to people only.
+    pub(crate) fn get(&self) -> (Phase, u64) {
+        let phase = self.phase.load(Ordering::Relaxed) as usize;
+        (Phase::ALL.get(phase).copied().unwrap_or_default(), self.step.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, phase: Phase, step: Option<u64>) {
+        self.phase.store(phase as u32, Ordering::Relaxed);
+        if let Some(step) = step {
+            self.step.store(step, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Where a rank publishes its phase and step.
+pub struct ProgressCell(pub(crate) ProgressPlace);
+
+pub(crate) enum ProgressPlace {
+    /// In its slot of the job's segment.
+    Slot(Arc<Segment>, usize),
+    /// In this process, of a rank without a job.
+    Own(Arc<ProgressWords>),
+}
+
+impl ProgressCell {
+    /// Publishes a phase, and the last completed step if it is given.
+    pub fn set(&self, phase: Phase, step: Option<u64>) {
+        match &self.0 {
+            ProgressPlace::Slot(segment, rank) => segment.slot(*rank).progress().set(phase, step),
+            ProgressPlace::Own(words) => words.set(phase, step),
+        }
+    }
+}

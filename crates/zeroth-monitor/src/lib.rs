@@ -1,0 +1,25 @@
+//! Watches runs: what `zeroth monitor` shows. It reads run folders and never writes into them.
+//!
+//! [`Run`] is the model of one folder, read incrementally with bounds on everything. [`watch`] shows runs in a terminal,
+//! [`WebServer`] in a browser, [`report`] as text and [`snapshot`] as JSON.
+
+mod figures;
+mod flat_json;
+mod process;
+mod report;
+mod run;
+mod series;
+mod snapshot;
+mod status;
+mod tail;
+mod terminal;
+mod timeline;
+mod web;
+
+pub use report::report;
+pub use run::{CheckpointEntry, Event, OpenError, PlannedTier, Run, Setting};
+pub use snapshot::snapshot;
+pub use status::{Health, Rank};
+pub use terminal::{ViewOptions, close_view, draw_once, watch};
+pub use timeline::{Lane, Timeline, TimelineError};
+pub use web::{WebError, WebServer};
