@@ -247,22 +247,22 @@ pub(super) struct PendingRows<'a, T, const N: usize> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<T, const N: usize> PendingRows<'_, T, N> {
-    /// Calls `store` on the next `COUNT` rows; false if fewer are left. It is not an iterator, whose `next` inside an AMX loop takes
-    /// more instructions than the stores.
+impl<'a, T, const N: usize> PendingRows<'a, T, N> {
+    /// The next `COUNT` rows, each with its sums; `None` if fewer are left. It is not an iterator, whose `next` inside an AMX loop
+    /// takes more instructions than the stores; and it takes no closure, which may be compiled on its own, without AVX-512.
     #[inline(always)]
-    pub(super) fn take<const COUNT: usize>(&mut self, mut store: impl FnMut(&[f32; N], &mut [T; N])) -> bool {
+    pub(super) fn take<const COUNT: usize>(&mut self) -> Option<[(&'a [f32; N], &'a mut [T; N]); COUNT]> {
         if self.chunks.left < COUNT {
-            return false;
+            return None;
         }
         self.chunks.left -= COUNT;
-        for _ in 0..COUNT {
-            // SAFETY: both are valid, by the promise to `with_acc` and as in `RowChunks::next`.
-            unsafe { store(&*self.acc, &mut *self.chunks.start.cast()) };
-            self.acc = self.acc.wrapping_add(1);
-            self.chunks.start = self.chunks.start.wrapping_add(self.chunks.stride);
-        }
-        true
+        let (acc, start, stride) = (self.acc, self.chunks.start, self.chunks.stride);
+        self.acc = acc.wrapping_add(COUNT);
+        self.chunks.start = start.wrapping_add(COUNT * stride);
+        // SAFETY: both are valid, by the promise to `with_acc` and as in `RowChunks::next`; rows do not overlap.
+        Some(std::array::from_fn(|row| unsafe {
+            (&*acc.wrapping_add(row), &mut *start.wrapping_add(row * stride).cast())
+        }))
     }
 }
 

@@ -184,8 +184,7 @@ impl<A, O, E: Epilogue<O>, const FETCHES_C: bool> Interleaved for Interleave<'_,
 
     #[inline(always)]
     fn drain(&mut self) {
-        let Self { first_column, rows, epilogue, .. } = self;
-        while rows.take::<1>(|acc, out| epilogue.store_wide_row(*first_column, acc, out)) {}
+        while self.store_rows::<1>() {}
     }
 }
 
@@ -193,15 +192,22 @@ impl<A, O, E: Epilogue<O>, const FETCHES_C: bool> Interleave<'_, A, O, E, FETCHE
     /// Stores the rows of one k-step.
     #[inline(always)]
     fn store(&mut self) {
-        let Self { first_column, rows, epilogue, .. } = self;
-        let mut store =
-            |acc: &[f32; WIDE_ROW], out: &mut [O; WIDE_ROW]| epilogue.store_wide_row(*first_column, acc, out);
         if self.rows_per_step == 1 {
-            rows.take::<1>(store);
+            self.store_rows::<1>();
             return;
         }
         for _ in 0..self.rows_per_step.div_ceil(2) {
-            rows.take::<2>(&mut store);
+            self.store_rows::<2>();
         }
+    }
+
+    /// Stores the next `COUNT` rows; false if fewer are left.
+    #[inline(always)]
+    fn store_rows<const COUNT: usize>(&mut self) -> bool {
+        let Some(rows) = self.rows.take::<COUNT>() else { return false };
+        for (acc, out) in rows {
+            self.epilogue.store_wide_row(self.first_column, acc, out);
+        }
+        true
     }
 }
