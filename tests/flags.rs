@@ -96,7 +96,7 @@ fn invalid_values_and_missing_flags_are_reported_together() {
 
 #[test]
 fn unbuilt_flags_and_flags_of_train_are_explained() {
-    let more = ["--kd_alpha", "0.5", "--teacher_deepspeed", "x", "--teacher", "b", "--hosts", "c"];
+    let more = ["--source_prefix", "x", "--source_lang", "a", "--target_lang", "b", "--hosts", "c"];
     let ended = wrong(&[&TRAIN[..], &more].concat());
     let errors = errors(&ended);
     assert_eq!(errors.len(), 4, "{}", ended.stderr);

@@ -388,7 +388,7 @@ fn values_that_ask_for_something_else_are_refused_at_once() {
         ("--torch-dtype", "bfloat16, float16, float32 or auto"),
         ("--lerning_rate", "did you mean `--learning_rate`?"),
         ("--frobnicate", "has no flag"),
-        ("--kd_alpha", "not yet built"),
+        ("--kd-alpha", "from 0 to 1"),
         ("--save-safetensors", "always safetensors"),
     ] {
         assert!(

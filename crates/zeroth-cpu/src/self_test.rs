@@ -1,5 +1,6 @@
 //! The self test: every kernel against its f64 reference on this machine, in f32, bf16 and f16.
 
+mod distill;
 mod experts;
 
 use std::marker::PhantomData;
@@ -66,7 +67,7 @@ impl<T: Element> SelfTester<'_, T> {
         // Rounding to bf16 is off by up to 2^-8 of an element, to f16 by 2^-11, and by less than half of that over many; an f32
         // sum by some parts in 10^7. Gradients of
         // logits and attention weights are rounded to bf16 before they are multiplied. Maximum errors are about twice those seen.
-        let rounded = name.starts_with("head_loss dw");
+        let rounded = name.starts_with("head_loss dw") || name.starts_with("distill_loss dw");
         let bound = match (A::DTYPE, T::DTYPE) {
             (DType::F32, DType::Bf16) if rounded => Deviation { l2: 3e-3, max: 5e-2 },
             (DType::Bf16, _) if name.starts_with("attention") => Deviation { l2: 3.5e-3, max: 8e-2 },
@@ -98,6 +99,7 @@ impl<T: Element> SelfTester<'_, T> {
         self.cached_attention();
         self.adapter();
         self.experts();
+        self.distill_loss();
     }
 
     fn linear(&mut self) {

@@ -20,7 +20,8 @@ impl Samples {
             digest.update(bytemuck::cast_slice::<i32, u8>(&numbers));
         }
         let digest: [u8; 32] = digest.finalize().into();
-        Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+        let (words, _) = digest.as_chunks::<16>();
+        Ok(format!("{:032x}{:032x}", u128::from_be_bytes(words[0]), u128::from_be_bytes(words[1])))
     }
 
     /// Tokens of the token cache before those of a sample; samples that were held out count.

@@ -47,7 +47,8 @@ struct Tokenizer {
     ids: BTreeMap<String, u64>,
     merges: Vec<String>,
     normalizer: Value,
-    pre_tokenizer: Value,
+    /// The pre-tokenizer.
+    splitter: Value,
 }
 
 impl Tokenizer {
@@ -85,7 +86,7 @@ impl Tokenizer {
             ids,
             merges: model["merges"].as_array().into_iter().flatten().map(merge).collect(),
             normalizer: field("normalizer"),
-            pre_tokenizer: field("pre_tokenizer"),
+            splitter: field("pre_tokenizer"),
         }
     }
 
@@ -112,7 +113,7 @@ impl Tokenizer {
         let parts = [
             ("merges", self.merges == other.merges),
             ("normalizers", self.normalizer == other.normalizer),
-            ("pre-tokenizers", self.pre_tokenizer == other.pre_tokenizer),
+            ("pre-tokenizers", self.splitter == other.splitter),
         ];
         let (part, _) = parts.into_iter().find(|(_, is_same)| !is_same)?;
         Some(format!("their {part} differ"))

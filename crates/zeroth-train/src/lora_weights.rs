@@ -83,11 +83,11 @@ impl LoraWeights {
         job: &Job,
         lora: &LoraJob,
         engine: &mut Engine<'_>,
-        names: &[String],
         from: Option<&Checkpoint>,
         teacher: &mut Option<TeacherLoad<'_>>,
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<BaseEntry, TrainError> {
+        let names = param_names(engine);
         let states = from.map_or(1, |from| from.manifest().states.len());
         let mut progress = LoadProgress::new(engine.compiled(), states, report);
         let known = job.table.by_name();
@@ -135,7 +135,7 @@ impl LoraWeights {
         };
         if let Some(from) = from {
             check_base(from, &base.name, |saved| &saved.hash, &base.hash)?;
-            restore_optimizer(from, engine, names, &mut progress)?;
+            restore_optimizer(from, engine, &names, &mut progress)?;
         }
         Ok(base)
     }
@@ -159,6 +159,11 @@ impl LoraWeights {
         });
         Ok(())
     }
+}
+
+/// The names of a program's parameters.
+pub(crate) fn param_names(engine: &Engine<'_>) -> Vec<String> {
+    engine.compiled().graph.params.iter().map(|param| param.spec.name.clone()).collect()
 }
 
 /// The hash of the first elements of each tensor of a table.

@@ -18,7 +18,7 @@ use crate::export::export;
 use crate::export_best::{exists, export_best};
 use crate::export_record::{ExportSource, RunEnd};
 use crate::initial_weights::InitialWeights;
-use crate::lora_weights::LoraWeights;
+use crate::lora_weights::{LoraWeights, param_names};
 use crate::report::timing::StepProfile;
 use crate::resident::resident_bytes;
 use crate::resume::{check_same_distillation, restore};
@@ -132,7 +132,7 @@ pub fn train(
     if let Some(how) = engine.transport_note() {
         on_event(TrainEvent::TransportChosen(how))?;
     }
-    let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
+    let names = param_names(&engine);
     let mut reported = Ok(());
     let mut report = |loaded, total| {
         if reported.is_ok() {
@@ -147,7 +147,7 @@ pub fn train(
     if let Some(lora) = &job.lora {
         let weights = LoraWeights::open(job, lora, options.resume_from.is_some())?;
         let from = options.resume_from;
-        base = Some(weights.load(job, lora, &mut engine, &names, from, &mut teacher, &mut report)?);
+        base = Some(weights.load(job, lora, &mut engine, from, &mut teacher, &mut report)?);
     } else if let Some(checkpoint) = options.resume_from {
         restore(checkpoint, &mut engine, &names, &mut teacher, &mut report)?;
     } else {

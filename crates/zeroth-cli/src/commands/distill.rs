@@ -73,7 +73,7 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
         return Ok(Exit::DoesNotFit);
     }
     let begun = Instant::now();
-    let mut writer = match CacheWriter::open(&arguments.output, manifest)? {
+    let mut writer = match CacheWriter::open(&arguments.output, &manifest)? {
         OpenedCache::Complete(found) => {
             output::note("this cache is already complete; nothing was changed");
             summary(arguments, &found, None, output)?;
@@ -127,7 +127,9 @@ fn compute(
     let mut meter = Some(Meter::new("loading the teacher"));
     let mut report = |progress: CacheProgress| match progress {
         CacheProgress::Loading { loaded, total } => {
-            meter.iter_mut().for_each(|meter| meter.tell(loaded, total, || None));
+            if let Some(meter) = &mut meter {
+                meter.tell(loaded, total, || None);
+            }
         }
         CacheProgress::Loaded => {
             meter = None;
@@ -137,7 +139,9 @@ fn compute(
         }
         CacheProgress::Tokens { done, total } => {
             let tokens = || Some(format!("{} tokens", grouped(done)));
-            meter.iter_mut().for_each(|meter| meter.tell(done, total, tokens));
+            if let Some(meter) = &mut meter {
+                meter.tell(done, total, tokens);
+            }
         }
     };
     Ok(job.run(compiled, device, writer, &mut report, &|| signals.stop_requested().is_some())?)

@@ -74,7 +74,7 @@ impl CacheManifest {
             return Err(format!("its temperature is {}", self.temperature));
         }
         let bytes =
-            self.data.tokens.checked_mul(self.record_bytes()).filter(|bytes| *bytes <= i64::MAX as u64);
+            self.data.tokens.checked_mul(self.record_bytes()).filter(|bytes| i64::try_from(*bytes).is_ok());
         if bytes.is_none() || self.tokens_done > self.data.tokens || self.data.samples > self.data.tokens {
             let CachedData { samples, tokens, .. } = self.data;
             return Err(format!("it has {} of {tokens} tokens in {samples} samples", self.tokens_done));

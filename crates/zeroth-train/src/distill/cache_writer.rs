@@ -40,18 +40,17 @@ pub struct CacheWriter {
 impl CacheWriter {
     /// Makes a cache, or continues one of the same data, teacher and settings. `manifest` says what is asked for, with no tokens
     /// done.
-    pub fn open(folder: &Path, manifest: CacheManifest) -> Result<OpenedCache, TeacherCacheError> {
-        let found = match read_manifest(folder)? {
-            Some(found) => found,
-            None => {
-                refuse_other_files(folder)?;
-                let failed = |source| TeacherCacheError::Write { path: folder.to_owned(), source };
-                fs::create_dir_all(folder).map_err(failed)?;
-                publish_manifest(folder, &manifest)?;
-                manifest.clone()
-            }
+    pub fn open(folder: &Path, manifest: &CacheManifest) -> Result<OpenedCache, TeacherCacheError> {
+        let found = if let Some(found) = read_manifest(folder)? {
+            found
+        } else {
+            refuse_other_files(folder)?;
+            let failed = |source| TeacherCacheError::Write { path: folder.to_owned(), source };
+            fs::create_dir_all(folder).map_err(failed)?;
+            publish_manifest(folder, manifest)?;
+            manifest.clone()
         };
-        let differences = found.differences(&manifest);
+        let differences = found.differences(manifest);
         if !differences.is_empty() {
             let remedy = "give another --output, or the data and flags that it was made with";
             return Err(TeacherCacheError::Other { folder: folder.to_owned(), differences, remedy });

@@ -15,6 +15,7 @@ use super::{
 use crate::MicroBatch;
 use crate::checkpoint::BaseEntry;
 use crate::load_progress::LoadProgress;
+use crate::lora_weights::param_names;
 use crate::sample_order::EpochSample;
 use crate::train_error::TrainError;
 
@@ -178,8 +179,7 @@ impl CacheJob<'_> {
         engine: &mut Engine<'_>,
         report: &mut dyn FnMut(CacheProgress),
     ) -> Result<BaseEntry, MakeCacheError> {
-        let names: Vec<String> =
-            engine.compiled().graph.params.iter().map(|param| param.spec.name.clone()).collect();
+        let names = param_names(engine);
         let weights = TeacherWeights::open(self.teacher, self.seed)?;
         let mut load = TeacherLoad::new(weights, engine, &names, "");
         let mut loaded = |loaded, total| report(CacheProgress::Loading { loaded, total });

@@ -38,7 +38,7 @@ pub enum TeacherSource {
     /// A cache that `zeroth distill cache` wrote.
     Cache {
         /// The cache.
-        cache: TeacherCache,
+        cache: Box<TeacherCache>,
         /// Whether the mass that it lacks is one more bucket; else both distributions are renormalised over the cached ids.
         tail: bool,
     },

@@ -203,13 +203,12 @@ pub(super) fn resolve_job(
         resume::keep_order(manifest, &mut seed, &mut data_seed, &mut shuffle, &mut notes);
     }
     // What is held out depends on the seed of the run's first start.
-    let data = match &handoff {
-        Some(handoff) => data::open(handoff, arguments, &reading, data_seed)?,
-        None => {
-            let data = data::prepare(arguments, &reading, data_seed)?;
-            teacher::check_data(distillation.as_ref(), &data.all_samples)?;
-            data
-        }
+    let data = if let Some(handoff) = &handoff {
+        data::open(handoff, arguments, &reading, data_seed)?
+    } else {
+        let data = data::prepare(arguments, &reading, data_seed)?;
+        teacher::check_data(distillation.as_ref(), &data.all_samples)?;
+        data
     };
     release_freed_memory();
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {

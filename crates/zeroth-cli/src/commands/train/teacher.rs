@@ -67,7 +67,7 @@ pub(super) fn resolve(
         notes.push(format!("--kd-temperature is {temperature}, that of the cache"));
     }
     let tail = kd.kd_tail != Some(TailArg::Renormalize);
-    let teacher = TeacherSource::Cache { cache, tail };
+    let teacher = TeacherSource::Cache { cache: Box::new(cache), tail };
     Ok(Some(Distillation { spec: spec(temperature), alpha, teacher }))
 }
 

@@ -92,7 +92,7 @@ fn log_mixture<const FMA: bool>(student: f32, teacher: f32, beta: f32) -> f32 {
 }
 
 /// Replaces logits by `term` of each, in the type of the gradient, and returns the sum of its second results in the order of
-/// [`math::sum_of`]. The narrower type of the gradient is stored from the start of the row on, behind what is still to be read.
+/// [`math::sum_of`].
 #[inline(always)]
 fn replace<E: Element>(
     logits: &mut [f32],
@@ -101,43 +101,43 @@ fn replace<E: Element>(
     term: impl Fn(f32, f32) -> (f32, f32),
 ) -> f32 {
     let mut lanes = [0.0f32; LANES];
-    let mut at = range.start;
-    while at < range.end {
-        let count = LANES.min(range.end - at);
-        let (mut z, mut t) = ([0.0f32; LANES], [0.0f32; LANES]);
-        if count == LANES {
-            z.copy_from_slice(&logits[at..at + LANES]);
-            t.copy_from_slice(&teacher[at..at + LANES]);
-        } else {
-            z[..count].copy_from_slice(&logits[at..at + count]);
-            t[..count].copy_from_slice(&teacher[at..at + count]);
-        }
-        let mut out = [E::default(); LANES];
-        let mut losses = [0.0f32; LANES];
+    replace_chunks::<E>(logits, range, |at, z| {
+        let (count, mut t) = (LANES.min(teacher.len() - at), [0.0f32; LANES]);
+        t[..count].copy_from_slice(&teacher[at..at + count]);
+        let (mut gradients, mut losses) = ([0.0f32; LANES], [0.0f32; LANES]);
         for lane in 0..LANES {
-            let (gradient, loss) = term(z[lane], t[lane]);
-            out[lane] = E::from_f32(gradient);
-            losses[lane] = loss;
+            (gradients[lane], losses[lane]) = term(z[lane], t[lane]);
         }
-        let to = bytemuck::cast_slice_mut::<f32, E>(logits);
-        if count == LANES {
-            to[at..at + LANES].copy_from_slice(&out);
-            lanes.iter_mut().zip(losses).for_each(|(lane, loss)| *lane += loss);
-        } else {
-            to[at..at + count].copy_from_slice(&out[..count]);
-            lanes.iter_mut().zip(&losses[..count]).for_each(|(lane, loss)| *lane += loss);
+        for (lane, loss) in lanes.iter_mut().zip(&losses[..count]) {
+            *lane += loss;
         }
-        at += count;
-    }
+        gradients
+    });
     math::add_lanes(lanes)
 }
 
-/// [`replace`] of logits that only cross-entropy reads.
+/// [`replace`] of logits that the teacher does not have.
 #[inline(always)]
 fn replace_others<E: Element>(logits: &mut [f32], range: Range<usize>, term: impl Fn(f32) -> f32) {
-    for at in range {
-        let gradient = E::from_f32(term(logits[at]));
-        bytemuck::cast_slice_mut::<f32, E>(logits)[at] = gradient;
+    replace_chunks::<E>(logits, range, |_, z| z.map(&term));
+}
+
+/// Replaces logits by gradients, some at a time. The gradient's narrower type is stored from the start of the row on, behind what is
+/// still to be read.
+#[inline(always)]
+fn replace_chunks<E: Element>(
+    logits: &mut [f32],
+    range: Range<usize>,
+    mut gradients: impl FnMut(usize, [f32; LANES]) -> [f32; LANES],
+) {
+    for at in range.clone().step_by(LANES) {
+        let (count, mut z) = (LANES.min(range.end - at), [0.0f32; LANES]);
+        z[..count].copy_from_slice(&logits[at..at + count]);
+        let mut out = [E::default(); LANES];
+        for (out, gradient) in out.iter_mut().zip(gradients(at, z)) {
+            *out = E::from_f32(gradient);
+        }
+        bytemuck::cast_slice_mut::<f32, E>(logits)[at..at + count].copy_from_slice(&out[..count]);
     }
 }
 
