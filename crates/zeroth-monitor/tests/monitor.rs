@@ -80,13 +80,7 @@ fn garbage_is_counted_and_bounded() {
     write_run(folder.path(), 3, "training");
     let metrics = folder.path().join("metrics.jsonl");
     append(&metrics, "garbage\n\0\0\0\n[]\n{\"step\":-1,\"loss\":1}\n{\"step\":1.5}\n{\"loss\":1}\n");
-    append(
-        &metrics,
-        &format!(
-            "{{\"step\":4,{}\"loss\":1.25}}\n",
-            (0..300).map(|n| format!("\"x{n}\":{n},")).collect::<String>()
-        ),
-    );
+    append(&metrics, &format!("{{\"step\":4,{}\"loss\":1.25}}\n", "\"more\":1,".repeat(300)));
     append(&metrics, &line(5));
     append(
         &folder.path().join("events.jsonl"),
