@@ -64,7 +64,7 @@ fn a_finished_and_a_resumed_run_are_told_by_their_files() {
     // A folder that nobody may write to is read.
     fs::set_permissions(&run, fs::Permissions::from_mode(0o555)).unwrap();
     let shown = monitor(&run);
-    let plain = zeroth(&["monitor", text(&run)]);
+    let printed = zeroth(&["monitor", text(&run)]);
     fs::set_permissions(&run, fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!((&shown["state"], &shown["step"], &shown["seams"][0]), (&"done".into(), &6.into(), &4.into()));
     assert_eq!(shown["checkpoints"][0]["step"], 6);
@@ -74,7 +74,7 @@ fn a_finished_and_a_resumed_run_are_told_by_their_files() {
     assert_eq!(loss["points"].as_array().unwrap().len(), 6);
     let config = shown["config"].as_array().unwrap();
     assert!(config.iter().any(|one| one["key"] == "train_batch_size" && one["origin"] != "default"));
-    assert!(plain.stdout.contains("done · step 6/6"), "{}", plain.stdout);
+    assert!(printed.stdout.contains("done · step 6/6"), "{}", printed.stdout);
 
     // What the run wrote goes with it; what it did not write stays.
     fs::write(run.join("notes.txt"), "mine").unwrap();

@@ -16,9 +16,11 @@ pub(crate) enum Field {
 
 /// Calls `field` for every field that `wants` names, in order. False for what is not a JSON object.
 pub(crate) fn fields(line: &[u8], wants: impl Fn(&str) -> bool, mut field: impl FnMut(&str, Field)) -> bool {
-    let mut found: [(&str, Field); 48] = [("", Field::Other); 48];
+    let mut found: [(&str, Field); 32] = [("", Field::Other); 32];
     if let Some(count) = scan(line, &wants, &mut found) {
-        found[..count].iter().for_each(|(name, value)| field(name, *value));
+        for (name, value) in &found[..count] {
+            field(name, *value);
+        }
         return true;
     }
     let Ok(object) = serde_json::from_slice::<Map<String, Value>>(line) else { return false };
@@ -42,7 +44,7 @@ fn scan<'a>(line: &'a [u8], wants: &impl Fn(&str) -> bool, found: &mut [(&'a str
     }
     loop {
         rest = space(rest).strip_prefix(b"\"")?;
-        let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
+        let end = memchr::memchr2(b'"', b'\\', rest)?;
         let name = str::from_utf8(&rest[..end]).ok()?;
         rest = space(rest[end..].strip_prefix(b"\"")?).strip_prefix(b":")?;
         rest = space(rest);

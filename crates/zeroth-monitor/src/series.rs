@@ -40,6 +40,8 @@ pub(crate) struct Series {
     buckets: Vec<Bucket>,
     /// Steps of a bucket.
     width: u64,
+    /// The first step after the last bucket.
+    end: u64,
     recent: VecDeque<(u64, f64)>,
     /// Points that were not finite.
     pub(crate) gaps: u64,
@@ -47,7 +49,7 @@ pub(crate) struct Series {
 
 impl Default for Series {
     fn default() -> Self {
-        Self { buckets: Vec::new(), width: 1, recent: VecDeque::new(), gaps: 0 }
+        Self { buckets: Vec::new(), width: 1, end: 0, recent: VecDeque::new(), gaps: 0 }
     }
 }
 
@@ -59,8 +61,11 @@ impl Series {
         }
         let point = Bucket::of(step, value);
         match self.buckets.last_mut() {
-            Some(last) if last.first / self.width == step / self.width => last.add(&point),
-            _ => self.buckets.push(point),
+            Some(last) if step < self.end => last.add(&point),
+            _ => {
+                self.buckets.push(point);
+                self.find_end();
+            }
         }
         while self.buckets.len() > BUCKETS {
             self.widen();
@@ -71,12 +76,18 @@ impl Series {
         self.recent.push_back((step, value));
     }
 
+    fn find_end(&mut self) {
+        let last = self.buckets.last().map_or(0, |last| last.first);
+        self.end = (last / self.width + 1).saturating_mul(self.width);
+    }
+
     fn truncate(&mut self, step: u64) {
         let kept = self.buckets.partition_point(|bucket| bucket.first < step);
         self.buckets.truncate(kept);
         if let Some(last) = self.buckets.last_mut() {
             last.last = last.last.min(step - 1);
         }
+        self.find_end();
         while self.recent.back().is_some_and(|(last, _)| *last >= step) {
             self.recent.pop_back();
         }
@@ -93,6 +104,7 @@ impl Series {
             }
         }
         self.buckets = wide;
+        self.find_end();
     }
 
     pub(crate) fn last(&self) -> Option<(u64, f64)> {
@@ -121,7 +133,7 @@ impl Series {
         for bucket in &self.buckets {
             match few.last_mut() {
                 Some(last) if (last.first - origin) / width == (bucket.first - origin) / width => {
-                    last.add(bucket)
+                    last.add(bucket);
                 }
                 _ => few.push(*bucket),
             }

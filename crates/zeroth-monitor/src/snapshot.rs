@@ -142,12 +142,11 @@ impl Sent {
             .then(|| runs.iter().zip(&self.runs).map(|(run, sent)| part(run, sent)).collect())
             .flatten();
         self.runs = now;
-        let text = match parts {
-            Some(runs) => serde_json::to_string(&All { whole: false, runs }),
-            None => {
-                let runs: Vec<_> = runs.iter().map(|run| whole(run, POINTS, false)).collect();
-                serde_json::to_string(&All { whole: true, runs })
-            }
+        let text = if let Some(runs) = parts {
+            serde_json::to_string(&All { whole: false, runs })
+        } else {
+            let runs: Vec<_> = runs.iter().map(|run| whole(run, POINTS, false)).collect();
+            serde_json::to_string(&All { whole: true, runs })
         };
         text.unwrap_or_default()
     }

@@ -136,7 +136,7 @@ impl Tail {
     }
 
     fn split(&mut self, mut bytes: &[u8], lines: &mut dyn Lines) {
-        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = memchr::memchr(b'\n', bytes) {
             let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
             bytes = rest;
             if std::mem::take(&mut self.skips) {

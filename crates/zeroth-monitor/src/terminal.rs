@@ -264,10 +264,7 @@ impl View {
         let mut spans = Vec::new();
         for ((tab, name), number) in Tab::ALL.into_iter().zip(1..) {
             let label = if width >= 60 { format!(" {number} {name} ") } else { format!(" {name} ") };
-            spans.push(Span::styled(
-                label,
-                if tab == self.tab { self.theme.selected() } else { self.theme.dim() },
-            ));
+            spans.push(Span::styled(label, if tab == self.tab { Theme::SELECTED } else { self.theme.dim() }));
         }
         if width >= 60 {
             let more = if self.runs.len() > 1 { "  n next run" } else { "" };

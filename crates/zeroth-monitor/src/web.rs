@@ -249,7 +249,7 @@ impl Shared {
             Ok(Some(session)) => {
                 (self.on_url)(&self.url());
                 let cookie = format!("{}={session}; HttpOnly; SameSite=Strict; Path=/", self.cookie_name());
-                self.page.entrance().with("Set-Cookie", &cookie)
+                Page::entrance().with("Set-Cookie", &cookie)
             }
             Ok(None) => {
                 Response::problem(403, "this token is not valid, or was used: open the newest URL printed")

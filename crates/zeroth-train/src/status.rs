@@ -185,7 +185,8 @@ fn machine() -> Option<String> {
 
 #[derive(Serialize)]
 struct Status<'a> {
-    zeroth_status: u32,
+    #[serde(rename = "zeroth_status")]
+    version: u32,
     time: f64,
     period: f64,
     state: &'a str,
@@ -252,7 +253,9 @@ impl Writer {
             let text = self.text(machine.as_deref(), end, lost);
             let mut write = || {
                 let log = log.get_or_insert_with(|| EventLog::open(&self.events));
-                events.iter().for_each(|event| log.append(event));
+                for event in &events {
+                    log.append(event);
+                }
                 if let Some(state) = end {
                     log.append(&RunEvent::End { state, step: self.step() });
                 }
@@ -341,7 +344,7 @@ impl Writer {
                 .and_then(|gpus| gpus.used((rank as usize).checked_rem(self.facts.gpus.len())?)),
         });
         let status = Status {
-            zeroth_status: VERSION,
+            version: VERSION,
             time: now(),
             period: PERIOD.as_secs_f64(),
             state,

@@ -30,15 +30,15 @@ pub(super) fn loss(frame: &mut Frame<'_>, area: Rect, runs: &[Run], selected: us
         let parts = run.curves.series.iter().map(|(name, _)| name.as_str());
         let parts = parts.filter(|name| name.ends_with("_loss") && *name != "eval_loss");
         for name in ["loss", "eval_loss"].into_iter().chain(parts).take(6) {
-            curves.extend(curve(run, name, name.to_owned(), curves.len(), area, theme));
+            curves.extend(curve(run, name, name, curves.len(), area, theme));
         }
     } else {
         for (at, run) in runs.iter().enumerate().take(6) {
-            curves.extend(curve(run, "loss", run.name.clone(), at, area, theme));
+            curves.extend(curve(run, "loss", &run.name, at, area, theme));
         }
     }
     let seams: Vec<u64> = runs.get(selected).map_or_else(Vec::new, |run| run.seams().collect());
-    show(frame, area, "loss", "loss", curves, &seams, theme);
+    show(frame, area, "loss", "loss", &curves, &seams, theme);
 }
 
 /// The other curves, side by side.
@@ -51,16 +51,16 @@ pub(super) fn small(
     theme: Theme,
 ) {
     let Some(run) = runs.get(selected) else { return };
-    let there: Vec<&(&str, &str)> =
+    let shown: Vec<&(&str, &str)> =
         SMALL.iter().filter(|(name, _)| run.curves.get(name).is_some()).take(most).collect();
-    let areas = Layout::horizontal(vec![Constraint::Fill(1); there.len()]).split(area);
-    for ((name, title), area) in there.into_iter().zip(areas.iter()) {
-        let curves = curve(run, name, (*title).to_owned(), 0, *area, theme).into_iter().collect();
-        show(frame, *area, name, title, curves, &[], theme);
+    let areas = Layout::horizontal(vec![Constraint::Fill(1); shown.len()]).split(area);
+    for ((name, title), area) in shown.into_iter().zip(areas.iter()) {
+        let curves: Vec<Curve> = curve(run, name, title, 0, *area, theme).into_iter().collect();
+        show(frame, *area, name, title, &curves, &[], theme);
     }
 }
 
-fn curve(run: &Run, name: &str, label: String, number: usize, area: Rect, theme: Theme) -> Option<Curve> {
+fn curve(run: &Run, name: &str, label: &str, number: usize, area: Rect, theme: Theme) -> Option<Curve> {
     let series: &Series = run.curves.get(name)?;
     // Two dots a column: minimum and maximum.
     let buckets = series.buckets(usize::from(area.width.max(2)));
@@ -85,17 +85,17 @@ fn show(
     area: Rect,
     curve: &str,
     title: &str,
-    curves: Vec<Curve>,
+    curves: &[Curve],
     seams: &[u64],
     theme: Theme,
 ) {
-    let title = match curves.as_slice() {
+    let title = match curves {
         [only] => only.name.clone(),
         _ => title.to_owned(),
     };
     let title: String = title.chars().take(usize::from(area.width.saturating_sub(4))).collect();
     let block =
-        Block::bordered().border_style(theme.dim()).title(Line::styled(format!(" {title} "), theme.title()));
+        Block::bordered().border_style(theme.dim()).title(Line::styled(format!(" {title} "), Theme::TITLE));
     let all = || curves.iter().flat_map(|curve| &curve.points);
     if all().next().is_none() || area.height < 4 {
         let inner = block.inner(area);

@@ -22,9 +22,9 @@ pub(super) fn head(
     let mark = if count > 1 { if is_selected { "▶ " } else { "  " } } else { "" };
     let longest = usize::from(width / 3).max(8);
     let name: String = run.name.chars().take(longest).collect();
-    let name_style = if count > 1 { theme.curve(number) } else { theme.title() };
+    let name_style = if count > 1 { theme.curve(number) } else { Theme::TITLE };
     let mut spans = vec![
-        Span::styled(mark, theme.title()),
+        Span::styled(mark, Theme::TITLE),
         Span::styled(name, name_style),
         Span::raw(" "),
         Span::styled(state.clone(), theme.state(&state)),
@@ -68,7 +68,7 @@ pub(super) fn figures(run: &Run, width: u16, theme: Theme) -> Vec<Line<'static>>
             used = 0;
         }
         spans.push(Span::styled(format!(" {name} "), theme.dim()));
-        spans.push(Span::styled(format!("{value} "), theme.title()));
+        spans.push(Span::styled(format!("{value} "), Theme::TITLE));
         used += size;
     }
     lines.push(Line::from(spans));
@@ -76,7 +76,7 @@ pub(super) fn figures(run: &Run, width: u16, theme: Theme) -> Vec<Line<'static>>
 }
 
 fn panel(frame: &mut Frame<'_>, area: Rect, title: String, lines: Vec<Line<'_>>, scroll: u16, theme: Theme) {
-    let block = Block::bordered().border_style(theme.dim()).title(Line::styled(title, theme.title()));
+    let block = Block::bordered().border_style(theme.dim()).title(Line::styled(title, Theme::TITLE));
     frame.render_widget(Paragraph::new(lines).scroll((scroll, 0)).block(block), area);
 }
 
@@ -159,7 +159,7 @@ pub(super) fn memory(frame: &mut Frame<'_>, area: Rect, run: &Run, theme: Theme)
     if overhead > 0 {
         lines.push(Line::styled(format!("overhead {}", bytes(overhead)), theme.dim()));
     }
-    let title = Line::styled(" memory per rank, of plan ", theme.title());
+    let title = Line::styled(" memory per rank, of plan ", Theme::TITLE);
     let block = Block::bordered().border_style(theme.dim()).title(title);
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }).block(block), area);
 }
@@ -175,7 +175,7 @@ fn short(category: &str) -> &str {
 
 pub(super) fn events(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: u16, theme: Theme) {
     let line = |event: &crate::run::Event| {
-        let style = if event.event == "rank_lost" { theme.bad() } else { theme.title() };
+        let style = if event.event == "rank_lost" { theme.bad() } else { Theme::TITLE };
         Line::from(vec![
             Span::styled(format!("{:>11} ", ago(event.time)), theme.dim()),
             Span::styled(event.event.clone(), style),
@@ -211,7 +211,7 @@ pub(super) fn config(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: &mut 
     let key_width = usize::from(area.width / 2).min(44);
     let lines = set.iter().map(|setting| {
         let key: String = setting.key.chars().take(key_width).collect();
-        let style = if setting.origin == "default" { theme.dim() } else { theme.title() };
+        let style = if setting.origin == "default" { theme.dim() } else { Theme::TITLE };
         Line::from(vec![
             Span::styled(format!("{key:<key_width$} "), style),
             Span::raw(setting.value.clone()),

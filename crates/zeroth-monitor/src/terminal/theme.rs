@@ -15,20 +15,15 @@ const CURVES: [Color; 6] =
     [Color::Cyan, Color::Yellow, Color::Magenta, Color::Green, Color::Blue, Color::LightRed];
 
 impl Theme {
+    pub(super) const TITLE: Style = Style::new().add_modifier(Modifier::BOLD);
+    pub(super) const SELECTED: Style = Style::new().add_modifier(Modifier::REVERSED);
+
     fn colour(self, colour: Color) -> Style {
         if self.colour { Style::new().fg(colour) } else { Style::new() }
     }
 
-    pub(super) fn title(self) -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
-    }
-
     pub(super) fn dim(self) -> Style {
         if self.colour { Style::new().fg(Color::DarkGray) } else { Style::new() }
-    }
-
-    pub(super) fn selected(self) -> Style {
-        Style::new().add_modifier(Modifier::REVERSED)
     }
 
     pub(super) fn warning(self) -> Style {

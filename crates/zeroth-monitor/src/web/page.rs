@@ -35,7 +35,7 @@ impl Page {
 
     /// What a browser with a valid token gets: it goes to the page itself, as a redirect from another site's link would
     /// come without the cookie.
-    pub(super) fn entrance(&self) -> Response {
+    pub(super) fn entrance() -> Response {
         let text = "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta http-equiv=\"refresh\" content=\"0;url=/\">\
                     <title>zeroth monitor</title><a href=\"/\">continue</a></html>";
         Response::text("text/html; charset=utf-8", text)

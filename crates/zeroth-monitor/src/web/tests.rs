@@ -228,8 +228,8 @@ fn a_browser_is_streamed_to_and_a_taken_port_is_named() {
     assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("--port"), "{error}");
     let cookie = cookie(&server);
     let stop = Arc::new(AtomicBool::new(false));
-    let (serves, stops) = (Arc::clone(&server), Arc::clone(&stop));
-    let thread = std::thread::spawn(move || serves.run(&stops));
+    let (background, stops) = (Arc::clone(&server), Arc::clone(&stop));
+    let thread = std::thread::spawn(move || background.run(&stops));
     let open = |request: &str| {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
