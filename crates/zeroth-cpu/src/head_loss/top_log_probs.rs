@@ -1,11 +1,11 @@
 //! The most likely tokens of each row and their log-probabilities.
 
 use std::cmp::Ordering;
-use std::f32::consts::LOG2_E;
 
 use zeroth_base::DType;
 
 use super::distill::logits;
+use super::distill::rows::log_softmax;
 use crate::gemm;
 use crate::isa::each_isa;
 use crate::math;
@@ -35,6 +35,9 @@ pub fn top_log_probs_scratch(dims: HeadLossDims, k: usize, threads: usize) -> us
 
 /// The `k` largest of each row of x · wᵀ, descending, the lowest id first among equals: their ids and their log-probabilities
 /// [rows, k] at a temperature. A row whose log-sum-exp is not finite gives the ids from 0 on, and NaN.
+///
+/// # Panics
+/// If `k` is 0 or larger than the vocabulary.
 pub fn top_log_probs<T: Element>(
     pool: &Pool,
     dims: HeadLossDims,
@@ -68,9 +71,8 @@ pub fn top_log_probs<T: Element>(
         );
         pool.each_with(parts, scratch, |_, (logits, ids, log_probs), scratch| {
             let logits = &logits[..vocab];
-            let (max, sum) = log_sum(pool.isa(), math::has_fma(pool.isa()), logits, LOG2_E / temperature);
-            let log_sum = sum.ln();
-            if !(max.is_finite() && log_sum.is_finite()) {
+            let softmax = log_softmax(pool.isa(), math::has_fma(pool.isa()), logits, 1.0 / temperature);
+            if !softmax.is_finite() {
                 ids.iter_mut().zip(0..).for_each(|(to, id)| *to = id);
                 log_probs.fill(f32::NAN);
                 return;
@@ -82,22 +84,9 @@ pub fn top_log_probs<T: Element>(
                 scan(pool.isa(), logits, ids, log_probs);
             }
             for (to, id) in log_probs.iter_mut().zip(&*ids) {
-                *to = (logits[*id as usize] - max) / temperature - log_sum;
+                *to = softmax.at(logits[*id as usize]);
             }
         });
-    }
-}
-
-each_isa! {
-    /// The maximum, and the sum of 2^(scale · (logit - maximum)).
-    fn log_sum(fma: bool, logits: &[f32], scale: f32) -> (f32, f32) {
-        let max = math::max_of(logits);
-        let sum = if fma {
-            math::sum_of(logits, |logit| math::exp2::<true>((logit - max) * scale))
-        } else {
-            math::sum_of(logits, |logit| math::exp2::<false>((logit - max) * scale))
-        };
-        (max, sum)
     }
 }
 

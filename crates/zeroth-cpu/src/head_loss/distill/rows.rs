@@ -49,10 +49,17 @@ impl Terms {
 
 /// A log-softmax at a temperature.
 #[derive(Clone, Copy)]
-struct LogSoftmax {
+pub(in crate::head_loss) struct LogSoftmax {
     max: f32,
     inverse: f32,
     log_sum: f32,
+}
+
+each_isa! {
+    /// The log-softmax of some logits over 1 / `inverse`.
+    pub(in crate::head_loss) fn log_softmax(fma: bool, logits: &[f32], inverse: f32) -> LogSoftmax {
+        if fma { LogSoftmax::new::<true>(logits, inverse) } else { LogSoftmax::new::<false>(logits, inverse) }
+    }
 }
 
 impl LogSoftmax {
@@ -61,15 +68,28 @@ impl LogSoftmax {
 
     #[inline(always)]
     fn new<const FMA: bool>(logits: &[f32], inverse: f32) -> Self {
-        let max = math::max_of(logits);
-        let scale = inverse * LOG2_E;
-        let sum = math::sum_of(logits, |logit| math::exp2::<FMA>((logit - max) * scale));
-        Self { max, inverse, log_sum: sum.ln() }
+        let (max, scale) = (math::max_of(logits), inverse * LOG2_E);
+        let mut lanes = [0.0f32; LANES];
+        let (whole, rest) = logits.as_chunks::<LANES>();
+        for logits in whole {
+            for lane in 0..LANES {
+                lanes[lane] += math::exp2::<FMA>((logits[lane] - max) * scale);
+            }
+        }
+        for (lane, logit) in lanes.iter_mut().zip(rest) {
+            *lane += math::exp2::<FMA>((logit - max) * scale);
+        }
+        Self { max, inverse, log_sum: math::add_lanes(lanes).ln() }
+    }
+
+    /// Whether its sum is finite and no logit infinite.
+    pub(in crate::head_loss) const fn is_finite(self) -> bool {
+        self.max.is_finite() && self.log_sum.is_finite()
     }
 
     /// The log-probability of a logit.
     #[inline(always)]
-    fn at(self, logit: f32) -> f32 {
+    pub(in crate::head_loss) fn at(self, logit: f32) -> f32 {
         (logit - self.max) * self.inverse - self.log_sum
     }
 }
@@ -91,137 +111,194 @@ fn log_mixture<const FMA: bool>(student: f32, teacher: f32, beta: f32) -> f32 {
     larger + math::ln::<FMA>(if sum < share { share } else { sum })
 }
 
-/// Replaces logits by `term` of each, in the type of the gradient, and returns the sum of its second results in the order of
-/// [`math::sum_of`].
+/// Some values from `at` on; zeros past their end.
 #[inline(always)]
-fn replace<E: Element>(
-    logits: &mut [f32],
-    range: Range<usize>,
-    teacher: &[f32],
-    term: impl Fn(f32, f32) -> (f32, f32),
-) -> f32 {
+fn load(values: &[f32], at: usize, count: usize) -> [f32; LANES] {
     let mut lanes = [0.0f32; LANES];
-    replace_chunks::<E>(logits, range, |at, z| {
-        let (count, mut t) = (LANES.min(teacher.len() - at), [0.0f32; LANES]);
-        t[..count].copy_from_slice(&teacher[at..at + count]);
-        let (mut gradients, mut losses) = ([0.0f32; LANES], [0.0f32; LANES]);
-        for lane in 0..LANES {
-            (gradients[lane], losses[lane]) = term(z[lane], t[lane]);
-        }
-        for (lane, loss) in lanes.iter_mut().zip(&losses[..count]) {
-            *lane += loss;
-        }
-        gradients
-    });
-    math::add_lanes(lanes)
+    lanes[..count].copy_from_slice(&values[at..at + count]);
+    lanes
 }
 
-/// [`replace`] of logits that the teacher does not have.
+/// Stores gradients in place of the logits that they were computed from. Their narrower type is stored from the start of the row on,
+/// behind what is still to be read.
 #[inline(always)]
-fn replace_others<E: Element>(logits: &mut [f32], range: Range<usize>, term: impl Fn(f32) -> f32) {
-    replace_chunks::<E>(logits, range, |_, z| z.map(&term));
+fn store<E: Element>(logits: &mut [f32], at: usize, count: usize, gradients: [f32; LANES]) {
+    let mut out = [E::default(); LANES];
+    for lane in 0..LANES {
+        out[lane] = E::from_f32(gradients[lane]);
+    }
+    bytemuck::cast_slice_mut::<f32, E>(logits)[at..at + count].copy_from_slice(&out[..count]);
 }
 
-/// Replaces logits by gradients, some at a time. The gradient's narrower type is stored from the start of the row on, behind what is
-/// still to be read.
-#[inline(always)]
-fn replace_chunks<E: Element>(
-    logits: &mut [f32],
-    range: Range<usize>,
-    mut gradients: impl FnMut(usize, [f32; LANES]) -> [f32; LANES],
-) {
-    for at in range.clone().step_by(LANES) {
-        let (count, mut z) = (LANES.min(range.end - at), [0.0f32; LANES]);
-        z[..count].copy_from_slice(&logits[at..at + count]);
-        let mut out = [E::default(); LANES];
-        for (out, gradient) in out.iter_mut().zip(gradients(at, z)) {
-            *out = E::from_f32(gradient);
-        }
-        bytemuck::cast_slice_mut::<f32, E>(logits)[at..at + count].copy_from_slice(&out[..count]);
-    }
-}
+/// KL(teacher‖student), KL(student‖teacher), or the divergence from the mixture of both.
+const FORWARD: u8 = 0;
+const REVERSE: u8 = 1;
+const MIXED: u8 = 2;
 
-/// Sums two terms over two slices in the order of [`math::sum_of`].
-#[inline(always)]
-fn sums_of_two([a, b]: [&[f32]; 2], term: impl Fn(f32, f32) -> [f32; 2]) -> [f32; 2] {
-    let mut lanes = [[0.0f32; LANES]; 2];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    for (a, b) in a.iter().zip(b) {
-        for lane in 0..LANES {
-            let [first, second] = term(a[lane], b[lane]);
-            lanes[0][lane] += first;
-            lanes[1][lane] += second;
-        }
-    }
-    for (lane, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
-        let [first, second] = term(*a, *b);
-        lanes[0][lane] += first;
-        lanes[1][lane] += second;
-    }
-    lanes.map(math::add_lanes)
-}
-
-/// The distributions of a row: both over the tokens that both have, and the student's of cross-entropy.
+/// The distributions of a row: both over the tokens that both have, and the student's of cross-entropy. With `SAME` that is the
+/// student's. Its methods are no closures: those would be compiled without the instructions of the ISA that calls them.
 #[derive(Clone, Copy)]
-struct Distributions {
+struct Divergence<const FMA: bool, const SAME: bool, const KIND: u8> {
     student: LogSoftmax,
     teacher: LogSoftmax,
     ce: LogSoftmax,
+    beta: f32,
+    ce_scale: f32,
+    kd_scale: f32,
+    /// The sum of the first terms.
+    mean: f32,
 }
 
-/// The divergence of the first tokens from those of the teacher; replaces their logits by the gradient of both losses. Returns the
-/// divergence, and the unrounded gradient of `label`, if that is one of them, without its own term.
-///
-/// With `SAME` the student's distribution is that of cross-entropy.
+impl<const FMA: bool, const SAME: bool, const KIND: u8> Divergence<FMA, SAME, KIND> {
+    /// What a logit and the teacher's add to the sums that the gradient needs: of KL(student‖other) and of KL(teacher‖mixture).
+    #[inline(always)]
+    fn terms(&self, z: f32, y: f32) -> [f32; 2] {
+        let (log_s, log_t) = (self.student.at(z), self.teacher.at(y));
+        if KIND == REVERSE {
+            return [exp::<FMA>(log_s) * (log_s - log_t), 0.0];
+        }
+        let mixture = log_mixture::<FMA>(log_s, log_t, self.beta);
+        [exp::<FMA>(log_s) * (log_s - mixture), exp::<FMA>(log_t) * (log_t - mixture)]
+    }
+
+    /// The gradient of a logit by both losses, without the label's own term; and the term of a forward divergence.
+    #[inline(always)]
+    fn gradient(&self, z: f32, y: f32) -> (f32, f32) {
+        let (log_s, log_t) = (self.student.at(z), self.teacher.at(y));
+        let p = exp::<FMA>(log_s);
+        let of_ce = self.ce_scale * if SAME { p } else { exp::<FMA>(self.ce.at(z)) };
+        let (slope, term) = match KIND {
+            FORWARD => {
+                let q = exp::<FMA>(log_t);
+                (p - q, q * (log_t - log_s))
+            }
+            REVERSE => (p * (log_s - log_t - self.mean), 0.0),
+            _ => (p * (log_s - log_mixture::<FMA>(log_s, log_t, self.beta) - self.mean), 0.0),
+        };
+        (of_ce + self.kd_scale * slope, term)
+    }
+
+    /// The sums of [`Self::terms`], in the order of [`math::sum_of`].
+    #[inline(always)]
+    fn sums(&self, logits: &[f32], teacher: &[f32]) -> [f32; 2] {
+        let mut lanes = [[0.0f32; LANES]; 2];
+        for at in (0..teacher.len()).step_by(LANES) {
+            let count = LANES.min(teacher.len() - at);
+            let (z, y) = (load(logits, at, count), load(teacher, at, count));
+            let mut terms = [[0.0f32; LANES]; 2];
+            for lane in 0..LANES {
+                [terms[0][lane], terms[1][lane]] = self.terms(z[lane], y[lane]);
+            }
+            for (lanes, terms) in lanes.iter_mut().zip(terms) {
+                lanes.iter_mut().zip(&terms[..count]).for_each(|(lane, term)| *lane += term);
+            }
+        }
+        lanes.map(math::add_lanes)
+    }
+
+    /// Replaces logits by their gradients; returns the sum of a forward divergence.
+    #[inline(always)]
+    fn replace<E: Element>(&self, logits: &mut [f32], teacher: &[f32]) -> f32 {
+        let mut lanes = [0.0f32; LANES];
+        for at in (0..teacher.len()).step_by(LANES) {
+            let count = LANES.min(teacher.len() - at);
+            let (z, y) = (load(logits, at, count), load(teacher, at, count));
+            let (mut gradients, mut terms) = ([0.0f32; LANES], [0.0f32; LANES]);
+            for lane in 0..LANES {
+                (gradients[lane], terms[lane]) = self.gradient(z[lane], y[lane]);
+            }
+            store::<E>(logits, at, count, gradients);
+            lanes.iter_mut().zip(&terms[..count]).for_each(|(lane, term)| *lane += term);
+        }
+        math::add_lanes(lanes)
+    }
+
+    /// The divergence; replaces the logits of the tokens that both have by the gradient of both losses. Also returns the unrounded
+    /// gradient of `label`, if that is one of them.
+    #[inline(always)]
+    fn run<E: Element>(
+        mut self,
+        logits: &mut [f32],
+        teacher: &[f32],
+        label: Option<usize>,
+    ) -> (f32, Option<f32>) {
+        let of_label =
+            label.filter(|label| *label < teacher.len()).map(|label| (logits[label], teacher[label]));
+        let mut kd = 0.0;
+        if KIND != FORWARD {
+            let [of_student, of_teacher] = self.sums(logits, teacher);
+            self.mean = of_student;
+            kd = of_student;
+            if KIND == MIXED {
+                kd = self.beta * of_teacher + (1.0 - self.beta) * of_student;
+                // The derivative of the mixture cancels between both terms.
+                self.kd_scale *= 1.0 - self.beta;
+            }
+        }
+        let forward = self.replace::<E>(logits, teacher);
+        let at_label = of_label.map(|(z, y)| self.gradient(z, y).0);
+        (if KIND == FORWARD { forward } else { kd }, at_label)
+    }
+}
+
+/// [`Divergence::run`] of the kind that `beta` names.
 #[inline(always)]
 fn divergence<E: Element, const FMA: bool, const SAME: bool>(
     logits: &mut [f32],
     teacher: &[f32],
-    of: Distributions,
+    [student, of_teacher, ce]: [LogSoftmax; 3],
     label: Option<usize>,
     terms: Terms,
 ) -> (f32, Option<f32>) {
-    let Distributions { student: s, teacher: t, ce } = of;
     let Terms { beta, ce_scale, kd_scale, .. } = terms;
-    let of_label = label.filter(|label| *label < teacher.len()).map(|label| (logits[label], teacher[label]));
-    let range = 0..teacher.len();
-    let of_ce = |z: f32, p: f32| ce_scale * if SAME { p } else { exp::<FMA>(ce.at(z)) };
+    let (mean, t) = (0.0, of_teacher);
     if beta == 0.0 {
-        let term = |z: f32, y: f32| {
-            let (log_s, log_t) = (s.at(z), t.at(y));
-            let (p, q) = (exp::<FMA>(log_s), exp::<FMA>(log_t));
-            (of_ce(z, p) + kd_scale * (p - q), q * (log_t - log_s))
-        };
-        let kd = replace::<E>(logits, range, teacher, term);
-        (kd, of_label.map(|(z, y)| term(z, y).0))
+        let of = Divergence::<FMA, SAME, FORWARD> { student, teacher: t, ce, beta, ce_scale, kd_scale, mean };
+        of.run::<E>(logits, teacher, label)
     } else if beta == 1.0 {
-        let kd = math::sum_of_two([&logits[range.clone()], teacher], |z, y| {
-            let log_s = s.at(z);
-            exp::<FMA>(log_s) * (log_s - t.at(y))
-        });
-        let term = |z: f32, y: f32| {
-            let log_s = s.at(z);
-            let p = exp::<FMA>(log_s);
-            (of_ce(z, p) + kd_scale * (p * (log_s - t.at(y) - kd)), 0.0)
-        };
-        replace::<E>(logits, range, teacher, term);
-        (kd, of_label.map(|(z, y)| term(z, y).0))
+        let of = Divergence::<FMA, SAME, REVERSE> { student, teacher: t, ce, beta, ce_scale, kd_scale, mean };
+        of.run::<E>(logits, teacher, label)
     } else {
-        let [of_student, of_teacher] = sums_of_two([&logits[range.clone()], teacher], |z, y| {
-            let (log_s, log_t) = (s.at(z), t.at(y));
-            let mixture = log_mixture::<FMA>(log_s, log_t, beta);
-            [exp::<FMA>(log_s) * (log_s - mixture), exp::<FMA>(log_t) * (log_t - mixture)]
-        });
-        let kd_scale = kd_scale * (1.0 - beta);
-        let term = |z: f32, y: f32| {
-            let (log_s, log_t) = (s.at(z), t.at(y));
-            let p = exp::<FMA>(log_s);
-            let mixture = log_mixture::<FMA>(log_s, log_t, beta);
-            (of_ce(z, p) + kd_scale * (p * (log_s - mixture - of_student)), 0.0)
-        };
-        replace::<E>(logits, range, teacher, term);
-        let kd = beta * of_teacher + (1.0 - beta) * of_student;
-        (kd, of_label.map(|(z, y)| term(z, y).0))
+        let of = Divergence::<FMA, SAME, MIXED> { student, teacher: t, ce, beta, ce_scale, kd_scale, mean };
+        of.run::<E>(logits, teacher, label)
+    }
+}
+
+/// The gradient of logits that the teacher does not list: of cross-entropy, and of their share of a tail.
+#[derive(Clone, Copy)]
+struct Others<const FMA: bool> {
+    ce: LogSoftmax,
+    ce_scale: f32,
+    /// The distribution of the tail's tokens among themselves.
+    within: LogSoftmax,
+    tail_scale: f32,
+}
+
+impl<const FMA: bool> Others<FMA> {
+    /// Of cross-entropy alone.
+    #[inline(always)]
+    const fn of_ce(ce: LogSoftmax, ce_scale: f32) -> Self {
+        Self { ce, ce_scale, within: LogSoftmax::NORMALISED, tail_scale: 0.0 }
+    }
+
+    #[inline(always)]
+    fn gradient<const TAIL: bool>(&self, z: f32) -> f32 {
+        let of_ce = self.ce_scale * exp::<FMA>(self.ce.at(z));
+        if TAIL { of_ce + self.tail_scale * exp::<FMA>(self.within.at(z)) } else { of_ce }
+    }
+
+    /// Replaces logits by their gradients.
+    #[inline(always)]
+    fn replace<E: Element, const TAIL: bool>(&self, logits: &mut [f32], range: Range<usize>) {
+        for at in range.clone().step_by(LANES) {
+            let count = LANES.min(range.end - at);
+            let z = load(logits, at, count);
+            let mut gradients = [0.0f32; LANES];
+            for lane in 0..LANES {
+                gradients[lane] = self.gradient::<TAIL>(z[lane]);
+            }
+            store::<E>(logits, at, count, gradients);
+        }
     }
 }
 
@@ -245,13 +322,11 @@ pub(super) fn online<E: Element>(
     label: i32,
     terms: Terms,
 ) -> RowLosses {
-    match usize::try_from(label) {
-        Ok(label) => online_body(isa, PhantomData::<E>, math::has_fma(isa), logits, teacher, label, terms),
-        Err(_) => {
-            logits.fill(0.0);
-            NO_LOSS
-        }
-    }
+    let Ok(label) = usize::try_from(label) else {
+        logits.fill(0.0);
+        return NO_LOSS;
+    };
+    online_body(isa, PhantomData::<E>, math::has_fma(isa), logits, teacher, label, terms)
 }
 
 #[inline(always)]
@@ -265,16 +340,16 @@ fn online_with<E: Element, const FMA: bool>(
     let ce = LogSoftmax::new::<FMA>(logits, 1.0);
     let same = terms.inverse == 1.0 && shared == vocab;
     let student = if same { ce } else { LogSoftmax::new::<FMA>(&logits[..shared], terms.inverse) };
-    let of = Distributions { student, teacher: LogSoftmax::new::<FMA>(teacher, terms.inverse), ce };
+    let of = [student, LogSoftmax::new::<FMA>(teacher, terms.inverse), ce];
     let label_logit = logits[label];
-    let others = |z: f32| terms.ce_scale * exp::<FMA>(ce.at(z));
     let (kd, at_label) = if same {
         divergence::<E, FMA, true>(logits, teacher, of, Some(label), terms)
     } else {
         divergence::<E, FMA, false>(logits, teacher, of, Some(label), terms)
     };
-    replace_others::<E>(logits, shared..vocab, others);
-    let at_label = at_label.unwrap_or_else(|| others(label_logit)) - terms.ce_scale;
+    let others = Others::<FMA>::of_ce(ce, terms.ce_scale);
+    others.replace::<E, false>(logits, shared..vocab);
+    let at_label = at_label.unwrap_or_else(|| others.gradient::<false>(label_logit)) - terms.ce_scale;
     bytemuck::cast_slice_mut::<f32, E>(logits)[label] = E::from_f32(at_label);
     RowLosses { ce: -ce.at(label_logit), kd }
 }
@@ -337,13 +412,11 @@ pub(super) fn offline<E: Element>(
     label: i32,
     terms: Terms,
 ) -> RowLosses {
-    match usize::try_from(label) {
-        Ok(label) => offline_body(isa, PhantomData::<E>, math::has_fma(isa), logits, cached, label, terms),
-        Err(_) => {
-            logits.fill(0.0);
-            NO_LOSS
-        }
-    }
+    let Ok(label) = usize::try_from(label) else {
+        logits.fill(0.0);
+        return NO_LOSS;
+    };
+    offline_body(isa, PhantomData::<E>, math::has_fma(isa), logits, cached, label, terms)
 }
 
 #[inline(always)]
@@ -383,26 +456,32 @@ fn offline_with<E: Element, const FMA: bool>(
     let (student, teacher) = (&mut student[..outcomes], &teacher[..outcomes]);
     let of_student = LogSoftmax::new::<FMA>(student, 1.0);
     let of_teacher = if has_tail { LogSoftmax::NORMALISED } else { LogSoftmax::new::<FMA>(teacher, 1.0) };
-    let of = Distributions { student: of_student, teacher: of_teacher, ce: of_student };
+    let of = [of_student, of_teacher, of_student];
     let (kd, _) = divergence::<f32, FMA, true>(student, teacher, of, None, terms.of_outcomes());
     let slopes = &*student;
-    // Each token's share of the tail's gradient.
-    let tail_scale = if has_tail { terms.kd_scale * slopes[count] } else { 0.0 };
-    let of_ce = |z: f32| terms.ce_scale * exp::<FMA>(ce.at(z));
-    let of_tail = |z: f32| of_ce(z) + tail_scale * exp::<FMA>(within.at(z));
-    if has_tail {
-        replace_others::<E>(logits, 0..shared, of_tail);
-    } else {
-        replace_others::<E>(logits, 0..shared, of_ce);
-    }
-    replace_others::<E>(logits, shared..vocab, of_ce);
-    let gradient = bytemuck::cast_slice_mut::<f32, E>(logits);
+    let mut others = Others::<FMA>::of_ce(ce, terms.ce_scale);
     let in_tail = has_tail && label < shared;
-    let at_label = if in_tail { of_tail(label_logit) } else { of_ce(label_logit) };
+    let at_label;
+    if has_tail {
+        // Each token's share of the tail's gradient.
+        (others.within, others.tail_scale) = (within, terms.kd_scale * slopes[count]);
+        at_label = if in_tail {
+            others.gradient::<true>(label_logit)
+        } else {
+            others.gradient::<false>(label_logit)
+        };
+        others.replace::<E, true>(logits, 0..shared);
+    } else {
+        at_label = others.gradient::<false>(label_logit);
+        others.replace::<E, false>(logits, 0..shared);
+    }
+    others.replace::<E, false>(logits, shared..vocab);
+    let gradient = bytemuck::cast_slice_mut::<f32, E>(logits);
     gradient[label] = E::from_f32(at_label - terms.ce_scale);
     for ((id, z), slope) in known[..count].iter().zip(&*of_known).zip(slopes) {
         let own = if *id as usize == label { terms.ce_scale } else { 0.0 };
-        gradient[*id as usize] = E::from_f32(of_ce(*z) - own + terms.kd_scale * slope);
+        let of_ce = others.gradient::<false>(*z) - own;
+        gradient[*id as usize] = E::from_f32(of_ce + terms.kd_scale * slope);
     }
     RowLosses { ce: -ce.at(label_logit), kd }
 }

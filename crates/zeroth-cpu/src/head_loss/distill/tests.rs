@@ -304,7 +304,7 @@ fn extreme_logits_stay_finite_and_nan_is_reported() {
         assert!(ce.is_finite() && kd.is_nan(), "{distillation:?}: {ce}, {kd}");
     }
     // Ids that no vocabulary has are no tokens.
-    let (ids, log_probs) = (vec![i32::MAX, -5, 300, 2].repeat(8), vec![-2.0; 32]);
+    let (ids, log_probs) = ([i32::MAX, -5, 300, 2].repeat(8), vec![-2.0; 32]);
     let teacher = TeacherRows::TopK { k: 4, vocab: 400, tail: true, ids: &ids, log_probs: &log_probs };
     let ([_, kd], ..) =
         case.run(&pool, Distillation { beta: 1.0, temperature: 1.0, squared: false }, teacher);

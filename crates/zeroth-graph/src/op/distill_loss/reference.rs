@@ -147,7 +147,9 @@ fn offline<'a>(
     if others.is_empty() {
         // Nothing is left for a tail.
         let lse = log_sum_exp(teacher.iter().copied());
-        teacher.iter_mut().for_each(|log_prob| *log_prob -= lse);
+        for log_prob in &mut teacher {
+            *log_prob -= lse;
+        }
     } else {
         let rest = 1.0 - teacher.iter().map(|log_prob| log_prob.exp()).sum::<f64>();
         teacher.push(rest.max(LEAST_TAIL).ln());
