@@ -79,7 +79,7 @@ fn main() -> ExitCode {
 
 impl Harness {
     fn all(&mut self) -> Outcome {
-        let groups: [Group; 12] = [
+        let groups: [Group; 13] = [
             ("linear", Self::linears),
             ("norm", |harness| harness.each_row(Self::norm)),
             ("elementwise", |harness| harness.each_row(Self::elementwise)),
