@@ -9,7 +9,7 @@ use zeroth::config::schema;
 use crate::common::{model, root, zeroth};
 
 /// Every command with flags of its own, and its heading in docs/cli.md.
-const COMMANDS: [(&[&str], &str); 16] = [
+const COMMANDS: [(&[&str], &str); 17] = [
     (&["train"], "## zeroth train"),
     (&["data", "preview"], "## zeroth data preview"),
     (&["distill", "cache"], "## zeroth distill cache"),

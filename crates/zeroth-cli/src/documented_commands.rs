@@ -7,7 +7,7 @@ use clap::{Command, CommandFactory};
 use crate::cli::Cli;
 use crate::parse_errors::{ParseFailure, parse};
 
-const PAGES: [&str; 12] = [
+const PAGES: [&str; 13] = [
     "README.md",
     "ARCHITECTURE.md",
     "docs/checkpoints.md",
