@@ -17,7 +17,7 @@
     reason = "names of the formulas: m, n and k; p, m and v; dx and dw; cos and sin"
 )]
 #![allow(clippy::too_many_arguments, reason = "the arguments of a kernel are its buffers")]
-// The tests of this crate's own parts need neither the device nor the self-test, which instantiate every kernel once more.
+// Unit tests need neither the device nor the self-test, which would instantiate every kernel again.
 #![cfg_attr(test, allow(dead_code, unused_imports, reason = "the device and the self-test are not compiled"))]
 #![allow(
     clippy::inline_always,

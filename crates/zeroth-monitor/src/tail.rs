@@ -1,4 +1,4 @@
-//! Follows a file that grows by lines. Survives a rename over it, truncation, torn and endless lines.
+//! Follows a file that grows by lines. Survives a rename over it, truncation, torn and overlong lines.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
