@@ -1,6 +1,7 @@
 //! The lines of `zeroth bench kernels` for those who work on kernels: it builds without the rest of zeroth.
 //!
-//!     cargo run --release -p zeroth-machine --example cpu_bench [-- gemm|adapter|grouped|attention|head|memory|adamw [rounds]]
+//!     cargo run --release -p zeroth-machine --example cpu_bench [-- PART [ROUNDS [THREADS]]]
+//!     # parts: gemm adapter grouped attention head memory adamw; `uniform` is the equal shares of `grouped` alone
 //!     cargo run --release -p zeroth-machine --example cpu_bench -- serve   # for benches/peers/gemm.py
 #![allow(clippy::print_stdout, reason = "it is a program for a terminal")]
 
@@ -15,14 +16,18 @@ use zeroth_cpu::{Isa, Pool};
 use zeroth_kernel::DeviceError;
 use zeroth_kernel::HeadLossDims;
 use zeroth_machine::bench::{
-    BenchError, BenchResult, Benchmark, F32, MatmulBench, MatmulKind, MemoryBoundSizes, TILES, TILES_FROM_L2,
-    adapter_benchmarks, attention_benchmarks, cpu_peak_benchmarks, grouped_benchmarks, head_loss_benchmarks,
-    matmul_benchmarks, measure, memory_bound_benchmarks, optimizer_benchmarks, run_peak_loop,
+    BenchError, BenchResult, Benchmark, F32, MatmulBench, MatmulKind, MemoryBoundSizes, RowSplit, TILES,
+    TILES_FROM_L2, adapter_benchmarks, attention_benchmarks, cpu_peak_benchmarks, grouped_benchmarks,
+    head_loss_benchmarks, matmul_benchmarks, measure, memory_bound_benchmarks, optimizer_benchmarks,
+    run_peak_loop,
 };
 
 /// Shapes of models, beside the square ones: m50's, and odd ones.
 const SHAPES: [[usize; 3]; 6] =
     [[1024; 3], [2048; 3], [4096, 1024, 3072], [1024, 512, 1536], [1024, 1536, 512], [1000, 1500, 500]];
+
+/// Rows of all experts, outputs, inputs.
+const EXPERTS: [usize; 3] = [2048, 1536, 2048];
 
 fn main() -> Result<(), BenchError> {
     let part = std::env::args().nth(1).unwrap_or_default();
@@ -32,7 +37,9 @@ fn main() -> Result<(), BenchError> {
     let rounds = std::env::args().nth(2).and_then(|rounds| rounds.parse().ok()).unwrap_or(20);
     let wanted = |name: &str| part.is_empty() || part == name;
     let mut computing = Vec::new();
-    for threads in [1, 2] {
+    let counts =
+        std::env::args().nth(3).and_then(|threads| threads.parse().ok()).map_or(vec![1, 2], |one| vec![one]);
+    for &threads in &counts {
         if wanted("gemm") {
             computing.extend(matmul_benchmarks(threads, DType::Bf16, &SHAPES)?);
             computing.extend(matmul_benchmarks(threads, DType::F32, &SHAPES[..1])?);
@@ -42,7 +49,10 @@ fn main() -> Result<(), BenchError> {
             computing.extend(adapter_benchmarks(threads, [2048, 768, 16])?);
         }
         if wanted("grouped") {
-            computing.extend(grouped_benchmarks(threads, 16, [2048, 1536, 2048])?);
+            computing.extend(grouped_benchmarks(threads, 16, EXPERTS, &RowSplit::ALL)?);
+        }
+        if part == "uniform" {
+            computing.extend(grouped_benchmarks(threads, 16, EXPERTS, &[RowSplit::Uniform])?);
         }
         if wanted("attention") {
             computing.extend(attention_benchmarks(threads, &[(2, 512, 4), (1, 2048, 8)])?);
@@ -52,8 +62,10 @@ fn main() -> Result<(), BenchError> {
         }
     }
     if !computing.is_empty() {
-        let mut lines = cpu_peak_benchmarks(1)?;
-        lines.extend(cpu_peak_benchmarks(2)?);
+        let mut lines = Vec::new();
+        for &threads in counts.iter().filter(|_| part != "uniform") {
+            lines.extend(cpu_peak_benchmarks(threads)?);
+        }
         lines.extend(computing);
         report(lines, rounds)?;
     }

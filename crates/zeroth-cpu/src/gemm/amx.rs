@@ -325,6 +325,7 @@ impl Drop for AmxKernel {
 impl MicroKernel for AmxKernel {
     type Packed = u16;
     const BLOCKING: Blocking = blocking::AMX;
+    const EXCHANGED_ROWS: usize = blocking::EXCHANGED_ROWS;
 
     fn setup() -> Self {
         Self::configured()
@@ -384,6 +385,15 @@ impl MicroKernel for AmxKernel {
         } else {
             amx_driver::run_task(operands, out, scratch, epilogue);
         }
+    }
+
+    fn run_exchanged_task<A: Element, B: Element, O>(
+        operands: Operands<'_, A, B>,
+        out: Tile<O>,
+        scratch: &mut [f32],
+        epilogue: &impl Epilogue<O>,
+    ) {
+        amx_driver::run_exchanged_task(operands, out, scratch, epilogue);
     }
 }
 

@@ -154,6 +154,9 @@ impl Blocking {
     }
 }
 
+/// Most rows of A that AMX packs instead of reading them in place, so that B is: one block, hence B is read once.
+pub(super) const EXCHANGED_ROWS: usize = 256;
+
 /// Longest k of [`super::amx_short_k`], and panels of B that it multiplies before it stores their C tiles.
 pub(super) const SHORT_K: usize = 64;
 pub(super) const STRIP_PANELS: usize = 4;

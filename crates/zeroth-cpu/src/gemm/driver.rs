@@ -36,6 +36,8 @@ pub(super) trait MicroKernel {
     type Packed: Pod;
     /// Register and cache blocking.
     const BLOCKING: Blocking;
+    /// Most rows of A in a [`MicroKernel::run_exchanged_task`]; 0 for a kernel that does not exchange operands.
+    const EXCHANGED_ROWS: usize = 0;
 
     /// Prepares the calling thread.
     fn setup() -> Self;
@@ -80,6 +82,18 @@ pub(super) trait MicroKernel {
         Self: Sized,
     {
         run_task::<Self, A, B, O, _>(operands, out, scratch, epilogue);
+    }
+
+    /// [`MicroKernel::run_task`] as Cᵀ = Bᵀ · Aᵀ: A, which has few rows, is packed instead of a column-major B.
+    fn run_exchanged_task<A: Element, B: Element, O>(
+        operands: Operands<'_, A, B>,
+        out: Tile<O>,
+        scratch: &mut [f32],
+        epilogue: &impl Epilogue<O>,
+    ) where
+        Self: Sized,
+    {
+        Self::run_task(operands, out, scratch, epilogue);
     }
 }
 

@@ -52,12 +52,55 @@ impl<A, const FETCHES_C: bool> Prefetch<A, FETCHES_C> {
             }
         }
         self.a = self.a.wrapping_add(K_STEP);
+        self.c_step();
+    }
+
+    /// Issues the prefetches of C of one k-step.
+    #[inline(always)]
+    pub(super) fn c_step(&mut self) {
         if FETCHES_C {
             for row in [self.c, self.c.wrapping_add(self.c_stride)] {
                 prefetch_write(row);
                 prefetch_write(row.wrapping_add(self.c_last));
             }
             self.c = self.c.wrapping_add(2 * self.c_stride);
+        }
+    }
+}
+
+/// Rows of A to prefetch into L2 during one micro-kernel call, one behind the other: the hardware prefetcher follows them.
+#[derive(Clone, Copy)]
+pub(super) struct RowPrefetch {
+    /// Next address; where its row began, and bytes to the next one.
+    at: *const u8,
+    row: *const u8,
+    row_stride: usize,
+    /// Pairs of cache lines per k-step, k-steps that take a row, and those left of them.
+    pairs: usize,
+    row_steps: usize,
+    left: usize,
+}
+
+impl RowPrefetch {
+    /// `rows` rows of `k_steps` k-steps, in as many k-steps.
+    #[inline(always)]
+    pub(super) fn new<A>(start: *const A, row_stride: usize, rows: usize, k_steps: usize) -> Self {
+        let (at, row_steps) = (start.cast(), k_steps.div_ceil(rows.max(1)));
+        Self { at, row: at, row_stride: row_stride * size_of::<A>(), pairs: rows, row_steps, left: row_steps }
+    }
+
+    /// Issues the prefetches of one k-step.
+    #[inline(always)]
+    pub(super) fn k_step(&mut self) {
+        for _ in 0..self.pairs {
+            // L2 fetches lines in pairs.
+            prefetch_read_l2(self.at);
+            self.at = self.at.wrapping_add(2 * CACHE_LINE);
+        }
+        self.left -= 1;
+        if self.left == 0 {
+            self.row = self.row.wrapping_add(self.row_stride);
+            (self.at, self.left) = (self.row, self.row_steps);
         }
     }
 }

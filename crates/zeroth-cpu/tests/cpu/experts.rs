@@ -59,17 +59,18 @@ fn check_groups<T: Element>(pool: &Pool, rows: &[i32], [inputs, outputs]: [usize
         GroupedLinearDims { x_stride, y_stride, ..GroupedLinearDims::new(slots, experts, inputs, outputs) };
     let x = padded::<T>("x", [slots, inputs, x_stride], routed);
     let dy = padded::<T>("dy", [slots, outputs, y_stride], routed);
-    let w = random::<T>("w", experts * outputs * inputs);
+    let (w, mut w_at_line) = (random::<T>("w", experts * outputs * inputs), Vec::new());
+    let w = placed(&w, 0, &mut w_at_line);
     let before: Vec<f32> = random("before", w.len());
     let [mut at_line, mut behind] = [Vec::new(), Vec::new()];
     let (in_place, packed) = (placed(&x, 0, &mut at_line), placed(&x, 1, &mut behind));
     let mut scratch = vec![f32::NAN; grouped_linear_scratch(dims, pool.threads())];
     let (mut y, mut sum, mut dx, mut more) = (dy.clone(), dy.clone(), x.clone(), x.clone());
     let (mut dw, mut rounded) = (before.clone(), vec![T::from_f32(f32::NAN); w.len()]);
-    grouped_linear(pool, dims, &offsets, in_place, &w, &mut y, &mut scratch);
-    grouped_linear_add(pool, dims, 0.3, &offsets, &x, &w, &mut sum, &mut scratch);
-    grouped_linear_dx(pool, dims, 0.3, &offsets, &dy, &w, &mut dx, false, &mut scratch);
-    grouped_linear_dx(pool, dims, 0.3, &offsets, &dy, &w, &mut more, true, &mut scratch);
+    grouped_linear(pool, dims, &offsets, in_place, w, &mut y, &mut scratch);
+    grouped_linear_add(pool, dims, 0.3, &offsets, &x, w, &mut sum, &mut scratch);
+    grouped_linear_dx(pool, dims, 0.3, &offsets, &dy, w, &mut dx, false, &mut scratch);
+    grouped_linear_dx(pool, dims, 0.3, &offsets, &dy, w, &mut more, true, &mut scratch);
     grouped_linear_dw(pool, dims, 0.3, &offsets, &dy, &x, &mut dw, &mut scratch);
     let infinite = grouped_linear_dw_rounded(pool, dims, 0.3, &offsets, &dy, &x, &mut rounded, &mut scratch);
     assert!(!infinite, "{case}");
@@ -116,9 +117,11 @@ fn grouped_matmuls_have_the_bits_of_one_matmul_for_each_expert() {
             check_groups::<bf16>(&pool, splits[5], sides);
         }
     }
-    // Sums of several blocks of k, in y and in dw.
+    // Sums of several blocks of k, in y and in dw; weights read in place, in one block of k and in several.
     for pool in pools() {
         check_groups::<bf16>(&pool, &[3, 1100], [1100, 40]);
+        check_groups::<bf16>(&pool, &[0, 1, 70, 33], [320, 100]);
+        check_groups::<bf16>(&pool, &[40, 3], [2400, 75]);
     }
 }
 
