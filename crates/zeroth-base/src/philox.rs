@@ -5,18 +5,19 @@
 
 use std::f64::consts::TAU;
 
-const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// Added to the key after each round: the golden ratio and √3 - 1, as fractions of 2^32.
-const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+/// The multipliers of the first and third words of a counter.
+pub const PHILOX_MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// Added to the words of the key after each round: the golden ratio and √3 - 1, as fractions of 2^32.
+pub const PHILOX_WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Four random words of a counter and a key. Distinct counters under one key give distinct words.
 #[inline]
 pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
-        let (high0, low0) = halves_of_product(MULTIPLIERS[0], counter[0]);
-        let (high1, low1) = halves_of_product(MULTIPLIERS[1], counter[2]);
+        let (high0, low0) = halves_of_product(PHILOX_MULTIPLIERS[0], counter[0]);
+        let (high1, low1) = halves_of_product(PHILOX_MULTIPLIERS[1], counter[2]);
         counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0];
-        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+        key = [key[0].wrapping_add(PHILOX_WEYL[0]), key[1].wrapping_add(PHILOX_WEYL[1])];
     }
     counter
 }
@@ -29,15 +30,15 @@ pub fn philox4x32_lanes<const N: usize>(mut counters: [[u32; N]; 4], mut key: [u
     for _ in 0..10 {
         let mut next = [[0; N]; 4];
         for lane in 0..N {
-            let (high0, low0) = halves_of_product(MULTIPLIERS[0], counters[0][lane]);
-            let (high1, low1) = halves_of_product(MULTIPLIERS[1], counters[2][lane]);
+            let (high0, low0) = halves_of_product(PHILOX_MULTIPLIERS[0], counters[0][lane]);
+            let (high1, low1) = halves_of_product(PHILOX_MULTIPLIERS[1], counters[2][lane]);
             next[0][lane] = high1 ^ counters[1][lane] ^ key[0];
             next[1][lane] = low1;
             next[2][lane] = high0 ^ counters[3][lane] ^ key[1];
             next[3][lane] = low0;
         }
         counters = next;
-        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+        key = [key[0].wrapping_add(PHILOX_WEYL[0]), key[1].wrapping_add(PHILOX_WEYL[1])];
     }
     counters
 }

@@ -5,18 +5,19 @@
 //! of many does not move the L2 distance. Outputs hold NaN before the launch, and everything that a kernel writes is compared.
 
 mod distill;
+mod encoder_decoder;
 mod experts;
 mod optimizer_step;
 mod unpack;
 
 use bytemuck::{bytes_of, cast_slice};
 use half::{bf16, f16};
-use zeroth_base::{DType, GatedActivation, normal_at};
+use zeroth_base::{ActivationFn, DType, normal_at};
 
 use crate::{
-    Access, AttentionDims, CacheRange, Control, Device, DeviceError, EmbeddingDims, GradStore, HeadLossDims,
-    HeadLossDw, HeadNormRopeDims, Kernel, Launch, LinearDims, LogitsDims, Queue, RmsNormDims, RopeDims,
-    RowKey, Span, StoreRowsDims,
+    Access, AttentionContext, AttentionDims, CacheRange, Control, Device, DeviceError, EmbeddingDims,
+    GradStore, HeadLossDims, HeadLossDw, HeadNormRopeDims, Kernel, Launch, LinearDims, LogitsDims, Queue,
+    RmsNormDims, RopeDims, RowKey, Span, StoreRowsDims,
 };
 
 /// Bytes of device arena that the test needs.
@@ -94,6 +95,7 @@ pub fn conformance(
         pair.matmuls()?;
         pair.row_kernels()?;
         pair.attention()?;
+        pair.encoder_decoder()?;
         pair.elementwise()?;
         pair.unpack()?;
         pair.head()?;
@@ -378,7 +380,8 @@ impl Pair<'_> {
             };
             let [starts_at, q, k, v] = operands(self);
             let (y, lse) = (self.like(q), self.empty(4 * 4 * ROWS));
-            let forward = Kernel::Attention { dims, starts: starts_at, q, k, v, y, lse };
+            let forward =
+                Kernel::Attention { dims, context: AttentionContext::new(starts_at), q, k, v, y, lse };
             let dtype = self.dtype;
             // Backward must read outputs of its own forward: those of the reference.
             let [seed, made] = [self.seed - 3, self.seed];
@@ -394,7 +397,9 @@ impl Pair<'_> {
             let (y, lse) = (self.given(&y_bytes?), self.given(&lse_bytes?));
             let dy = self.random(ROWS * 4 * head_dim);
             let (dq, dk, dv) = (self.like(q), self.like(k), self.like(v));
-            let kernel = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
+            let context = AttentionContext::new(starts);
+            let dbias = None;
+            let kernel = Kernel::AttentionBackward { dims, context, q, k, v, y, lse, dy, dq, dk, dv, dbias };
             self.compare(kernel, &[Output::Rounded(dtype); 3])?;
         }
         self.device.equal_sequences(None);
@@ -412,7 +417,7 @@ impl Pair<'_> {
             let q = self.random(rows * 4 * head_dim);
             let (k, v) = (self.random(cached * 2 * head_dim), self.random(cached * 2 * head_dim));
             let y = self.like(q);
-            let kernel = Kernel::CachedAttention { dims, cached, ranges: ranges_at, q, k, v, y };
+            let kernel = Kernel::CachedAttention { dims, cached, ranges: ranges_at, bias: None, q, k, v, y };
             self.compare(kernel, &[Output::Rounded(self.dtype)])?;
             let dims = StoreRowsDims::new(rows, 2 * head_dim, cached);
             let kernel = Kernel::StoreRows {
@@ -428,7 +433,7 @@ impl Pair<'_> {
 
     fn elementwise(&mut self) -> Result<(), DeviceError> {
         let (count, dtype) = (5_003, self.dtype);
-        for activation in GatedActivation::ALL {
+        for activation in ActivationFn::ALL {
             let (gate, up) = (self.random(count), self.random(count));
             let y = self.like(gate);
             let kernel = Kernel::GatedActivation { activation, gate, up, y };

@@ -4,8 +4,10 @@
 //! kernel reads or writes. An operand has whole rows, the last with its padding: exactly rows · stride elements. `new` makes
 //! dimensions without padding.
 
+use std::ops::Range;
+
 use half::bf16;
-use zeroth_base::DType;
+use zeroth_base::{DType, PositionBuckets};
 
 use crate::Element;
 
@@ -60,12 +62,18 @@ pub struct RmsNormDims {
     pub row_stride: usize,
     /// Added to the mean of squares.
     pub eps: f32,
+    /// Whether a sum with the residual is limited to ±[`MAX_CLAMPED`] before it is rounded: T5 in fp16. Its gradient is passed on
+    /// unchanged.
+    pub clamp: bool,
 }
+
+/// The largest sum that `clamp` of [`RmsNormDims`] leaves: 1,000 below the largest f16, as transformers limits T5's.
+pub const MAX_CLAMPED: f32 = 64_504.0;
 
 impl RmsNormDims {
     /// Dimensions without padding.
     pub const fn new(rows: usize, width: usize, eps: f32) -> Self {
-        Self { rows, width, row_stride: width, eps }
+        Self { rows, width, row_stride: width, eps, clamp: false }
     }
 
     /// A norm over each head of [rows, heads · head_dim] without padding, as Qwen 3 does with q and k.
@@ -113,11 +121,23 @@ impl HeadNormRopeDims {
     }
 }
 
-/// Dimensions of attention: q is [rows, heads · head_dim], k and v are [rows, kv_heads · head_dim].
+/// Dimensions of the biases of relative positions: a table `[buckets, heads]`, and one by head and distance
+/// `[heads, 2 · max_distance + 1]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PositionBiasDims {
+    /// How distances share the rows of the learned table.
+    pub buckets: PositionBuckets,
+    /// Heads.
+    pub heads: usize,
+}
+
+/// Dimensions of attention: q is [rows, heads · head_dim], k and v are [kv_rows, kv_heads · head_dim].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDims {
-    /// Tokens, padding included.
+    /// Rows of q, padding included.
     pub rows: usize,
+    /// Rows of k and v, padding included: those of q, except in cross attention.
+    pub kv_rows: usize,
     /// Heads of q.
     pub heads: usize,
     /// Heads of k and v; a divisor of `heads`.
@@ -128,14 +148,18 @@ pub struct AttentionDims {
     pub q_stride: usize,
     /// Row stride of k and v and of their gradients.
     pub kv_stride: usize,
-    /// Sliding window: keys per query, its own included; `None` attends to the whole prefix.
+    /// Whether a query attends to the keys up to its own only; else to all keys of its sequence.
+    pub causal: bool,
+    /// Sliding window: keys per query, its own included; `None` attends to the whole prefix. Causal attention only.
     pub window: Option<usize>,
     /// Factor of the scores.
     pub scale: f32,
+    /// The largest distance in the table of position biases; `None` without biases.
+    pub max_distance: Option<usize>,
 }
 
 impl AttentionDims {
-    /// Dimensions without padding.
+    /// Dimensions of causal attention without padding and biases.
     pub const fn new(
         rows: usize,
         heads: usize,
@@ -145,7 +169,19 @@ impl AttentionDims {
         scale: f32,
     ) -> Self {
         let (q_stride, kv_stride) = (heads * head_dim, kv_heads * head_dim);
-        Self { rows, heads, kv_heads, head_dim, q_stride, kv_stride, window, scale }
+        Self {
+            rows,
+            kv_rows: rows,
+            heads,
+            kv_heads,
+            head_dim,
+            q_stride,
+            kv_stride,
+            causal: true,
+            window,
+            scale,
+            max_distance: None,
+        }
     }
 
     /// Elements of a row of q.
@@ -158,6 +194,11 @@ impl AttentionDims {
         self.kv_heads * self.head_dim
     }
 
+    /// Entries of a head in the table of position biases: one for each distance from `-max_distance` to `max_distance`.
+    pub fn distances(&self) -> usize {
+        self.max_distance.map_or(0, |most| 2 * most + 1)
+    }
+
     /// Heads of q that share a head of k and v.
     pub const fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -168,14 +209,22 @@ impl AttentionDims {
         self.scale * std::f32::consts::LOG2_E
     }
 
-    /// The first key that a query attends to.
-    pub fn first_key(&self, sequence: usize, query: usize) -> usize {
-        self.window.map_or(sequence, |window| sequence.max((query + 1).saturating_sub(window)))
+    /// The keys, of `keys` in its sequence, that the query at `position` of its sequence attends to.
+    pub fn visible_keys(&self, position: usize, keys: usize) -> Range<usize> {
+        if !self.causal {
+            return 0..keys;
+        }
+        let end = keys.min(position + 1);
+        self.window.map_or(0, |window| end.min((position + 1).saturating_sub(window)))..end
     }
 
-    /// One past the last query that attends to a key, in a sequence that ends at `end`.
-    pub fn end_query(&self, end: usize, key: usize) -> usize {
-        self.window.map_or(end, |window| end.min(key.saturating_add(window)))
+    /// The queries, of `queries` in its sequence, that attend to the key at `position` of its sequence.
+    pub fn seeing_queries(&self, position: usize, queries: usize) -> Range<usize> {
+        if !self.causal {
+            return 0..queries;
+        }
+        let end = self.window.map_or(queries, |window| queries.min(position.saturating_add(window)));
+        position.min(end)..end
     }
 }
 

@@ -6,11 +6,12 @@
 
 mod operands;
 
-use zeroth_base::{DType, GatedActivation};
+use zeroth_base::{ActivationFn, DType};
 
 use crate::{
     AttentionDims, BalanceDims, EmbeddingDims, ExpertRowsDims, GatedRowsDims, GroupedLinearDims,
-    HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims, RopeDims, RouteDims, StoreRowsDims,
+    HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, PositionBiasDims, RmsNormDims, RopeDims,
+    RouteDims, StoreRowsDims,
 };
 use crate::{MOMENTS, MasterForm, Optimizer, ReportLayout, Tier};
 
@@ -151,13 +152,25 @@ pub enum Kernel {
         dh: Option<Span>,
         dw: Option<Span>,
     },
-    /// y = causal attention within each sequence; `lse` `[heads, rows]`. `starts` holds u32: the number of entries, then the
-    /// first row of each sequence and the end of the last (cu_seqlens). Rows beyond it give zeros.
-    Attention { dims: AttentionDims, starts: Span, q: Span, k: Span, v: Span, y: Span, lse: Span },
-    /// Writes dq, dk and dv.
+    /// `table[h, d + max_distance]` (f32) = `w[bucket of d, h]` for the distances d from `-max_distance` to `max_distance`.
+    PositionBias { dims: PositionBiasDims, w: Span, table: Span },
+    /// Adds to dw `[buckets, heads]` (f32) the entries of dtable (f32) that share a bucket, in the order of their distances.
+    PositionBiasBackward { dims: PositionBiasDims, dtable: Span, dw: Span },
+    /// y = attention within each sequence; `lse` `[heads, rows]`, of the scores with their biases. Rows beyond the last sequence give
+    /// zeros, and so do queries without a key.
+    Attention {
+        dims: AttentionDims,
+        context: AttentionContext,
+        q: Span,
+        k: Span,
+        v: Span,
+        y: Span,
+        lse: Span,
+    },
+    /// Writes dq, dk and dv, and the gradient of the biases where it has a destination. Rows beyond the last sequence get zeros.
     AttentionBackward {
         dims: AttentionDims,
-        starts: Span,
+        context: AttentionContext,
         q: Span,
         k: Span,
         v: Span,
@@ -167,17 +180,34 @@ pub enum Kernel {
         dq: Span,
         dk: Span,
         dv: Span,
+        dbias: Option<BiasGrad>,
     },
     /// Copies each row of x `[dims.rows, dims.width]` to row `end - 1` of `cache` `[dims.cached, dims.width]`, which has the row
     /// stride of x. `ranges` holds one [`CacheRange`] per row.
     StoreRows { dims: StoreRowsDims, ranges: Span, x: Span, cache: Span },
-    /// y = attention of each row over the cached rows of its [`CacheRange`]: k and v are `[cached, kv_heads · head_dim]`.
-    CachedAttention { dims: AttentionDims, cached: usize, ranges: Span, q: Span, k: Span, v: Span, y: Span },
+    /// y = attention of each row over the cached rows of its [`CacheRange`]: k and v are `[cached, kv_heads · head_dim]`. The query is
+    /// the last row of its range: with `bias`, the distance of key j is j - (end - 1). Cross attention has no bias.
+    CachedAttention {
+        dims: AttentionDims,
+        cached: usize,
+        ranges: Span,
+        bias: Option<Span>,
+        q: Span,
+        k: Span,
+        v: Span,
+        y: Span,
+    },
+    /// y = f(x), f the activation.
+    Activation { activation: ActivationFn, x: Span, y: Span },
+    /// dx = dy · f'(x).
+    ActivationBackward { activation: ActivationFn, dy: Span, x: Span, dx: Span },
+    /// y = factor · x, rounded once. Backward is the same kernel on dy.
+    Scale { factor: f32, x: Span, y: Span },
     /// y = f(gate) · up, f the activation.
-    GatedActivation { activation: GatedActivation, gate: Span, up: Span, y: Span },
+    GatedActivation { activation: ActivationFn, gate: Span, up: Span, y: Span },
     /// Writes dgate and dup.
     GatedActivationBackward {
-        activation: GatedActivation,
+        activation: ActivationFn,
         dy: Span,
         gate: Span,
         up: Span,
@@ -257,7 +287,7 @@ pub enum Kernel {
     },
     /// `y[p]` = f(gate) · up · `weights[order[p]]`, f the activation, rounded once. `gate_up` is `[slots, 2 · width]`.
     GatedRows {
-        activation: GatedActivation,
+        activation: ActivationFn,
         dims: GatedRowsDims,
         order: Span,
         offsets: Span,
@@ -267,7 +297,7 @@ pub enum Kernel {
     },
     /// Writes dgate_up, and dweights `[rows, k]` (f32; 0 of padding) where it has a destination.
     GatedRowsBackward {
-        activation: GatedActivation,
+        activation: ActivationFn,
         dims: GatedRowsDims,
         order: Span,
         offsets: Span,
@@ -520,6 +550,61 @@ pub struct TiedRowsOut {
     pub ids: Span,
     /// `[rows, hidden]` in f32: the head's gradient of every token's row.
     pub rows: Span,
+}
+
+/// What attention reads besides q, k and v.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionContext {
+    /// The sequences of q. u32: the number of entries, then the first row of each sequence and the end of the last (cu_seqlens).
+    pub starts: Span,
+    /// The sequences of k and v in cross attention, as many as of q; `None` where they are those of q.
+    pub kv_starts: Option<Span>,
+    /// Biases added to the scaled scores, f32 `[heads, 2 · max_distance + 1]`: that of key j for query i is at j - i, limited to
+    /// ±`max_distance`, plus `max_distance`. `None` without [`AttentionDims::max_distance`].
+    pub bias: Option<Span>,
+    /// Dropout of the softmax weights.
+    pub dropout: Option<AttentionDropout>,
+}
+
+impl AttentionContext {
+    /// Attention within these sequences, without biases and dropout.
+    pub const fn new(starts: Span) -> Self {
+        Self { starts, kv_starts: None, bias: None, dropout: None }
+    }
+}
+
+/// Dropout of softmax weights: a weight is zeroed or divided by 1 - probability.
+///
+/// The weight of key j of its sequence, for head h and a query with [`RowKey`] `key`, is dropped where 16 random bits are below
+/// round(probability · 65,536). With `row` = Philox4x32 of counter (epoch, op, sample low, sample high) and key `seed`, as in
+/// `Dropout`, the bits are in word (j % 32) / 8 of Philox4x32 with counter (4 · (j / 32) + (j % 8) / 2, position, `row[2]`,
+/// `row[3]` ^ h) and key (`row[0]`, `row[1]`): the low half where j is even, else the high half.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionDropout {
+    /// The probability that a weight is zeroed.
+    pub probability: f32,
+    /// The run's seed.
+    pub seed: u64,
+    /// The number of this op among the model's dropouts.
+    pub op: u32,
+    /// One [`RowKey`] per row of q.
+    pub keys: Span,
+}
+
+impl AttentionDropout {
+    /// A weight is dropped where its 16 random bits are below this.
+    pub fn threshold(probability: f32) -> u32 {
+        (f64::from(probability) * 65_536.0).round() as u32
+    }
+}
+
+/// Where the gradient of position biases goes: f32 `[heads, 2 · max_distance + 1]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BiasGrad {
+    /// The destination.
+    pub to: Span,
+    /// Whether it is added to what is there: the gradient of the layers after.
+    pub add: bool,
 }
 
 /// The rows of [`TiedRowsOut`], which the embedding completes and rounds into the table's gradient.

@@ -37,15 +37,16 @@ pub use control::{
 pub use device::{CpuShare, Device, PeerMapping, Queue, READBACKS, RankSum, ReadWrite, Shared};
 pub use dims::{
     AttentionDims, BalanceDims, EmbeddingDims, ExpertRowsDims, GatedRowsDims, GroupedLinearDims,
-    HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims, RopeDims, RouteDims, StoreRowsDims,
+    HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, MAX_CLAMPED, PositionBiasDims, RmsNormDims,
+    RopeDims, RouteDims, StoreRowsDims,
 };
 pub use element::{Element, is_nonfinite};
 pub use error::DeviceError;
 pub use exact_sum::{BLOCK, ExactSum};
 pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
 pub use kernel::{
-    Access, Balance, CacheRange, Distillation, GradStore, HeadLossDw, Kernel, Launch, Rounding, RowKey, Span,
-    TeacherSpans, TiedRowsIn, TiedRowsOut,
+    Access, AttentionContext, AttentionDropout, Balance, BiasGrad, CacheRange, Distillation, GradStore,
+    HeadLossDw, Kernel, Launch, Rounding, RowKey, Span, TeacherSpans, TiedRowsIn, TiedRowsOut,
 };
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};
 pub use nf4::{NF4_BLOCK, NF4_CODEBOOK, NF4_MIDPOINTS, NF4_ZERO, Nf4Record};

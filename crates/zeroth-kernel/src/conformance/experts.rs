@@ -1,7 +1,7 @@
 //! The cases of routing and experts.
 
 use bytemuck::{bytes_of, cast_slice};
-use zeroth_base::{DType, GatedActivation};
+use zeroth_base::{ActivationFn, DType};
 
 use super::{Output, Pair, ROWS, encode};
 use crate::{
@@ -158,7 +158,7 @@ impl Pair<'_> {
     fn gated_rows(&mut self, routing: &Routing) -> Result<(), DeviceError> {
         let (width, dtype) = (40, self.dtype);
         let dims = GatedRowsDims::new(ROWS, EXPERTS, K, width);
-        for activation in GatedActivation::ALL {
+        for activation in ActivationFn::ALL {
             let operands = |pair: &mut Self| {
                 let (order, offsets) = (cast_slice(&routing.order), cast_slice(&routing.offsets));
                 let (order, offsets) = (pair.given(order), pair.given(offsets));

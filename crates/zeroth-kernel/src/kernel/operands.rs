@@ -1,6 +1,6 @@
 //! The name of a kernel, its operands and how it accesses them.
 
-use super::{Kernel, Span, TeacherSpans};
+use super::{AttentionContext, Kernel, Span, TeacherSpans};
 
 /// How a kernel accesses an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +63,11 @@ impl Kernel {
             // Element by element, or over flats.
             Self::GatedActivation { .. }
             | Self::GatedActivationBackward { .. }
+            | Self::Activation { .. }
+            | Self::ActivationBackward { .. }
+            | Self::Scale { .. }
+            | Self::PositionBias { .. }
+            | Self::PositionBiasBackward { .. }
             | Self::BalanceLoss { .. }
             | Self::BalanceLossBackward { .. }
             | Self::Sum { .. }
@@ -94,12 +99,17 @@ impl Kernel {
             Self::Rope { .. } => "rope",
             Self::HeadNormRope { .. } => "head_norm_rope",
             Self::HeadNormRopeBackward { .. } => "head_norm_rope_backward",
+            Self::PositionBias { .. } => "position_bias",
+            Self::PositionBiasBackward { .. } => "position_bias_backward",
             Self::Attention { .. } => "attention",
             Self::AttentionBackward { .. } => "attention_backward",
             Self::StoreRows { .. } => "store_rows",
             Self::CachedAttention { .. } => "cached_attention",
             Self::GatedActivation { activation, .. } => activation.name(),
             Self::GatedActivationBackward { activation, .. } => activation.backward_name(),
+            Self::Activation { activation, .. } => activation.plain_name(),
+            Self::ActivationBackward { activation, .. } => activation.plain_backward_name(),
+            Self::Scale { .. } => "scale",
             Self::Dropout { .. } => "dropout",
             Self::Route { .. } => "route",
             Self::RouteBackward { .. } => "route_backward",
@@ -133,7 +143,7 @@ impl Kernel {
 
     /// Calls `visit` with every operand and its access.
     pub fn operands(&self, mut visit: impl FnMut(Span, Access)) {
-        let (mut reads, mut writes): ([Option<Span>; 9], [Option<Span>; 6]) = ([None; 9], [None; 6]);
+        let (mut reads, mut writes): ([Option<Span>; 10], [Option<Span>; 6]) = ([None; 10], [None; 6]);
         macro_rules! touch {
             ([$($read:expr),*], [$($write:expr),*]) => {{
                 for (place, span) in reads.iter_mut().zip([$(Option::<Span>::from($read)),*]) { *place = span; }
@@ -162,12 +172,24 @@ impl Kernel {
             Self::HeadNormRopeBackward { dy, h, rstd, w, cos, sin, dh, dw, .. } => {
                 touch!([dy, h, rstd, w, cos, sin], [dh, dw]);
             }
-            Self::Attention { starts, q, k, v, y, lse, .. } => touch!([starts, q, k, v], [y, lse]),
-            Self::AttentionBackward { starts, q, k, v, y, lse, dy, dq, dk, dv, .. } => {
-                touch!([starts, q, k, v, y, lse, dy], [dq, dk, dv]);
+            Self::PositionBias { w, table, .. } => touch!([w], [table]),
+            Self::PositionBiasBackward { dtable, dw, .. } => touch!([dtable], [dw]),
+            Self::Attention { context, q, k, v, y, lse, .. } => {
+                let AttentionContext { starts, kv_starts, bias, dropout } = context;
+                touch!([starts, kv_starts, bias, dropout.map(|dropout| dropout.keys), q, k, v], [y, lse]);
+            }
+            Self::AttentionBackward { context, q, k, v, y, lse, dy, dq, dk, dv, dbias, .. } => {
+                let AttentionContext { starts, kv_starts, bias, dropout } = context;
+                let keys = dropout.map(|dropout| dropout.keys);
+                touch!(
+                    [starts, kv_starts, bias, keys, q, k, v, y, lse, dy],
+                    [dq, dk, dv, dbias.map(|dbias| dbias.to)]
+                );
             }
             Self::StoreRows { ranges, x, cache, .. } => touch!([ranges, x], [cache]),
-            Self::CachedAttention { ranges, q, k, v, y, .. } => touch!([ranges, q, k, v], [y]),
+            Self::CachedAttention { ranges, bias, q, k, v, y, .. } => touch!([ranges, bias, q, k, v], [y]),
+            Self::Activation { x, y, .. } | Self::Scale { x, y, .. } => touch!([x], [y]),
+            Self::ActivationBackward { dy, x, dx, .. } => touch!([dy, x], [dx]),
             Self::GatedActivation { gate, up, y, .. } => touch!([gate, up], [y]),
             Self::GatedActivationBackward { dy, gate, up, dgate, dup, .. } => {
                 touch!([dy, gate, up], [dgate, dup]);

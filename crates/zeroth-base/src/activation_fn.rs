@@ -1,21 +1,43 @@
-//! Activations of gated feed-forward layers, defined in f64.
+//! Activation functions of feed-forward layers, defined in f64.
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI, TAU};
 
-/// The function f of a gated activation, y = f(gate) · up.
+/// The function f of an activation, y = f(x), and of a gated one, y = f(gate) · up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum GatedActivation {
+pub enum ActivationFn {
     /// x · sigmoid(x): SwiGLU.
     Silu,
     /// x · Φ(x), Φ the normal distribution function (`gelu` in transformers): GeGLU.
     Gelu,
     /// GELU by its tanh approximation (`gelu_new`, `gelu_pytorch_tanh`).
     GeluTanh,
+    /// max(x, 0).
+    Relu,
 }
 
-impl GatedActivation {
+impl ActivationFn {
     /// Every activation.
-    pub const ALL: [Self; 3] = [Self::Silu, Self::Gelu, Self::GeluTanh];
+    pub const ALL: [Self; 4] = [Self::Silu, Self::Gelu, Self::GeluTanh, Self::Relu];
+
+    /// The name of the op without a gate in messages, traces and plans.
+    pub const fn plain_name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+            Self::Gelu => "gelu",
+            Self::GeluTanh => "gelu_tanh",
+            Self::Relu => "relu",
+        }
+    }
+
+    /// The name of its gradient.
+    pub const fn plain_backward_name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu_backward",
+            Self::Gelu => "gelu_backward",
+            Self::GeluTanh => "gelu_tanh_backward",
+            Self::Relu => "relu_backward",
+        }
+    }
 
     /// The gated op's name in messages, traces and plans.
     pub const fn name(self) -> &'static str {
@@ -23,6 +45,7 @@ impl GatedActivation {
             Self::Silu => "swiglu",
             Self::Gelu => "geglu",
             Self::GeluTanh => "geglu_tanh",
+            Self::Relu => "reglu",
         }
     }
 
@@ -32,6 +55,7 @@ impl GatedActivation {
             Self::Silu => "swiglu_backward",
             Self::Gelu => "geglu_backward",
             Self::GeluTanh => "geglu_tanh_backward",
+            Self::Relu => "reglu_backward",
         }
     }
 
@@ -41,10 +65,18 @@ impl GatedActivation {
             Self::Silu => x * sigmoid(x),
             Self::Gelu => x * normal_cdf(x),
             Self::GeluTanh => x * sigmoid(2.0 * tanh_argument(x)),
+            // A NaN stays one.
+            Self::Relu => {
+                if x < 0.0 {
+                    0.0
+                } else {
+                    x
+                }
+            }
         }
     }
 
-    /// f'(x).
+    /// f'(x); that of `Relu` at 0 is 0, as PyTorch has it.
     pub fn slope(self, x: f64) -> f64 {
         match self {
             Self::Silu => sigmoid(x) * (1.0 + x * sigmoid(-x)),
@@ -54,6 +86,7 @@ impl GatedActivation {
                 let du = 2.0 * (2.0 / PI).sqrt() * (1.0 + 3.0 * CUBIC * x * x);
                 sigmoid(u) * (1.0 + x * sigmoid(-u) * du)
             }
+            Self::Relu => f64::from(u8::from(x > 0.0)),
         }
     }
 }
