@@ -195,12 +195,12 @@ impl Builder {
     }
 
     /// An activation with the rows of another value.
-    pub(crate) fn activation(&self, like: Value, width: u64) -> ValueInfo {
+    pub(crate) fn activation_like(&self, like: Value, width: u64) -> ValueInfo {
         ValueInfo { rows: self.info(like).rows, width, kind: Kind::Activation }
     }
 
     /// A statistic with the rows of another value.
-    pub(crate) fn statistic(&self, like: Value, width: u64) -> ValueInfo {
+    pub(crate) fn statistic_like(&self, like: Value, width: u64) -> ValueInfo {
         ValueInfo { rows: self.info(like).rows, width, kind: Kind::Statistic }
     }
 

@@ -5,7 +5,9 @@
 //! accumulated in the unit's flat gradient buffer, in f32.
 
 use crate::op::{self, Op};
-use crate::{GatedActivation, Graph, GraphError, Kind, Node, ParamId, UnitId, Value, ValueInfo};
+use crate::{
+    ActivationFn, Graph, GraphError, Kind, Node, ParamId, PositionBuckets, UnitId, Value, ValueInfo,
+};
 
 /// The op of a backward node, with its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,7 +60,7 @@ pub enum GradOp {
         scale: f64,
     },
     /// `gate_up`, `dy`, `weights`, `order` and `offsets` give the gradient of `gate_up`, and of `weights` where it is computed.
-    GatedRows(GatedActivation),
+    GatedRows(ActivationFn),
     /// `balance` and `labels` give the loss `[1]` and the gradient of `balance`, times the weight of its part.
     BalanceLoss,
     /// `x`, `rstd`, `dy`, optionally the gradient of `x` from later uses (and the weight) give the gradient of `x`, with that
@@ -71,10 +73,20 @@ pub enum GradOp {
     HeadNormRope(Op),
     /// `dy` and `positions` give `dy` rotated back.
     Rope(Op),
-    /// `q`, `k`, `v`, `o`, `lse`, `do` give `dq`, `dk`, `dv`.
+    /// `q`, `k`, `v`, the biases where it has any, `o`, `lse`, `do` give `dq`, `dk`, `dv`, and the gradient of the biases where it
+    /// is computed. Attentions with the same biases add to one gradient, in the order of backward.
     Attention(Op),
+    /// `dtable`: accumulates the sums of the distances of each bucket in the table's gradient.
+    PositionBias(PositionBuckets),
+    /// `x` and `dy` give `dy · f'(x)`.
+    Activation(ActivationFn),
+    /// `dy` gives `factor · dy`.
+    Scale {
+        /// The factor.
+        factor: f64,
+    },
     /// `gate`, `up`, `dy` give `dgate`, `dup`.
-    GatedActivation(GatedActivation),
+    GatedActivation(ActivationFn),
     /// `dy` gives `dx` through the same mask.
     Dropout(Op),
     /// `ids` and `dx`: accumulates rows in the table's gradient.

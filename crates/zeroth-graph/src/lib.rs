@@ -23,6 +23,8 @@ pub use graph::{
     DynamicScaling, Graph, Group, LossPart, Node, Param, ParamId, ParamSpec, Role, Rotary, Stream, Unit,
     UnitId,
 };
-pub use op::{BalanceSums, DistillSpec, Op, Routing, Teacher, TeacherKind};
+pub use op::{
+    AttentionOptions, AttentionSpec, BalanceSums, DistillSpec, DropoutSpec, Op, Routing, Teacher, TeacherKind,
+};
 pub use value::{Kind, Rows, Value, ValueInfo};
-pub use zeroth_base::GatedActivation;
+pub use zeroth_base::{ActivationFn, PositionBuckets};

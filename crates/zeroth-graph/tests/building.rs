@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 
-use zeroth_graph::{Builder, GraphError, ParamSpec, Role, Rotary};
+use zeroth_graph::{
+    ActivationFn, AttentionOptions, Builder, GraphError, ParamSpec, PositionBuckets, Role, Rotary,
+};
 
 fn spec(name: &str, shape: &[u64]) -> ParamSpec {
     ParamSpec { name: name.to_owned(), shape: shape.to_vec(), trainable: true, quantized: false }
@@ -46,6 +48,48 @@ fn shapes_that_do_not_fit_are_named() {
     b.rotary(Rotary { frequencies: vec![1.0], scale: 1.0, dynamic: None });
     let error = b.head_norm_rope(x, norm, 2, 1e-6).unwrap_err().to_string();
     assert!(error.contains("the number of rotary frequencies should be 2, and is 1"), "{error}");
+}
+
+#[test]
+fn biases_and_masks_that_do_not_fit_are_named() {
+    let mut b = begun();
+    let table = spec("bias", &[4, 2]);
+    b.unit("positions", Role::Other, vec![table]).unwrap();
+    let (ids, embed, weight) = (b.ids(), b.param("embed").unwrap(), b.param("bias").unwrap());
+    let x = b.embedding(ids, embed).unwrap();
+    let buckets = PositionBuckets { buckets: 4, max_distance: 3, bidirectional: false };
+    let bias = b.position_bias(weight, buckets).unwrap();
+    let options =
+        AttentionOptions { heads: 2, kv_heads: 2, window: None, scale: 1.0, causal: false, dropout: 0.0 };
+    let four = AttentionOptions { heads: 4, kv_heads: 4, ..options };
+    let window = AttentionOptions { window: Some(3), ..options };
+    let all = AttentionOptions { dropout: 1.0, ..options };
+    let near = PositionBuckets { max_distance: 2, ..buckets };
+    let few = PositionBuckets { buckets: 8, ..buckets };
+    for (error, words) in [
+        (b.position_bias(weight, few).unwrap_err(), "the weight's buckets should be 8, and is 4"),
+        (
+            b.position_bias(weight, near).unwrap_err(),
+            "should be above 2, the distances with a bucket of their own",
+        ),
+        (
+            b.attention_with([x; 3], Some(bias), four).unwrap_err(),
+            "the biases should be [4 heads, an odd number of distances], and is Fixed(2), 7 wide",
+        ),
+        (
+            b.attention_with([x; 3], Some(x), options).unwrap_err(),
+            "kind should be Statistic, and is Activation",
+        ),
+        (
+            b.attention_with([x; 3], None, window).unwrap_err(),
+            "what a sliding window is of should be causal attention, and is attention to all keys",
+        ),
+        (b.attention_with([x; 3], None, all).unwrap_err(), "at least 0 and below 1, and is 1"),
+        (b.activation(ActivationFn::Relu, bias).unwrap_err(), "should be Activation, and is Statistic"),
+        (b.scale(x, f64::NAN).unwrap_err(), "the factor should be a finite number, and is NaN"),
+    ] {
+        assert!(error.to_string().contains(words), "{error}");
+    }
 }
 
 #[test]

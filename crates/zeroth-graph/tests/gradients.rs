@@ -5,7 +5,7 @@
 
 use zeroth_graph::reference::Data;
 use zeroth_graph::reference::finite_differences::mismatch;
-use zeroth_graph::{Builder, GatedActivation, GradOp, Graph, ParamSpec, Role, Rotary, Value};
+use zeroth_graph::{ActivationFn, Builder, GradOp, Graph, ParamSpec, Role, Rotary, Value};
 
 /// Sizes of a small decoder.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +21,7 @@ struct Sizes {
     biases: bool,
     head_norms: bool,
     dropout: f64,
-    activation: GatedActivation,
+    activation: ActivationFn,
 }
 
 const SMALL: Sizes = Sizes {
@@ -36,7 +36,7 @@ const SMALL: Sizes = Sizes {
     biases: false,
     head_norms: false,
     dropout: 0.0,
-    activation: GatedActivation::Silu,
+    activation: ActivationFn::Silu,
 };
 
 const VOCAB: u64 = 7;
@@ -151,7 +151,7 @@ fn a_decoder_with_shared_key_heads() {
 
 #[test]
 fn every_gated_activation() {
-    for activation in GatedActivation::ALL {
+    for activation in ActivationFn::ALL {
         assert_gradients(&decoder(Sizes { activation, blocks: 1, ..SMALL }, 7, nothing_frozen));
     }
 }

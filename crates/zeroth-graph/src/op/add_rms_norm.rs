@@ -14,11 +14,32 @@ impl Builder {
         weight: ParamId,
         eps: f64,
     ) -> Result<(Value, Value), GraphError> {
-        let op = Op::AddRmsNorm { eps };
+        self.add_and_norm(Op::AddRmsNorm { eps, clamp: false }, residual, x, weight)
+    }
+
+    /// The same, of a model whose sums leave the range of fp16: a run in fp16 limits them.
+    pub fn clamped_add_rms_norm(
+        &mut self,
+        residual: Value,
+        x: Value,
+        weight: ParamId,
+        eps: f64,
+    ) -> Result<(Value, Value), GraphError> {
+        self.add_and_norm(Op::AddRmsNorm { eps, clamp: true }, residual, x, weight)
+    }
+
+    fn add_and_norm(
+        &mut self,
+        op: Op,
+        residual: Value,
+        x: Value,
+        weight: ParamId,
+    ) -> Result<(Value, Value), GraphError> {
         let width = self.info(residual).width;
         self.expect_like(op, x, residual)?;
         self.expect_vector(op, weight, width)?;
-        let outputs = [self.activation(x, width), self.activation(x, width), self.statistic(x, 1)];
+        let outputs =
+            [self.activation_like(x, width), self.activation_like(x, width), self.statistic_like(x, 1)];
         let outputs = self.push(op, &[residual, x], &[weight], &outputs)?;
         Ok((outputs[0], outputs[1]))
     }

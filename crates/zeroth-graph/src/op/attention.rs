@@ -1,46 +1,144 @@
-//! Causal attention within each sequence of a stream.
+//! Attention within each sequence of a stream, or to the sequences of another.
 
-use std::ops::RangeInclusive;
+use std::fmt;
+use std::ops::Range;
 
-use crate::gradient::Deriver;
+use super::dropout;
+use crate::gradient::{Deriver, Gradient};
 use crate::reference::{Gradients, Machine};
-use crate::{Builder, GradNode, GradOp, GraphError, Node, Op, Value};
+use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Kind, Node, Op, Rows, Value};
+
+/// An attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionSpec {
+    /// Heads of q.
+    pub heads: u64,
+    /// Heads of k and v; each serves heads / kv_heads heads of q.
+    pub kv_heads: u64,
+    /// Sliding window: keys per query, its own included; `None` attends to the whole prefix. Causal attention only.
+    pub window: Option<u64>,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Whether a query attends to the keys up to its own only; else to all of its sequence.
+    pub causal: bool,
+    /// The largest distance in the table of biases; `None` without biases.
+    pub max_distance: Option<u64>,
+    /// Dropout of the softmax weights.
+    pub dropout: Option<DropoutSpec>,
+}
+
+/// A dropout within an op.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DropoutSpec {
+    /// The probability that an element is zeroed.
+    pub probability: f64,
+    /// Its number among the model's dropouts: part of the key of its random numbers.
+    pub salt: u32,
+}
+
+/// What a model says of an attention; its operands say the rest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionOptions {
+    /// Heads of q.
+    pub heads: u64,
+    /// Heads of k and v; each serves heads / kv_heads heads of q.
+    pub kv_heads: u64,
+    /// See [`AttentionSpec::window`].
+    pub window: Option<u64>,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// See [`AttentionSpec::causal`].
+    pub causal: bool,
+    /// The probability that a softmax weight is zeroed; 0 for no dropout.
+    pub dropout: f64,
+}
 
 impl Builder {
     /// Causal attention within each sequence.
     pub fn attention(
         &mut self,
-        [q, k, v]: [Value; 3],
+        qkv: [Value; 3],
         heads: u64,
         kv_heads: u64,
         window: Option<u64>,
         scale: f64,
     ) -> Result<Value, GraphError> {
-        let op = Op::Attention { heads, kv_heads, window, scale };
+        let options = AttentionOptions { heads, kv_heads, window, scale, causal: true, dropout: 0.0 };
+        self.attention_with(qkv, None, options)
+    }
+
+    /// Attention to the sequences of k and v: those of q, or in cross attention those of another stream with the same index. `bias`
+    /// [heads, distances] is added to the scaled scores.
+    pub fn attention_with(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        bias: Option<Value>,
+        options: AttentionOptions,
+    ) -> Result<Value, GraphError> {
+        let AttentionOptions { heads, kv_heads, window, scale, causal, dropout: probability } = options;
+        let max_distance = bias.map(|bias| self.info(bias).width / 2);
+        let dropout = (probability != 0.0).then_some(DropoutSpec { probability, salt: self.dropouts });
+        let op =
+            Op::Attention(AttentionSpec { heads, kv_heads, window, scale, causal, max_distance, dropout });
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             let expected = format!("a multiple of the {kv_heads} heads of k and v");
             return Err(self.shape_error(op, "the number of heads", &expected, heads.to_string()));
         }
+        self.expect_probability(op, probability)?;
         let head_dim = self.head_dim(op, q, heads)?;
         self.stream_of(op, q)?;
+        self.stream_of(op, k)?;
         for other in [k, v] {
             self.expect_width(op, other, kv_heads * head_dim)?;
-            self.expect_rows(op, other, q)?;
         }
-        let outputs = [self.activation(q, heads * head_dim), self.statistic(q, heads)];
-        self.push(op, &[q, k, v], &[], &outputs).map(|outputs| outputs[0])
+        if causal {
+            self.expect_rows(op, k, q)?;
+        } else if window.is_some() {
+            let found = "attention to all keys".to_owned();
+            return Err(self.shape_error(op, "what a sliding window is of", "causal attention", found));
+        }
+        self.expect_rows(op, v, k)?;
+        if let Some(bias) = bias {
+            self.expect_kind(op, bias, Kind::Statistic)?;
+            let info = self.info(bias);
+            if info.rows != Rows::Fixed(heads) || info.width.is_multiple_of(2) {
+                let expected = format!("[{heads} heads, an odd number of distances]");
+                let found = format!("{:?}, {} wide", info.rows, info.width);
+                return Err(self.shape_error(op, "the biases", &expected, found));
+            }
+        }
+        self.dropouts += u32::from(dropout.is_some());
+        let inputs: Vec<Value> = [q, k, v].into_iter().chain(bias).collect();
+        let outputs = [self.activation_like(q, heads * head_dim), self.statistic_like(q, heads)];
+        self.push(op, &inputs, &[], &outputs).map(|outputs| outputs[0])
     }
 }
 
 pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
     let Some(dy) = deriver.gradient(node.outputs[0]) else { return };
+    if !node.inputs.iter().any(|input| deriver.needs(*input)) {
+        return;
+    }
     let mut inputs = node.inputs.clone();
     inputs.extend([node.outputs[0], node.outputs[1], dy]);
-    deriver.many(index, node, GradOp::Attention(node.op), inputs);
+    let gradients: Vec<Value> = node.inputs[..3].iter().map(|input| deriver.fresh(*input)).collect();
+    let mut outputs: Vec<_> = gradients.iter().map(|gradient| (*gradient, GradWrite::Write)).collect();
+    if let Some(bias) = node.inputs.get(3).copied().filter(|bias| deriver.needs(*bias)) {
+        // Attentions that share biases add to one f32 value.
+        outputs.push(match deriver.gradient(bias) {
+            Some(sum) => (sum, GradWrite::Add),
+            None => (deriver.fresh_statistic(bias), GradWrite::Write),
+        });
+        deriver.gradients[bias.index()] = Some(Gradient { value: outputs[3].0, shared: false });
+    }
+    deriver.push(index, GradOp::Attention(node.op), inputs, Vec::new(), outputs, false);
+    for (input, gradient) in node.inputs.iter().zip(gradients) {
+        deriver.contribute(index, *input, gradient);
+    }
 }
 
-/// The shape of an attention, and its sequences.
-#[derive(Debug, Clone, Copy)]
+/// The shape of an attention, its sequences, and what is done to its scores and weights.
+#[derive(Clone, Copy)]
 pub struct Attention<'a> {
     /// Heads of q.
     pub heads: usize,
@@ -48,28 +146,82 @@ pub struct Attention<'a> {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// Whether a query attends to the keys up to its own only.
+    pub causal: bool,
     /// Keys per query, its own included.
     pub window: Option<usize>,
     /// Factor of the scores.
     pub scale: f64,
-    /// The start of each sequence, then the end of the last. Rows after it attend to nothing.
+    /// The start of each sequence of q, then the end of the last. Rows after it attend to nothing.
     pub starts: &'a [usize],
+    /// Those of k and v; `starts` again except in cross attention.
+    pub kv_starts: &'a [usize],
+    /// Biases [heads, 2 · max_distance + 1] by the key's position less the query's, limited to ±max_distance.
+    pub bias: Option<&'a [f64]>,
+    /// The factor of a softmax weight by dropout, given the row of q, the head, and the key's position in its sequence.
+    pub dropout: Option<&'a dyn Fn(usize, usize, usize) -> f64>,
 }
 
-/// A head's query: its keys with their softmax weights, and the log of the softmax's sum.
+impl fmt::Debug for Attention<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { heads, kv_heads, head_dim, causal, window, scale, starts, kv_starts, .. } = self;
+        write!(
+            f,
+            "attention of {heads} and {kv_heads} heads of {head_dim}, scale {scale}, causal {causal}, "
+        )?;
+        write!(f, "window {window:?}, sequences {starts:?} to {kv_starts:?}, ")?;
+        write!(f, "biases {}, dropout {}", self.bias.is_some(), self.dropout.is_some())
+    }
+}
+
+/// A key of a query's head, with its softmax weight.
+struct Key {
+    row: usize,
+    weight: f64,
+    /// Of the weight, by dropout.
+    factor: f64,
+    /// The index of its bias.
+    bias: usize,
+}
+
+/// A head's query: its keys, and the log of the softmax's sum.
 struct Query {
     row: usize,
     head: usize,
-    weights: Vec<(usize, f64)>,
+    keys: Vec<Key>,
     lse: f64,
 }
 
-impl Attention<'_> {
-    /// Keys that a query may attend to: its own sequence, itself and earlier, within the window.
-    fn keys(&self, query: usize) -> Option<RangeInclusive<usize>> {
-        let sequence = self.starts.windows(2).find(|ends| (ends[0]..ends[1]).contains(&query))?;
-        let least = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
-        Some(sequence[0].max(least)..=query)
+impl<'a> Attention<'a> {
+    /// Causal attention without biases and dropout.
+    pub const fn causal(
+        [heads, kv_heads, head_dim]: [usize; 3],
+        window: Option<usize>,
+        scale: f64,
+        starts: &'a [usize],
+    ) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            causal: true,
+            window,
+            scale,
+            starts,
+            kv_starts: starts,
+            bias: None,
+            dropout: None,
+        }
+    }
+
+    /// A query's position in its sequence, the first row of the keys' sequence, and the positions it may attend to there.
+    fn keys(&self, row: usize) -> Option<(usize, usize, Range<usize>)> {
+        let sequence = self.starts.windows(2).position(|ends| (ends[0]..ends[1]).contains(&row))?;
+        let position = row - self.starts[sequence];
+        let (first, end) = (self.kv_starts[sequence], self.kv_starts[sequence + 1]);
+        let end = if self.causal { (end - first).min(position + 1) } else { end - first };
+        let least = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        Some((position, first, least..end))
     }
 
     /// The offsets of a query's head, and of a key's head that serves it.
@@ -78,129 +230,121 @@ impl Attention<'_> {
         [(row * self.heads + head) * self.head_dim, (key * self.kv_heads + kv_head) * self.head_dim]
     }
 
-    /// Every query of every head.
-    fn weights(&self, q: &[f64], k: &[f64]) -> Vec<Query> {
-        let rows = q.len() / (self.heads * self.head_dim);
-        let queries = (0..rows).flat_map(|row| (0..self.heads).map(move |head| (row, head)));
-        let of = |(row, head): (usize, usize)| {
-            let score = |key: usize| {
-                let [at, there] = self.offsets(row, head, key);
-                (0..self.head_dim).map(|d| q[at + d] * k[there + d]).sum::<f64>() * self.scale
-            };
-            let scores: Vec<(usize, f64)> = self.keys(row)?.map(|key| (key, score(key))).collect();
-            let greatest = scores.iter().fold(f64::MIN, |most, (_, score)| most.max(*score));
-            let total: f64 = scores.iter().map(|(_, score)| (score - greatest).exp()).sum();
-            let lse = greatest + total.ln();
-            let weights = scores.into_iter().map(|(key, score)| (key, (score - lse).exp())).collect();
-            Some(Query { row, head, weights, lse })
+    /// The index of the bias of a key at `key` for a query at `query`; 0 without biases.
+    fn bias_at(&self, head: usize, query: usize, key: usize) -> usize {
+        let Some(bias) = self.bias else { return 0 };
+        let distances = bias.len() / self.heads;
+        let most = distances / 2;
+        head * distances + (key + most).saturating_sub(query).min(distances - 1)
+    }
+
+    /// A head's query; `None` without a key.
+    fn query(&self, q: &[f64], k: &[f64], row: usize, head: usize) -> Option<Query> {
+        let (position, first, keys) = self.keys(row)?;
+        let scored = |at: usize| {
+            let [from, to] = self.offsets(row, head, first + at);
+            let product: f64 = (0..self.head_dim).map(|d| q[from + d] * k[to + d]).sum();
+            let bias = self.bias_at(head, position, at);
+            let score = product * self.scale + self.bias.map_or(0.0, |biases| biases[bias]);
+            let factor = self.dropout.map_or(1.0, |factor| factor(row, head, at));
+            Key { row: first + at, weight: score, factor, bias }
         };
-        queries.filter_map(of).collect()
+        let mut keys: Vec<Key> = keys.map(scored).collect();
+        let greatest = keys.iter().map(|key| key.weight).reduce(f64::max)?;
+        let total: f64 = keys.iter().map(|key| (key.weight - greatest).exp()).sum();
+        let lse = greatest + total.ln();
+        for key in &mut keys {
+            key.weight = (key.weight - lse).exp();
+        }
+        Some(Query { row, head, keys, lse })
+    }
+
+    /// Every query of every head with a key.
+    fn queries<'s>(&'s self, q: &'s [f64], k: &'s [f64]) -> impl Iterator<Item = Query> + 's {
+        let rows = q.len() / (self.heads * self.head_dim);
+        let heads = move |row| (0..self.heads).filter_map(move |head| self.query(q, k, row, head));
+        (0..rows).flat_map(heads)
     }
 }
 
-/// o [T, heads · D] and lse [T, heads].
+/// o [Tq, heads · D] and lse [Tq, heads]. A query without a key gives zeros.
 pub fn attention(dims: Attention<'_>, q: &[f64], k: &[f64], v: &[f64]) -> [Vec<f64>; 2] {
     let (mut o, mut lses) = (vec![0.0; q.len()], vec![0.0; q.len() / dims.head_dim]);
-    for Query { row, head, weights, lse } in dims.weights(q, k) {
+    for Query { row, head, keys, lse } in dims.queries(q, k) {
         lses[row * dims.heads + head] = lse;
-        for (key, p) in weights {
-            let [at, there] = dims.offsets(row, head, key);
-            (0..dims.head_dim).for_each(|d| o[at + d] += p * v[there + d]);
+        for key in keys {
+            let [at, there] = dims.offsets(row, head, key.row);
+            (0..dims.head_dim).for_each(|d| o[at + d] += key.weight * key.factor * v[there + d]);
         }
     }
     [o, lses]
 }
 
-/// dq, dk and dv of [`attention`].
-pub fn attention_backward(dims: Attention<'_>, q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) -> [Vec<f64>; 3] {
+/// dq, dk and dv of [`attention`], and the gradient of the biases; the last is empty without biases.
+pub fn attention_backward(dims: Attention<'_>, q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) -> [Vec<f64>; 4] {
     let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
-    for Query { row, head, weights, .. } in dims.weights(q, k) {
-        let dp = |key: usize| {
-            let [at, there] = dims.offsets(row, head, key);
-            (0..dims.head_dim).map(|d| dy[at + d] * v[there + d]).sum::<f64>()
+    let mut dbias = vec![0.0; dims.bias.map_or(0, <[f64]>::len)];
+    for Query { row, head, keys, .. } in dims.queries(q, k) {
+        // The gradient of a weight before dropout.
+        let dp = |key: &Key| {
+            let [at, there] = dims.offsets(row, head, key.row);
+            key.factor * (0..dims.head_dim).map(|d| dy[at + d] * v[there + d]).sum::<f64>()
         };
-        let delta: f64 = weights.iter().map(|(key, p)| p * dp(*key)).sum();
-        for (key, p) in weights {
-            let [at, there] = dims.offsets(row, head, key);
-            let ds = p * (dp(key) - delta) * dims.scale;
+        let delta: f64 = keys.iter().map(|key| key.weight * dp(key)).sum();
+        for key in keys {
+            let [at, there] = dims.offsets(row, head, key.row);
+            let ds = key.weight * (dp(&key) - delta);
             for d in 0..dims.head_dim {
-                dq[at + d] += ds * k[there + d];
-                dk[there + d] += ds * q[at + d];
-                dv[there + d] += p * dy[at + d];
+                dq[at + d] += ds * dims.scale * k[there + d];
+                dk[there + d] += ds * dims.scale * q[at + d];
+                dv[there + d] += key.weight * key.factor * dy[at + d];
+            }
+            if dims.bias.is_some() {
+                dbias[key.bias] += ds;
             }
         }
     }
-    [dq, dk, dv]
+    [dq, dk, dv, dbias]
 }
 
-fn dims<'a>(
-    machine: &Machine<'_>,
-    q: Value,
-    starts: &'a [usize],
-    (heads, kv_heads, window, scale): (u64, u64, Option<u64>, f64),
-) -> Attention<'a> {
-    Attention {
-        heads: heads as usize,
-        kv_heads: kv_heads as usize,
-        head_dim: machine.width(q) / heads as usize,
-        window: window.map(|window| window as usize),
-        scale,
-        starts,
-    }
-}
-
-pub(super) fn forward(
+/// Calls `compute` with the shape of a forward node, and its operands.
+fn with_dims<R>(
     machine: &Machine<'_>,
     node: &Node,
-    heads: u64,
-    kv_heads: u64,
-    window: Option<u64>,
-    scale: f64,
-) -> Vec<Vec<f64>> {
-    let starts = machine.data_of(node.inputs[0]).ends();
-    let dims = dims(machine, node.inputs[0], &starts, (heads, kv_heads, window, scale));
-    let [q, k, v] = [0, 1, 2].map(|place| machine.value(node.inputs[place]));
-    attention(dims, q, k, v).into()
+    spec: AttentionSpec,
+    compute: impl FnOnce(Attention<'_>, [&[f64]; 3]) -> R,
+) -> R {
+    let [starts, kv_starts] = [0, 1].map(|place| machine.data_of(node.inputs[place]).ends());
+    let heads = spec.heads as usize;
+    let longest = kv_starts.last().copied().unwrap_or(0);
+    let DropoutSpec { probability, salt } = spec.dropout.unwrap_or(DropoutSpec { probability: 0.0, salt: 0 });
+    let factor = |row: usize, head: usize, key: usize| {
+        dropout::factor((row * heads + head) * longest + key, probability, salt)
+    };
+    let dims = Attention {
+        heads,
+        kv_heads: spec.kv_heads as usize,
+        head_dim: machine.width(node.inputs[0]) / heads,
+        causal: spec.causal,
+        window: spec.window.map(|window| window as usize),
+        scale: spec.scale,
+        starts: &starts,
+        kv_starts: &kv_starts,
+        bias: node.inputs.get(3).map(|bias| machine.value(*bias)),
+        dropout: Some(&factor),
+    };
+    compute(dims, [0, 1, 2].map(|place| machine.value(node.inputs[place])))
 }
 
-pub(super) fn backward(
-    machine: &Machine<'_>,
-    node: &GradNode,
-    of: &Node,
-    heads: u64,
-    kv_heads: u64,
-    window: Option<u64>,
-    scale: f64,
-) -> Gradients {
-    let starts = machine.data_of(of.inputs[0]).ends();
-    let dims = dims(machine, of.inputs[0], &starts, (heads, kv_heads, window, scale));
-    let [q, k, v, dy] = [0, 1, 2, 5].map(|place| machine.value(node.inputs[place]));
-    Gradients::of_values(attention_backward(dims, q, k, v, dy).into())
+pub(super) fn forward(machine: &Machine<'_>, node: &Node, spec: AttentionSpec) -> Vec<Vec<f64>> {
+    with_dims(machine, node, spec, |dims, [q, k, v]| attention(dims, q, k, v)).into()
+}
+
+pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node, spec: AttentionSpec) -> Gradients {
+    let dy = machine.value(node.inputs[of.inputs.len() + 2]);
+    let gradients = with_dims(machine, of, spec, |dims, [q, k, v]| attention_backward(dims, q, k, v, dy));
+    Gradients::of_values(gradients.into())
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::reference::finite_differences::{DATA_ROWS, VOCAB, data, mismatch, specs};
-    use crate::{Builder, Role};
-
-    #[test]
-    fn gradients_with_shared_key_heads_and_a_window() {
-        for (kv_heads, window) in [(1, None), (2, Some(2)), (1, Some(3))] {
-            let mut b = Builder::new(&[DATA_ROWS]);
-            let params = specs(&[
-                ("table", &[VOCAB, 4]),
-                ("q", &[6, 4]),
-                ("k", &[3 * kv_heads, 4]),
-                ("v", &[3 * kv_heads, 4]),
-                ("head", &[VOCAB, 6]),
-            ]);
-            b.unit("all", Role::Other, params).unwrap();
-            let [table, q, k, v, head] = ["table", "q", "k", "v", "head"].map(|name| b.param(name).unwrap());
-            let x = b.embedding(b.ids(), table).unwrap();
-            let qkv = [q, k, v].map(|weight| b.linear(x, weight, None).unwrap());
-            let o = b.attention(qkv, 2, kv_heads, window, 0.5).unwrap();
-            b.head_loss(o, head).unwrap();
-            assert_eq!(mismatch(&b.finish().unwrap(), &[data()], &[]), None, "{kv_heads} {window:?}");
-        }
-    }
-}
+mod tests;

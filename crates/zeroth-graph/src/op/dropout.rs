@@ -11,14 +11,18 @@ impl Builder {
             return Ok(x);
         }
         let op = Op::Dropout { probability, salt: self.dropouts };
-        if !(0.0..1.0).contains(&probability) {
-            let found = probability.to_string();
-            return Err(self.shape_error(op, "the probability", "at least 0 and below 1", found));
-        }
+        self.expect_probability(op, probability)?;
         self.stream_of(op, x)?;
         self.dropouts += 1;
         let width = self.info(x).width;
-        self.push(op, &[x], &[], &[self.activation(x, width)]).map(|outputs| outputs[0])
+        self.push(op, &[x], &[], &[self.activation_like(x, width)]).map(|outputs| outputs[0])
+    }
+
+    pub(super) fn expect_probability(&self, op: Op, probability: f64) -> Result<(), GraphError> {
+        if (0.0..1.0).contains(&probability) {
+            return Ok(());
+        }
+        Err(self.shape_error(op, "the probability", "at least 0 and below 1", probability.to_string()))
     }
 }
 
@@ -27,13 +31,14 @@ pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
     deriver.one_to_one(index, node, GradOp::Dropout(node.op), vec![dy]);
 }
 
-/// A mask that depends on salt and index alone, the same in forward and backward.
+/// The factor of an element: it depends on salt and index alone, the same in forward and backward.
+pub(super) fn factor(at: usize, probability: f64, salt: u32) -> f64 {
+    let hash = (at as u64 ^ u64::from(salt) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    if (hash >> 40) as f64 / f64::from(1 << 24) < probability { 0.0 } else { 1.0 / (1.0 - probability) }
+}
+
 fn mask(x: &[f64], probability: f64, salt: u32) -> Vec<f64> {
-    let keep = |at: usize| {
-        let hash = (at as u64 ^ u64::from(salt) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (hash >> 40) as f64 / f64::from(1 << 24) >= probability
-    };
-    x.iter().enumerate().map(|(at, x)| if keep(at) { x / (1.0 - probability) } else { 0.0 }).collect()
+    x.iter().enumerate().map(|(at, x)| x * factor(at, probability, salt)).collect()
 }
 
 pub(super) fn forward(machine: &Machine<'_>, node: &Node, probability: f64, salt: u32) -> Vec<Vec<f64>> {

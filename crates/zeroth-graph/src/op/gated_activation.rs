@@ -1,6 +1,6 @@
 //! The product of an activated gate and an up projection.
 
-use zeroth_base::GatedActivation;
+use zeroth_base::ActivationFn;
 
 use crate::gradient::Deriver;
 use crate::reference::{Gradients, Machine};
@@ -10,35 +10,35 @@ impl Builder {
     /// `f(gate) · up`, f the activation.
     pub fn gated_activation(
         &mut self,
-        activation: GatedActivation,
+        activation: ActivationFn,
         gate: Value,
         up: Value,
     ) -> Result<Value, GraphError> {
         let (op, width) = (Op::GatedActivation(activation), self.info(gate).width);
         self.expect_like(op, up, gate)?;
-        self.push(op, &[gate, up], &[], &[self.activation(gate, width)]).map(|outputs| outputs[0])
+        self.push(op, &[gate, up], &[], &[self.activation_like(gate, width)]).map(|outputs| outputs[0])
     }
 
     /// `silu(gate) · up`.
     pub fn swiglu(&mut self, gate: Value, up: Value) -> Result<Value, GraphError> {
-        self.gated_activation(GatedActivation::Silu, gate, up)
+        self.gated_activation(ActivationFn::Silu, gate, up)
     }
 }
 
-pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node, activation: GatedActivation) {
+pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node, activation: ActivationFn) {
     let Some(dy) = deriver.gradient(node.outputs[0]) else { return };
     let inputs = vec![node.inputs[0], node.inputs[1], dy];
     deriver.many(index, node, GradOp::GatedActivation(activation), inputs);
 }
 
 /// f(gate) · up.
-pub fn gated_activation(activation: GatedActivation, gate: &[f64], up: &[f64]) -> Vec<f64> {
+pub fn gated_activation(activation: ActivationFn, gate: &[f64], up: &[f64]) -> Vec<f64> {
     gate.iter().zip(up).map(|(gate, up)| activation.value(*gate) * up).collect()
 }
 
 /// dgate and dup of [`gated_activation`].
 pub fn gated_activation_backward(
-    activation: GatedActivation,
+    activation: ActivationFn,
     gate: &[f64],
     up: &[f64],
     dy: &[f64],
@@ -48,25 +48,25 @@ pub fn gated_activation_backward(
     [(0..dy.len()).map(dgate).collect(), (0..dy.len()).map(dup).collect()]
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, activation: GatedActivation) -> Vec<Vec<f64>> {
+pub(super) fn forward(machine: &Machine<'_>, node: &Node, activation: ActivationFn) -> Vec<Vec<f64>> {
     let [gate, up] = [0, 1].map(|place| machine.value(node.inputs[place]));
     vec![gated_activation(activation, gate, up)]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, activation: GatedActivation) -> Gradients {
+pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, activation: ActivationFn) -> Gradients {
     let [gate, up, dy] = [0, 1, 2].map(|place| machine.value(node.inputs[place]));
     Gradients::of_values(gated_activation_backward(activation, gate, up, dy).into())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::GatedActivation;
+    use super::ActivationFn;
     use crate::reference::finite_differences::{DATA_ROWS, VOCAB, data, mismatch, specs};
     use crate::{Builder, Role};
 
     #[test]
     fn gradients_of_every_activation() {
-        for activation in GatedActivation::ALL {
+        for activation in ActivationFn::ALL {
             let mut b = Builder::new(&[DATA_ROWS]);
             let params = specs(&[("a", &[VOCAB, 4]), ("b", &[VOCAB, 4]), ("head", &[VOCAB, 4])]);
             b.unit("all", Role::Other, params).unwrap();

@@ -1,6 +1,6 @@
 //! The gated activation of the rows of experts, times the weight of each.
 
-use zeroth_base::GatedActivation;
+use zeroth_base::ActivationFn;
 
 use super::route::Routing;
 use crate::gradient::Deriver;
@@ -11,7 +11,7 @@ impl Builder {
     /// `f(gate) · up · weight`, f the activation: `gate_up` [T · k, 2F] has the gate in the first half of a row.
     pub fn gated_rows(
         &mut self,
-        activation: GatedActivation,
+        activation: ActivationFn,
         gate_up: Value,
         routing: &Routing,
     ) -> Result<Value, GraphError> {
@@ -19,11 +19,11 @@ impl Builder {
         self.expect_slots(op, gate_up, routing)?;
         let width = self.head_dim(op, gate_up, 2)?;
         let inputs = [gate_up, routing.weights, routing.order, routing.offsets];
-        self.push(op, &inputs, &[], &[self.activation(gate_up, width)]).map(|outputs| outputs[0])
+        self.push(op, &inputs, &[], &[self.activation_like(gate_up, width)]).map(|outputs| outputs[0])
     }
 }
 
-pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node, activation: GatedActivation) {
+pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node, activation: ActivationFn) {
     let Some(dy) = deriver.gradient(node.outputs[0]) else { return };
     let [gate_up, weights, order, offsets] = [0, 1, 2, 3].map(|place| node.inputs[place]);
     let dgate_up = deriver.fresh(gate_up);
@@ -40,7 +40,7 @@ pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node, activ
 
 /// `f(gate) · up · weights[order]` of the routed rows; zeros for the others.
 pub fn gated_rows(
-    activation: GatedActivation,
+    activation: ActivationFn,
     gate_up: &[f64],
     weights: &[f64],
     order: &[usize],
@@ -61,7 +61,7 @@ pub fn gated_rows(
 
 /// dgate_up and dweights of [`gated_rows`].
 pub fn gated_rows_backward(
-    activation: GatedActivation,
+    activation: ActivationFn,
     gate_up: &[f64],
     dy: &[f64],
     weights: &[f64],
@@ -88,13 +88,13 @@ fn order(machine: &Machine<'_>, order: Value, offsets: Value) -> (Vec<usize>, us
     (order, machine.indices(offsets).last().map_or(0, |routed| *routed as usize))
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, activation: GatedActivation) -> Vec<Vec<f64>> {
+pub(super) fn forward(machine: &Machine<'_>, node: &Node, activation: ActivationFn) -> Vec<Vec<f64>> {
     let [gate_up, weights] = [0, 1].map(|place| machine.value(node.inputs[place]));
     let (order, routed) = order(machine, node.inputs[2], node.inputs[3]);
     vec![gated_rows(activation, gate_up, weights, &order, routed)]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, activation: GatedActivation) -> Gradients {
+pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, activation: ActivationFn) -> Gradients {
     let [gate_up, dy, weights] = [0, 1, 2].map(|place| machine.value(node.inputs[place]));
     let (order, routed) = order(machine, node.inputs[3], node.inputs[4]);
     Gradients::of_values(gated_rows_backward(activation, gate_up, dy, weights, &order, routed).into())

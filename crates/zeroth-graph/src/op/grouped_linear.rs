@@ -18,7 +18,8 @@ impl Builder {
         let [out, inner] = self.expert_sides(op, weight, routing)?;
         self.expect_slots(op, x, routing)?;
         self.expect_width(op, x, inner)?;
-        self.push(op, &[x, routing.offsets], &[weight], &[self.activation(x, out)]).map(|outputs| outputs[0])
+        self.push(op, &[x, routing.offsets], &[weight], &[self.activation_like(x, out)])
+            .map(|outputs| outputs[0])
     }
 
     /// `base + scale · u · w[e]ᵀ` for the rows of each expert e: `weight` is [E, O, I].
@@ -39,7 +40,7 @@ impl Builder {
             self.expect_slots(op, value, routing)?;
             self.expect_width(op, value, width)?;
         }
-        self.push(op, &[base, u, routing.offsets], &[weight], &[self.activation(base, out)])
+        self.push(op, &[base, u, routing.offsets], &[weight], &[self.activation_like(base, out)])
             .map(|outputs| outputs[0])
     }
 }

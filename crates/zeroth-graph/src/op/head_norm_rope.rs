@@ -19,7 +19,7 @@ impl Builder {
         let head_dim = self.rotated_dim(op, x, heads)?;
         self.expect_vector(op, weight, head_dim)?;
         let positions = self.stream_of(op, x)?.positions;
-        let outputs = [self.activation(x, heads * head_dim), self.statistic(x, heads)];
+        let outputs = [self.activation_like(x, heads * head_dim), self.statistic_like(x, heads)];
         self.push(op, &[x, positions], &[weight], &outputs).map(|outputs| outputs[0])
     }
 }

@@ -15,7 +15,7 @@ impl Builder {
             self.expect(Op::Linear, "the bias's width", out, width)?;
             params.push(bias);
         }
-        self.push(Op::Linear, &[x], &params, &[self.activation(x, out)]).map(|outputs| outputs[0])
+        self.push(Op::Linear, &[x], &params, &[self.activation_like(x, out)]).map(|outputs| outputs[0])
     }
 }
 

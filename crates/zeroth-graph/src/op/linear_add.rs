@@ -22,7 +22,7 @@ impl Builder {
         self.expect_width(op, u, inner)?;
         self.expect_width(op, base, out)?;
         self.expect_rows(op, u, base)?;
-        self.push(op, &[base, u], &[weight], &[self.activation(base, out)]).map(|outputs| outputs[0])
+        self.push(op, &[base, u], &[weight], &[self.activation_like(base, out)]).map(|outputs| outputs[0])
     }
 }
 

@@ -6,6 +6,7 @@
 
 #![allow(clippy::many_single_char_names, reason = "the letters of the formulas")]
 
+mod activation;
 mod add_rms_norm;
 mod attention;
 mod balance_loss;
@@ -20,17 +21,20 @@ mod head_loss;
 mod head_norm_rope;
 mod linear;
 mod linear_add;
+mod position_bias;
 mod rms_norm;
 mod rope;
 mod route;
+mod scale;
 
-use zeroth_base::GatedActivation;
+use zeroth_base::{ActivationFn, PositionBuckets};
 
 use crate::gradient::Deriver;
 use crate::reference::{Gradients, Machine};
 use crate::{GradNode, GradOp, Node};
 
-pub use attention::{Attention, attention, attention_backward};
+pub use activation::{activation, activation_backward};
+pub use attention::{Attention, AttentionOptions, AttentionSpec, DropoutSpec, attention, attention_backward};
 pub use balance_loss::balance_loss;
 pub use distill_loss::{DistillSpec, Teacher, TeacherKind, TeacherRows, distill_loss};
 pub use embedding::{embedding, embedding_backward};
@@ -40,6 +44,7 @@ pub use gated_rows::{gated_rows, gated_rows_backward};
 pub use grouped_linear::{grouped_linear, grouped_linear_backward};
 pub use head_loss::head_loss;
 pub use linear::{linear, linear_backward};
+pub use position_bias::{position_bias, position_bias_backward};
 pub use rms_norm::{rms_norm, rms_norm_backward};
 pub use rope::rope;
 pub use route::{BalanceSums, Routed, Routing, route, route_backward};
@@ -66,6 +71,8 @@ pub enum Op {
     AddRmsNorm {
         /// Added to the mean of squares.
         eps: f64,
+        /// Whether the sum is limited to what fp16 represents, in a run in fp16.
+        clamp: bool,
     },
     /// `x` [T, heads · D], `positions` `[T]` and weight `[D]` give each head's norm, rotated as `Rope` does, [T, heads · D] and
     /// `rstd` [T, heads]: the norm of q or k and its rotation in one pass. The norm is rounded before it is rotated.
@@ -84,20 +91,22 @@ pub enum Op {
         /// The index of its rotary embedding in [`Graph::rotaries`](crate::Graph::rotaries).
         rotary: usize,
     },
-    /// `q` [T, heads · D], `k` and `v` [T, kv_heads · D] give [T, heads · D] and the log of the softmax's sum [T, heads].
-    /// Causal within each sequence of the micro-batch.
-    Attention {
-        /// Heads of q.
-        heads: u64,
-        /// Heads of k and v; each serves heads / kv_heads heads of q.
-        kv_heads: u64,
-        /// Sliding window: keys per query, its own included; `None` attends to the whole prefix.
-        window: Option<u64>,
-        /// Factor of the scores.
-        scale: f64,
+    /// `q` [Tq, heads · D], `k` and `v` [Tk, kv_heads · D], then the biases [heads, distances] where it has any, give [Tq, heads · D]
+    /// and the log of the softmax's sum [Tq, heads]. A query attends to keys of its own sequence; where k and v are of another
+    /// stream, to the sequence of the same index there.
+    Attention(AttentionSpec),
+    /// A table [buckets, heads] gives the biases [heads, distances] of attention by the distance of a key from its query, a statistic:
+    /// the distance d is at d + `max_distance`.
+    PositionBias(PositionBuckets),
+    /// `x` gives `f(x)`, f the activation.
+    Activation(ActivationFn),
+    /// `x` gives `factor · x`.
+    Scale {
+        /// The factor.
+        factor: f64,
     },
     /// `gate` and `up` [T, F] give `f(gate) · up`, f the activation.
-    GatedActivation(GatedActivation),
+    GatedActivation(ActivationFn),
     /// `x` with elements zeroed at random and the others scaled up; the mask is recomputed in backward.
     Dropout {
         /// The probability that an element is zeroed.
@@ -129,7 +138,7 @@ pub enum Op {
         scale: f64,
     },
     /// `gate_up` [T · k, 2F], `weights` [T, k], `order` and `offsets` give `f(gate) · up · weight` [T · k, F], f the activation.
-    GatedRows(GatedActivation),
+    GatedRows(ActivationFn),
     /// `balance` [2, E] and `labels` `[T]` give the auxiliary loss `[1]`, counted once for every trained token.
     BalanceLoss {
         /// The index in [`Graph::loss_parts`](crate::Graph::loss_parts) of the part that it belongs to.
@@ -193,7 +202,10 @@ impl Op {
             Self::AddRmsNorm { .. } => "add_rms_norm",
             Self::HeadNormRope { .. } => "head_norm_rope",
             Self::Rope { .. } => "rope",
-            Self::Attention { .. } => "attention",
+            Self::Attention(_) => "attention",
+            Self::PositionBias(_) => "position_bias",
+            Self::Activation(activation) => activation.plain_name(),
+            Self::Scale { .. } => "scale",
             Self::GatedActivation(activation) => activation.name(),
             Self::Dropout { .. } => "dropout",
             Self::Route { .. } => "route",
@@ -219,7 +231,10 @@ pub(crate) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
         Op::AddRmsNorm { .. } => add_rms_norm::derive(deriver, index, node),
         Op::HeadNormRope { .. } => head_norm_rope::derive(deriver, index, node),
         Op::Rope { .. } => rope::derive(deriver, index, node),
-        Op::Attention { .. } => attention::derive(deriver, index, node),
+        Op::Attention(_) => attention::derive(deriver, index, node),
+        Op::PositionBias(buckets) => position_bias::derive(deriver, index, node, buckets),
+        Op::Activation(activation) => activation::derive(deriver, index, node, activation),
+        Op::Scale { factor } => scale::derive(deriver, index, node, factor),
         Op::GatedActivation(activation) => gated_activation::derive(deriver, index, node, activation),
         Op::Dropout { .. } => dropout::derive(deriver, index, node),
         Op::Route { .. } => route::derive(deriver, index, node),
@@ -240,12 +255,13 @@ pub(crate) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
         Op::Linear => linear::forward(machine, node),
         Op::LinearAdd { scale } => linear_add::forward(machine, node, scale),
         Op::RmsNorm { eps } => rms_norm::forward(machine, node, eps),
-        Op::AddRmsNorm { eps } => add_rms_norm::forward(machine, node, eps),
+        Op::AddRmsNorm { eps, .. } => add_rms_norm::forward(machine, node, eps),
         Op::HeadNormRope { heads, eps, rotary } => head_norm_rope::forward(machine, node, heads, eps, rotary),
         Op::Rope { heads, rotary } => rope::forward(machine, node, heads, rotary),
-        Op::Attention { heads, kv_heads, window, scale } => {
-            attention::forward(machine, node, heads, kv_heads, window, scale)
-        }
+        Op::Attention(spec) => attention::forward(machine, node, spec),
+        Op::PositionBias(buckets) => position_bias::forward(machine, node, buckets),
+        Op::Activation(activation) => activation::forward(machine, node, activation),
+        Op::Scale { factor } => scale::forward(machine, node, factor),
         Op::GatedActivation(activation) => gated_activation::forward(machine, node, activation),
         Op::Dropout { probability, salt } => dropout::forward(machine, node, probability, salt),
         Op::Route { k, normalized, .. } => route::forward(machine, node, k, normalized),
@@ -288,9 +304,10 @@ pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gra
             head_norm_rope::backward(machine, node, of, heads, rotary)
         }
         (_, Op::Rope { heads, rotary }) => rope::backward(machine, node, of, heads, rotary),
-        (_, Op::Attention { heads, kv_heads, window, scale }) => {
-            attention::backward(machine, node, of, heads, kv_heads, window, scale)
-        }
+        (_, Op::Attention(spec)) => attention::backward(machine, node, of, spec),
+        (_, Op::PositionBias(buckets)) => position_bias::backward(machine, node, of, buckets),
+        (_, Op::Activation(activation)) => activation::backward(machine, node, activation),
+        (_, Op::Scale { factor }) => scale::backward(machine, node, factor),
         (_, Op::GatedActivation(activation)) => gated_activation::backward(machine, node, activation),
         (_, Op::Dropout { probability, salt }) => dropout::backward(machine, node, probability, salt),
         (_, Op::HeadLoss { part }) => head_loss::backward(machine, node, of, part),

@@ -10,7 +10,7 @@ impl Builder {
         let op = Op::RmsNorm { eps };
         let width = self.info(x).width;
         self.expect_vector(op, weight, width)?;
-        let outputs = [self.activation(x, width), self.statistic(x, 1)];
+        let outputs = [self.activation_like(x, width), self.statistic_like(x, 1)];
         self.push(op, &[x], &[weight], &outputs).map(|outputs| outputs[0])
     }
 }

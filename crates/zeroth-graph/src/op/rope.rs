@@ -10,7 +10,8 @@ impl Builder {
         let op = Op::Rope { heads, rotary: self.rotary.unwrap_or(0) };
         let head_dim = self.rotated_dim(op, x, heads)?;
         let positions = self.stream_of(op, x)?.positions;
-        self.push(op, &[x, positions], &[], &[self.activation(x, heads * head_dim)]).map(|outputs| outputs[0])
+        self.push(op, &[x, positions], &[], &[self.activation_like(x, heads * head_dim)])
+            .map(|outputs| outputs[0])
     }
 
     /// The width of a rotated head.

@@ -239,7 +239,7 @@ pub(super) fn backward(
 mod tests {
     use super::{BalanceSums, route, route_backward};
     use crate::reference::finite_differences::{DATA_ROWS, VOCAB, data, mismatch, specs};
-    use crate::{Builder, GatedActivation, Graph, GraphError, ParamSpec, Role};
+    use crate::{ActivationFn, Builder, Graph, GraphError, ParamSpec, Role};
 
     const EXPERTS: u64 = 3;
 
@@ -280,7 +280,7 @@ mod tests {
             let base = b.grouped_linear(rows, gate_up, &routing)?;
             let u = b.grouped_linear(rows, inner, &routing)?;
             let projected = b.grouped_linear_add(base, u, outer, 0.5, &routing)?;
-            let gated = b.gated_rows(GatedActivation::Silu, projected, &routing)?;
+            let gated = b.gated_rows(ActivationFn::Silu, projected, &routing)?;
             let y = b.grouped_linear(gated, down, &routing)?;
             x = b.combine_rows(y, &routing)?;
         }

@@ -7,10 +7,11 @@ pub mod finite_differences;
 
 use crate::op;
 pub use crate::op::{
-    Attention, Routed, TeacherRows, attention, attention_backward, balance_loss, combine_rows, distill_loss,
-    embedding, embedding_backward, gated_activation, gated_activation_backward, gated_rows,
-    gated_rows_backward, gather_rows, grouped_linear, grouped_linear_backward, head_loss, linear,
-    linear_backward, rms_norm, rms_norm_backward, rope, route, route_backward,
+    Attention, Routed, TeacherRows, activation, activation_backward, attention, attention_backward,
+    balance_loss, combine_rows, distill_loss, embedding, embedding_backward, gated_activation,
+    gated_activation_backward, gated_rows, gated_rows_backward, gather_rows, grouped_linear,
+    grouped_linear_backward, head_loss, linear, linear_backward, position_bias, position_bias_backward,
+    rms_norm, rms_norm_backward, rope, route, route_backward,
 };
 use crate::{Backward, GradWrite, Graph, ParamId, Rows, Value};
 
