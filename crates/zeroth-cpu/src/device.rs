@@ -4,6 +4,7 @@
 //! are inside their arenas, and no written operand overlaps another. That makes every launch memory-safe.
 #![allow(unsafe_code, reason = "operands become slices after they are checked")]
 
+mod attention;
 mod distill;
 mod experts;
 mod head_loss;
@@ -14,7 +15,7 @@ use half::{bf16, f16};
 use zeroth_base::DType;
 
 use super::Arena;
-use super::attention::{AttentionSaved, attention, attention_backward, cached_attention, store_rows};
+use super::activation::{activation as run_activation, activation_backward, scale};
 use super::convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
 use super::dropout::{Dropout, dropout};
 use super::embedding::{embedding, embedding_backward, embedding_backward_tied};
@@ -266,35 +267,21 @@ impl CpuDevice {
                     let (cos, sin) = (self.read(cos)?, self.read(sin)?);
                     rope_from::<T>(pool, dims, cos, sin, back, self.read(x)?, self.write(y)?);
                 }
-                Kernel::Attention { ref dims, starts, q, k, v, y, lse } => attention::<T>(
-                    pool,
-                    dims,
-                    self.starts(starts)?,
-                    self.read(q)?,
-                    self.read(k)?,
-                    self.read(v)?,
-                    self.write(y)?,
-                    self.write(lse)?,
-                    scratch()?,
-                ),
-                Kernel::AttentionBackward { ref dims, starts, q, k, v, y, lse, dy, dq, dk, dv } => {
-                    let saved = AttentionSaved {
-                        q: self.read::<T>(q)?,
-                        k: self.read(k)?,
-                        v: self.read(v)?,
-                        out: self.read(y)?,
-                        lse: self.read(lse)?,
-                    };
-                    let (starts, dy) = (self.starts(starts)?, self.read(dy)?);
-                    let (dq, dk, dv) = (self.write(dq)?, self.write(dk)?, self.write(dv)?);
-                    attention_backward(pool, dims, starts, saved, dy, dq, dk, dv, scratch()?);
+                Kernel::Attention { .. }
+                | Kernel::AttentionBackward { .. }
+                | Kernel::PositionBias { .. }
+                | Kernel::PositionBiasBackward { .. }
+                | Kernel::StoreRows { .. }
+                | Kernel::CachedAttention { .. } => self.run_attention::<T>(launch)?,
+                Kernel::Activation { activation, x, y } => {
+                    run_activation::<T>(pool, activation, self.read(x)?, self.write(y)?);
                 }
-                Kernel::StoreRows { dims, ranges, x, cache } => {
-                    store_rows::<T>(dims, self.read(ranges)?, self.read(x)?, self.write(cache)?);
+                Kernel::ActivationBackward { activation, dy, x, dx } => {
+                    let (dy, x) = (self.read(dy)?, self.read(x)?);
+                    activation_backward::<T>(pool, activation, dy, x, self.write(dx)?);
                 }
-                Kernel::CachedAttention { ref dims, cached, ranges, q, k, v, y } => {
-                    let (ranges, q, kv) = (self.read(ranges)?, self.read(q)?, [self.read(k)?, self.read(v)?]);
-                    cached_attention::<T>(pool, dims, cached, ranges, q, kv, self.write(y)?, scratch()?);
+                Kernel::Scale { factor, x, y } => {
+                    scale::<T>(pool, factor, self.read(x)?, self.write(y)?);
                 }
                 Kernel::GatedActivation { activation, gate, up, y } => {
                     let (gate, up) = (self.read(gate)?, self.read(up)?);

@@ -2,36 +2,22 @@
 //! weight is here and not behind the next matmul, because a row is shorter here. Computed in f32 and rounded once.
 
 use super::expert_rows::routed_slots;
-use super::gated_activation::{Activation, Gelu, GeluTanh, Silu};
+use super::gated_activation::{Activation, Gelu, GeluTanh, Relu, Silu, with_activation};
 use super::isa::each_isa;
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::work_partition::Chunks;
 use super::{check_len, check_scratch, math};
-use zeroth_base::GatedActivation;
+use zeroth_base::ActivationFn;
 use zeroth_kernel::{Element, GatedRowsDims};
 
 /// Rows per task.
 const BLOCK: usize = 8;
 
-/// Calls a function that is generic over the activation and over whether multiply-add is one instruction.
-macro_rules! with_activation {
-    ($activation:expr, $fused:expr, $function:ident($($argument:expr),*)) => {
-        match ($activation, $fused) {
-            (GatedActivation::Silu, true) => $function::<Silu, T, true>($($argument),*),
-            (GatedActivation::Silu, false) => $function::<Silu, T, false>($($argument),*),
-            (GatedActivation::Gelu, true) => $function::<Gelu, T, true>($($argument),*),
-            (GatedActivation::Gelu, false) => $function::<Gelu, T, false>($($argument),*),
-            (GatedActivation::GeluTanh, true) => $function::<GeluTanh, T, true>($($argument),*),
-            (GatedActivation::GeluTanh, false) => $function::<GeluTanh, T, false>($($argument),*),
-        }
-    };
-}
-
 /// y[p] = f(gate[p]) · up[p] · weights[order[p]] for every routed place p. A row of `gate_up` is the gate, then up.
 pub fn gated_rows<T: Element>(
     pool: &Pool,
-    activation: GatedActivation,
+    activation: ActivationFn,
     dims: GatedRowsDims,
     order: &[i32],
     offsets: &[i32],
@@ -56,7 +42,7 @@ pub fn gated_rows<T: Element>(
 }
 
 each_isa! {
-    fn forward<T>(activation: GatedActivation, fused: bool, weight: f32, gate: &[T], up: &[T], y: &mut [T]) {
+    fn forward<T>(activation: ActivationFn, fused: bool, weight: f32, gate: &[T], up: &[T], y: &mut [T]) {
         with_activation!(activation, fused, forward_with(weight, gate, up, y));
     }
 }
@@ -81,7 +67,7 @@ pub fn gated_rows_scratch(dims: GatedRowsDims) -> usize {
 /// Writes the gradient of every routed row of gate and up, and that of all `weights`: 0 where a slot is not routed.
 pub fn gated_rows_backward<T: Element>(
     pool: &Pool,
-    activation: GatedActivation,
+    activation: ActivationFn,
     dims: GatedRowsDims,
     order: &[i32],
     offsets: &[i32],
@@ -126,7 +112,7 @@ pub fn gated_rows_backward<T: Element>(
 
 each_isa! {
     /// Writes dgate and dup of a row, and returns the gradient of its weight.
-    fn backward<T>(activation: GatedActivation, fused: bool, weight: f32, inputs: [&[T]; 3], dgate: &mut [T], dup: &mut [T]) -> f32 {
+    fn backward<T>(activation: ActivationFn, fused: bool, weight: f32, inputs: [&[T]; 3], dgate: &mut [T], dup: &mut [T]) -> f32 {
         with_activation!(activation, fused, backward_with(weight, inputs, dgate, dup))
     }
 }

@@ -24,6 +24,7 @@
     reason = "a body must be compiled with the instructions of the ISA that calls it"
 )]
 
+mod activation;
 mod affinity;
 mod arena;
 mod attention;
@@ -54,6 +55,7 @@ mod nf4;
 mod norm;
 mod optimizer;
 mod pool;
+mod position_bias;
 mod random;
 mod rank_sum;
 pub mod reference;
@@ -68,11 +70,12 @@ mod self_test;
 mod stream;
 mod work_partition;
 
+pub use activation::{activation, activation_backward, scale};
 pub use affinity::CpuAffinity;
 pub use arena::{Arena, LARGE_PAGE};
 pub use attention::{
-    AttentionSaved, attention, attention_backward, attention_backward_scratch, attention_scratch,
-    cached_attention, cached_attention_scratch, store_rows,
+    AttentionSaved, BiasGradOut, ContextSlices, WeightDropout, attention, attention_backward,
+    attention_backward_scratch, attention_scratch, cached_attention, cached_attention_scratch, store_rows,
 };
 pub use balance_loss::{balance_loss, balance_loss_backward};
 pub use convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
@@ -101,6 +104,7 @@ pub use nf4::{quantize_nf4, unpack_nf4};
 pub use norm::block_squares;
 pub use optimizer::{Master, Moments, optimize};
 pub use pool::Pool;
+pub use position_bias::{position_bias, position_bias_backward};
 pub use random::normal;
 pub use rank_sum::sum_parts;
 pub use rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};

@@ -2,9 +2,12 @@
 
 use zeroth_base::philox4x32;
 use zeroth_graph::reference;
-pub use zeroth_graph::reference::{gated_activation, gated_activation_backward};
+pub use zeroth_graph::reference::{
+    activation, activation_backward, gated_activation, gated_activation_backward, position_bias,
+    position_bias_backward,
+};
 
-use super::Dropout;
+use super::{ContextSlices, Dropout, WeightDropout};
 use zeroth_kernel::{
     AttentionDims, CacheRange, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
     NF4_CODEBOOK, RmsNormDims, RopeDims, RowKey,
@@ -73,15 +76,60 @@ pub fn head_norm_rope_backward(
     rms_norm_backward(dims.norm(), h, w, &rope(dims.rope, cos, sin, -1.0, dy))
 }
 
-fn attention_of<'a>(dims: &AttentionDims, starts: &'a [usize]) -> reference::Attention<'a> {
-    let AttentionDims { heads, kv_heads, head_dim, window, scale, .. } = *dims;
-    reference::Attention { heads, kv_heads, head_dim, window, scale: f64::from(scale), starts }
+/// The factor of the softmax weight of a key of its sequence, for a row of q and a head.
+pub fn weight_factor(dropout: &WeightDropout<'_>, row: usize, head: usize, key: usize) -> f64 {
+    let seed = [dropout.seed as u32, (dropout.seed >> 32) as u32];
+    let RowKey { sample, position, epoch } = dropout.keys[row];
+    let own = philox4x32([epoch, dropout.op, sample as u32, (sample >> 32) as u32], seed);
+    let counter = (4 * (key / 32) + key % 8 / 2) as u32;
+    let words = philox4x32([counter, position, own[2], own[3] ^ head as u32], [own[0], own[1]]);
+    let word = words[key % 32 / 8];
+    let bits = if key.is_multiple_of(2) { word & 0xffff } else { word >> 16 };
+    let probability = f64::from(dropout.probability);
+    if f64::from(bits) < (probability * 65_536.0).round() { 0.0 } else { 1.0 / (1.0 - probability) }
+}
+
+/// Calls `compute` with the graph's attention of these dimensions and this context.
+fn with_attention<R>(
+    dims: &AttentionDims,
+    context: &ContextSlices<'_>,
+    compute: impl FnOnce(reference::Attention<'_>) -> R,
+) -> R {
+    let AttentionDims { heads, kv_heads, head_dim, causal, window, scale, .. } = *dims;
+    let ends = |starts: &[u32]| starts.iter().map(|start| *start as usize).collect::<Vec<_>>();
+    let (starts, kv_starts) = (ends(context.starts), ends(context.kv_starts.unwrap_or(context.starts)));
+    let bias: Option<Vec<f64>> = context.bias.map(|bias| bias.iter().map(|bias| f64::from(*bias)).collect());
+    let factor = context
+        .dropout
+        .map(|dropout| move |row: usize, head: usize, key: usize| weight_factor(&dropout, row, head, key));
+    compute(reference::Attention {
+        heads,
+        kv_heads,
+        head_dim,
+        causal,
+        window,
+        scale: f64::from(scale),
+        starts: &starts,
+        kv_starts: &kv_starts,
+        bias: bias.as_deref(),
+        dropout: factor.as_ref().map(|factor| factor as _),
+    })
 }
 
 /// out, and lse as the kernels store it: [heads, rows].
 pub fn attention(dims: &AttentionDims, starts: &[u32], q: &[f64], k: &[f64], v: &[f64]) -> [Vec<f64>; 2] {
-    let starts: Vec<usize> = starts.iter().map(|start| *start as usize).collect();
-    let [out, lse] = reference::attention(attention_of(dims, &starts), q, k, v);
+    attention_in(dims, &ContextSlices::new(starts), q, k, v)
+}
+
+/// [`attention`] with a context.
+pub fn attention_in(
+    dims: &AttentionDims,
+    context: &ContextSlices<'_>,
+    q: &[f64],
+    k: &[f64],
+    v: &[f64],
+) -> [Vec<f64>; 2] {
+    let [out, lse] = with_attention(dims, context, |attention| reference::attention(attention, q, k, v));
     let by_head = |at: usize| lse[at % dims.rows * dims.heads + at / dims.rows];
     [out, (0..lse.len()).map(by_head).collect()]
 }
@@ -90,6 +138,7 @@ pub fn attention(dims: &AttentionDims, starts: &[u32], q: &[f64], k: &[f64], v: 
 pub fn cached_attention(
     dims: &AttentionDims,
     ranges: &[CacheRange],
+    bias: Option<&[f32]>,
     q: &[f64],
     k: &[f64],
     v: &[f64],
@@ -101,8 +150,14 @@ pub fn cached_attention(
         for head in 0..dims.heads {
             let (q, kv_head) = (head_of(dims, q, dims.heads, row, head), head * dims.kv_heads / dims.heads);
             let of = |data, key| head_of(dims, data, dims.kv_heads, key, kv_head);
-            let scores: Vec<f64> =
-                keys.clone().map(|key| dot(q, of(k, key)) * f64::from(dims.scale)).collect();
+            // The query has the position of the last key.
+            let bias_of = |key: usize| {
+                let (Some(bias), Some(most)) = (bias, dims.max_distance) else { return 0.0 };
+                let distance = (key + most).saturating_sub(end - 1);
+                f64::from(bias[head * dims.distances() + distance])
+            };
+            let score = |key: usize| dot(q, of(k, key)) * f64::from(dims.scale) + bias_of(key);
+            let scores: Vec<f64> = keys.clone().map(score).collect();
             let peak = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - peak).exp()).collect();
             let total: f64 = weights.iter().sum();
@@ -128,8 +183,20 @@ pub fn attention_backward(
     v: &[f64],
     dout: &[f64],
 ) -> [Vec<f64>; 3] {
-    let starts: Vec<usize> = starts.iter().map(|start| *start as usize).collect();
-    reference::attention_backward(attention_of(dims, &starts), q, k, v, dout)
+    let [dq, dk, dv, _] = attention_in_backward(dims, &ContextSlices::new(starts), q, k, v, dout);
+    [dq, dk, dv]
+}
+
+/// dq, dk, dv and the gradient of the biases of [`attention_in`]; the last is empty without biases.
+pub fn attention_in_backward(
+    dims: &AttentionDims,
+    context: &ContextSlices<'_>,
+    q: &[f64],
+    k: &[f64],
+    v: &[f64],
+    dout: &[f64],
+) -> [Vec<f64>; 4] {
+    with_attention(dims, context, |attention| reference::attention_backward(attention, q, k, v, dout))
 }
 
 /// The sum of losses, dx and dw.

@@ -10,6 +10,8 @@
 mod allocation;
 #[path = "cpu/bf16.rs"]
 mod bf16_rounding;
+#[path = "cpu/encoder_decoder.rs"]
+mod encoder_decoder;
 #[path = "cpu/everything.rs"]
 mod everything;
 #[path = "cpu/experts.rs"]

@@ -7,8 +7,9 @@
 use zeroth_kernel::{AttentionDims, CacheRange, Element, StoreRowsDims};
 
 use super::blocking::KEYS;
+use super::context::{bias_of_head, check_heads};
 use super::portable::online_softmax;
-use super::{ScoreTile, aligned_tiles, head_view, scale_and_round};
+use super::{HeadContext, ScoreTile, Sequence, aligned_tiles, head_view, scale_and_round};
 use crate::gemm::{MatrixView, gemm_serial, pack_len};
 use crate::pool::Pool;
 use crate::work_partition::Grid;
@@ -38,8 +39,8 @@ pub fn store_rows<T: Element>(dims: StoreRowsDims, ranges: &[CacheRange], x: &[T
     }
 }
 
-/// out = softmax(scale · q · kᵀ) · v of each row over the cached rows of its range, limited to the sliding window. `k` and `v`
-/// hold `cached` rows. An empty range gives zeros.
+/// out = softmax(scale · q · kᵀ + bias) · v of each row over the cached rows of its range, limited to the sliding window. `k` and
+/// `v` hold `cached` rows. The query of a row has the position of the last key of its range. An empty range gives zeros.
 ///
 /// # Panics
 /// When a range ends beyond the cache.
@@ -48,12 +49,13 @@ pub fn cached_attention<T: Element>(
     dims: &AttentionDims,
     cached: usize,
     ranges: &[CacheRange],
+    bias: Option<&[f32]>,
     q: &[T],
     [k, v]: [&[T]; 2],
     out: &mut [T],
     scratch: &mut [f32],
 ) {
-    super::check(dims, &[]);
+    check_heads(dims, bias);
     check_len("ranges", ranges.len(), dims.rows);
     let AttentionDims { q_stride, kv_stride, .. } = *dims;
     rows::check_rows("q", q.len(), [dims.rows, dims.q_width()], q_stride);
@@ -79,20 +81,23 @@ pub fn cached_attention<T: Element>(
         sums.fill(0.0);
         running_max.fill(f32::NEG_INFINITY);
         running_sum.fill(0.0);
-        let query = end - 1;
+        let (query, sequence) = (end - 1, Sequence { queries: first..end, keys: first..end });
         // [group, head_dim]
         let q = MatrixView::row_major(&q[row * q_stride + kv_head * group * head_dim..], head_dim);
-        for keys in aligned_tiles(first, dims.first_key(first, query)..end, KEYS) {
+        let first_key = first + dims.visible_keys(query - first, end - first).start;
+        for keys in aligned_tiles(first, first_key..end, KEYS) {
             let shape = [group, keys.len(), head_dim];
             let tile_k = head_view(dims, k, kv_stride, keys.start, kv_head).transposed();
             gemm_serial(isa, shape, q, tile_k, scores, KEYS, false, pack);
-            let tile = ScoreTile { sequence: first, queries: query..end, keys: keys.clone() };
+            let tile = ScoreTile { sequence: &sequence, queries: query..end, keys: keys.clone() };
             for head in 0..group {
+                let bias = bias.map(|bias| bias_of_head(dims, bias, kv_head * group + head));
                 online_softmax(
                     isa,
                     fma,
                     dims,
                     &tile,
+                    HeadContext { bias, dropout: None },
                     &mut scores[head * KEYS..],
                     &mut running_max[head..],
                     &mut running_sum[head..],
@@ -115,7 +120,7 @@ mod tests {
     use half::{bf16, f16};
     use zeroth_kernel::{Deviation, Element};
 
-    use super::super::{attention, attention_scratch};
+    use super::super::{ContextSlices, attention, attention_scratch};
     use super::*;
     use crate::reference;
     use crate::rows::apart::{bits, pools, random, spread};
@@ -134,7 +139,7 @@ mod tests {
     ) -> Vec<T> {
         let mut out = vec![T::from_f32(f32::NAN); q.len()];
         let mut scratch = vec![f32::NAN; cached_attention_scratch(dims, pool.threads())];
-        cached_attention(pool, dims, cached, ranges, q, kv, &mut out, &mut scratch);
+        cached_attention(pool, dims, cached, ranges, None, q, kv, &mut out, &mut scratch);
         out
     }
 
@@ -148,7 +153,7 @@ mod tests {
         let q = random::<T>(1, dims.rows * q_width);
         let [k, v] = [2, 3].map(|name| random::<T>(name, cached * kv_width));
         let found = attend(pool, dims, cached, &ranges, &q, [&k, &v]);
-        let expected = reference::cached_attention(dims, &ranges, &wide(&q), &wide(&k), &wide(&v));
+        let expected = reference::cached_attention(dims, &ranges, None, &wide(&q), &wide(&k), &wide(&v));
         let deviation = Deviation::of(&wide(&found), &expected);
         assert!(deviation.is_within(Deviation { l2: bound, max: 25.0 * bound }), "{case}: {deviation:?}");
         let zeros = &found[3 * q_width..4 * q_width];
@@ -183,7 +188,17 @@ mod tests {
         let [k, v] = [2, 3].map(|name| random::<T>(name, 300 * 48));
         let (mut expected, mut lse) = (vec![T::default(); q.len()], vec![0.0; 4 * 300]);
         let mut scratch = vec![0.0; attention_scratch(&dims, pool.threads())];
-        attention(pool, &dims, &starts, &q, &k, &v, &mut expected, &mut lse, &mut scratch);
+        attention(
+            pool,
+            &dims,
+            &ContextSlices::new(&starts),
+            &q,
+            &k,
+            &v,
+            &mut expected,
+            &mut lse,
+            &mut scratch,
+        );
         let range = |row: u32| match starts.iter().rev().find(|start| **start <= row) {
             Some(first) if row < 290 => CacheRange { first: *first, end: row + 1 },
             _ => CacheRange::default(),

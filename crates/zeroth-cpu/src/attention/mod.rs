@@ -1,5 +1,5 @@
-//! Causal attention over packed sequences, with grouped-query heads, an optional sliding window and online softmax; and its
-//! gradient, which recomputes scores from q, k and the saved log-sum-exp.
+//! Attention over packed sequences, causal or not, with grouped-query heads, an optional sliding window, biases by distance,
+//! dropout of its weights and online softmax; and its gradient, which recomputes scores from q, k and the saved log-sum-exp.
 //!
 //! No [sequence, sequence] tensor exists. Tiles of keys start at the first row of a sequence, so a row's result does not
 //! depend on the position of its sequence in the batch. Scores, softmax and all sums are f32; results are rounded once. With
@@ -9,8 +9,11 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod bias_grad;
 mod blocking;
 mod cached;
+mod context;
+mod dropout;
 mod portable;
 mod portable_backward;
 mod segments;
@@ -22,13 +25,19 @@ use std::ops::Range;
 
 use zeroth_kernel::{AttentionDims, Element};
 
+pub use bias_grad::BiasGradOut;
+use bias_grad::{Diagonals, SequenceDiagonals, diagonals, sum_sequences};
 pub use blocking::{attention_backward_scratch, attention_scratch};
 pub use cached::{cached_attention, cached_attention_scratch, store_rows};
+pub use context::ContextSlices;
+use context::{HeadContext, Sequence};
+pub use dropout::WeightDropout;
 use segments::{Segment, Segments};
 
 use super::gemm::MatrixView;
 use super::isa::{Isa, each_isa};
 use super::pool::Pool;
+use super::work_partition::{Optional, Partition};
 use super::{check_len, check_scratch, math, rows};
 
 /// How far a score may exceed the running maximum, as an exponent of 2, before the maximum is raised and the accumulators are
@@ -46,21 +55,6 @@ fn head_view<'a, T>(
     MatrixView::row_major(&data[row * row_stride + head * dims.head_dim..], row_stride)
 }
 
-fn check(dims: &AttentionDims, starts: &[u32]) {
-    assert!(
-        dims.kv_heads > 0 && dims.heads.is_multiple_of(dims.kv_heads),
-        "{} heads cannot share {} kv heads",
-        dims.heads,
-        dims.kv_heads
-    );
-    assert!(dims.window != Some(0), "a window of 0 keys leaves nothing to attend to");
-    assert!(
-        starts.is_sorted() && starts.last().is_none_or(|&end| end as usize <= dims.rows),
-        "starts of sequences must ascend within {} rows: {starts:?}",
-        dims.rows
-    );
-}
-
 /// Row strides of the operands, in elements.
 #[derive(Clone, Copy)]
 struct RowStrides {
@@ -75,28 +69,9 @@ impl RowStrides {
     #[track_caller]
     fn new(dims: &AttentionDims, q: usize, k: usize) -> Self {
         rows::check_rows("q", q, [dims.rows, dims.q_width()], dims.q_stride);
-        rows::check_rows("k", k, [dims.rows, dims.kv_width()], dims.kv_stride);
+        rows::check_rows("k", k, [dims.kv_rows, dims.kv_width()], dims.kv_stride);
         Self { q: dims.q_stride, kv: dims.kv_stride }
     }
-}
-
-/// The sequences that overlap `rows`: all rows of each, and those inside `rows`.
-fn sequences_in(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-    let first = starts.partition_point(|&start| start as usize <= rows.start).saturating_sub(1);
-    let near = starts[first.min(starts.len())..].windows(2);
-    near.map(|pair| pair[0] as usize..pair[1] as usize)
-        .take_while(move |sequence| sequence.start < rows.end)
-        .filter_map(move |sequence| {
-            let stage = sequence.start.max(rows.start)..sequence.end.min(rows.end);
-            (!stage.is_empty()).then_some((sequence, stage))
-        })
-}
-
-/// The rows of `rows` that belong to no sequence.
-fn padding_rows(starts: &[u32], rows: Range<usize>) -> impl Iterator<Item = usize> {
-    let first = starts.first().map_or(rows.end, |&start| start as usize);
-    let end = starts.last().map_or(rows.end, |&end| end as usize);
-    (rows.start..rows.end.min(first)).chain(rows.start.max(end)..rows.end)
 }
 
 /// Tiles of `size` rows, aligned to `origin`, that cover `range`; the first may start before it.
@@ -105,14 +80,14 @@ fn aligned_tiles(origin: usize, range: Range<usize>, size: usize) -> impl Iterat
     (first..range.end).step_by(size).map(move |start| start..range.end.min(start + size))
 }
 
-/// out = softmax(scale · q · kᵀ) · v within each sequence.
+/// out = softmax(scale · q · kᵀ + bias) · v within each sequence, with dropout of the softmax.
 ///
-/// `starts` holds the first row of each sequence and, last, the end of the last one (`cu_seqlens`). Rows past it are padding
-/// and give zeros. `lse` [heads, rows] receives the log-sum-exp of each row, which backward needs.
+/// Rows of no sequence are padding and give zeros, and so do queries without a key. `lse` [heads, rows] receives the
+/// log-sum-exp of each row, which backward needs.
 pub fn attention<T: Element>(
     pool: &Pool,
     dims: &AttentionDims,
-    starts: &[u32],
+    context: &ContextSlices<'_>,
     q: &[T],
     k: &[T],
     v: &[T],
@@ -120,18 +95,18 @@ pub fn attention<T: Element>(
     lse: &mut [f32],
     scratch: &mut [f32],
 ) {
-    check(dims, starts);
+    context.check(dims);
     let strides = RowStrides::new(dims, q.len(), k.len());
-    check_len("v", v.len(), dims.rows * strides.kv);
+    check_len("v", v.len(), dims.kv_rows * strides.kv);
     check_len("out", out.len(), dims.rows * strides.q);
     check_len("lse", lse.len(), dims.heads * dims.rows);
     check_scratch(scratch.len(), attention_scratch(dims, pool.threads()));
     #[cfg(target_arch = "x86_64")]
     if amx::supports::<T>(pool.isa()) {
-        amx::forward(pool, dims, strides, starts, [q, k, v], out, lse, scratch);
+        amx::forward(pool, dims, strides, context, [q, k, v], out, lse, scratch);
         return;
     }
-    portable::forward(pool, dims, strides, starts, [q, k, v], out, lse, scratch);
+    portable::forward(pool, dims, strides, context, [q, k, v], out, lse, scratch);
 }
 
 /// Inputs and outputs of forward that backward reads.
@@ -149,45 +124,51 @@ pub struct AttentionSaved<'a, T> {
     pub lse: &'a [f32],
 }
 
-/// Computes dq, dk and dv from dout. Padding rows get zeros.
+/// Computes dq, dk and dv from dout, and the gradient of the biases where it has a destination. Padding rows get zeros.
 ///
 /// A task is one kv head of one sequence: it computes all contributions to its dk and dv, and the dq of the heads that share
 /// it.
 pub fn attention_backward<T: Element>(
     pool: &Pool,
     dims: &AttentionDims,
-    starts: &[u32],
+    context: &ContextSlices<'_>,
     saved: AttentionSaved<T>,
     dout: &[T],
     dq: &mut [T],
     dk: &mut [T],
     dv: &mut [T],
+    dbias: Option<BiasGradOut<'_>>,
     scratch: &mut [f32],
 ) {
-    let rows = dims.rows;
-    check(dims, starts);
+    let AttentionDims { rows, kv_rows, kv_heads, head_dim, .. } = *dims;
+    context.check(dims);
     let strides = RowStrides::new(dims, saved.q.len(), saved.k.len());
-    check_len("v", saved.v.len(), rows * strides.kv);
+    check_len("v", saved.v.len(), kv_rows * strides.kv);
     check_len("out", saved.out.len(), rows * strides.q);
     check_len("lse", saved.lse.len(), dims.heads * rows);
     check_len("dout", dout.len(), rows * strides.q);
     check_len("dq", dq.len(), rows * strides.q);
-    check_len("dk", dk.len(), rows * strides.kv);
-    check_len("dv", dv.len(), rows * strides.kv);
+    check_len("dk", dk.len(), kv_rows * strides.kv);
+    check_len("dv", dv.len(), kv_rows * strides.kv);
     check_scratch(scratch.len(), attention_backward_scratch(dims, pool.threads()));
+    let (sums, scratch) = scratch.split_at_mut(diagonals(dims));
+    let dq = Segments::new(dq, context.starts, [rows, kv_heads, dims.group() * head_dim], strides.q);
+    let parts = dq.count();
     let parts = (
-        Segments::new(dq, starts, [rows, dims.kv_heads, dims.group() * dims.head_dim], strides.q),
-        Segments::new(dk, starts, [rows, dims.kv_heads, dims.head_dim], strides.kv),
-        Segments::new(dv, starts, [rows, dims.kv_heads, dims.head_dim], strides.kv),
+        dq,
+        Segments::new(dk, context.kv_starts(), [kv_rows, kv_heads, head_dim], strides.kv),
+        Segments::new(dv, context.kv_starts(), [kv_rows, kv_heads, head_dim], strides.kv),
+        Optional::new(dbias.is_some().then(|| Diagonals::new(&mut *sums, dims, *context)), parts),
     );
-    pool.each_with(parts, scratch, |_, (mut dq, mut dk, mut dv), scratch| {
+    pool.each_with(parts, scratch, |_, (mut dq, mut dk, mut dv, diagonals), scratch| {
         if !dk.is_sequence() {
             for part in [&mut dq, &mut dk, &mut dv] {
                 part.clear();
             }
             return;
         }
-        let task = BackwardTask { isa: pool.isa(), dims, strides, saved, dout, grads: [dq, dk, dv] };
+        let grads = [dq, dk, dv];
+        let task = BackwardTask { isa: pool.isa(), dims, strides, context, saved, dout, grads, diagonals };
         #[cfg(target_arch = "x86_64")]
         if amx::supports::<T>(pool.isa()) {
             amx::backward(task, scratch);
@@ -195,24 +176,38 @@ pub fn attention_backward<T: Element>(
         }
         portable_backward::backward(task, scratch);
     });
+    if let Some(dbias) = dbias {
+        sum_sequences(pool, dims, context, sums, dbias);
+    }
 }
 
-/// The position of a tile of scores.
-struct ScoreTile {
-    /// First row of the sequence.
-    sequence: usize,
+/// A tile of scores: rows of q and of k of one sequence.
+struct ScoreTile<'a> {
+    sequence: &'a Sequence,
     queries: Range<usize>,
     keys: Range<usize>,
 }
 
-impl ScoreTile {
+impl ScoreTile<'_> {
     /// The keys visible to a query, relative to the tile.
     #[inline(always)]
     fn visible_keys(&self, dims: &AttentionDims, query: usize) -> Range<usize> {
-        let Range { start, end } = self.keys;
-        let to = (query + 1).clamp(start, end);
-        let from = dims.first_key(self.sequence, query).clamp(start, to);
-        from - start..to - start
+        let first = self.first_key();
+        let Range { start, end } = dims.visible_keys(self.position(query), self.sequence.keys.len());
+        let to = end.clamp(first, first + self.keys.len());
+        start.clamp(first, to) - first..to - first
+    }
+
+    /// The position of a row of q in the sequence.
+    #[inline(always)]
+    fn position(&self, query: usize) -> usize {
+        query - self.sequence.queries.start
+    }
+
+    /// The position of the tile's first key in the sequence.
+    #[inline(always)]
+    fn first_key(&self) -> usize {
+        self.keys.start - self.sequence.keys.start
     }
 }
 
@@ -221,16 +216,19 @@ struct BackwardTask<'a, T> {
     isa: Isa,
     dims: &'a AttentionDims,
     strides: RowStrides,
+    context: &'a ContextSlices<'a>,
     saved: AttentionSaved<'a, T>,
     dout: &'a [T],
     /// dq of all heads that share the kv head, dk and dv.
     grads: [Segment<'a, T>; 3],
+    /// Sums of score gradients along diagonals, where the gradient of biases is computed.
+    diagonals: Option<SequenceDiagonals<'a>>,
 }
 
 impl<T: Element> BackwardTask<'_, T> {
     /// Rows of the sequence.
-    fn rows(&self) -> Range<usize> {
-        self.grads[1].rows()
+    fn sequence(&self) -> Sequence {
+        Sequence { queries: self.grads[0].rows(), keys: self.grads[1].rows() }
     }
 
     fn kv_head(&self) -> usize {
@@ -242,12 +240,22 @@ impl<T: Element> BackwardTask<'_, T> {
         self.kv_head() * self.dims.group()..(self.kv_head() + 1) * self.dims.group()
     }
 
+    /// Gives zeros: no query has a key.
+    #[cfg(target_arch = "x86_64")]
+    fn clear(&mut self) {
+        self.grads.iter_mut().for_each(Segment::clear);
+        self.diagonals.iter_mut().for_each(SequenceDiagonals::clear);
+    }
+
     /// Row statistics of one head: the saved lse in base 2, and delta = sum(dout · out).
     fn row_stats(&self, head: usize, lse: &mut [f32], delta: &mut [f32]) {
-        let (dims, rows) = (self.dims, self.rows());
+        let (dims, rows) = (self.dims, self.grads[0].rows());
         let saved = &self.saved.lse[head * dims.rows..][rows.clone()];
         for (lse, saved) in lse.iter_mut().zip(saved) {
             *lse = saved * LOG2_E;
+        }
+        if rows.is_empty() {
+            return;
         }
         let row_stride = self.strides.q;
         let offset = rows.start * row_stride + head * dims.head_dim;

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::blocking::{KEYS, QUERIES};
+use super::context::add_biases;
 use super::{
-    RESCALE_THRESHOLD, RowStrides, ScoreTile, aligned_tiles, head_view, padding_rows, scale_and_round,
-    sequences_in,
+    ContextSlices, HeadContext, RESCALE_THRESHOLD, RowStrides, ScoreTile, aligned_tiles, head_view,
+    scale_and_round,
 };
 use crate::gemm::{MatrixView, gemm_serial};
 use crate::isa::each_isa;
@@ -19,7 +20,7 @@ pub(super) fn forward<T: Element>(
     pool: &Pool,
     dims: &AttentionDims,
     strides: RowStrides,
-    starts: &[u32],
+    context: &ContextSlices<'_>,
     [q, k, v]: [&[T]; 3],
     out: &mut [T],
     lse: &mut [f32],
@@ -37,26 +38,32 @@ pub(super) fn forward<T: Element>(
         let (sums, scratch) = scratch.split_at_mut(QUERIES * head_dim);
         let (running_max, scratch) = scratch.split_at_mut(QUERIES);
         let (running_sum, pack) = scratch.split_at_mut(QUERIES);
+        let head_context = context.of_head(dims, head);
         let first = out.first_row();
         let rows = first..first + out.rows();
-        for row in padding_rows(starts, rows.clone()) {
+        for row in context.rows_without_keys(rows.clone()) {
             out.row(row - first).fill(T::default());
             lse.row(0)[row - first] = 0.0;
         }
-        for (sequence, queries) in sequences_in(starts, rows) {
+        for (sequence, queries) in context.sequences_in(rows) {
+            let (length, position) = (sequence.keys.len(), queries.start - sequence.queries.start);
+            if length == 0 {
+                continue;
+            }
             sums[..queries.len() * head_dim].fill(0.0);
             running_max.fill(f32::NEG_INFINITY);
             running_sum.fill(0.0);
-            let visible = dims.first_key(sequence.start, queries.start)..queries.end;
-            for keys in aligned_tiles(sequence.start, visible, KEYS) {
-                // Queries before the first key of the tile do not see it.
-                let skip = keys.start.saturating_sub(queries.start);
+            let first_key = sequence.keys.start + dims.visible_keys(position, length).start;
+            let end_key = sequence.keys.start + dims.visible_keys(position + queries.len() - 1, length).end;
+            for keys in aligned_tiles(sequence.keys.start, first_key..end_key, KEYS) {
+                // The first queries may not see the tile.
+                let key = keys.start - sequence.keys.start;
+                let skip = dims.seeing_queries(key, sequence.queries.len()).start.saturating_sub(position);
                 let seeing = queries.start + skip..queries.end;
                 let q = head_view(dims, q, strides.q, seeing.start, head);
                 let k = head_view(dims, k, strides.kv, keys.start, kv_head).transposed();
                 gemm_serial(isa, [seeing.len(), keys.len(), head_dim], q, k, scores, KEYS, false, pack);
-                let tile =
-                    ScoreTile { sequence: sequence.start, queries: seeing.clone(), keys: keys.clone() };
+                let tile = ScoreTile { sequence: &sequence, queries: seeing.clone(), keys: keys.clone() };
                 let sums = &mut sums[skip * head_dim..];
                 let fma = math::has_fma(isa);
                 online_softmax(
@@ -64,6 +71,7 @@ pub(super) fn forward<T: Element>(
                     fma,
                     dims,
                     &tile,
+                    head_context,
                     scores,
                     &mut running_max[skip..],
                     &mut running_sum[skip..],
@@ -96,26 +104,28 @@ each_isa! {
     pub(super) fn online_softmax(
         fma: bool,
         dims: &AttentionDims,
-        tile: &ScoreTile,
+        tile: &ScoreTile<'_>,
+        context: HeadContext<'_>,
         scores: &mut [f32],
         running_max: &mut [f32],
         running_sum: &mut [f32],
         sums: &mut [f32],
     ) {
         if fma {
-            online_softmax_with::<true>(dims, tile, scores, running_max, running_sum, sums);
+            online_softmax_with::<true>(dims, tile, context, scores, running_max, running_sum, sums);
         } else {
-            online_softmax_with::<false>(dims, tile, scores, running_max, running_sum, sums);
+            online_softmax_with::<false>(dims, tile, context, scores, running_max, running_sum, sums);
         }
     }
 }
 
 /// Turns a tile of raw scores into weights relative to each row's running maximum, and rescales the accumulators where the
-/// maximum is raised.
+/// maximum is raised. The running sum has the weights before dropout.
 #[inline(always)]
 fn online_softmax_with<const FMA: bool>(
     dims: &AttentionDims,
-    tile: &ScoreTile,
+    tile: &ScoreTile<'_>,
+    context: HeadContext<'_>,
     scores: &mut [f32],
     running_max: &mut [f32],
     running_sum: &mut [f32],
@@ -135,6 +145,9 @@ fn online_softmax_with<const FMA: bool>(
         for score in visible.iter_mut() {
             *score *= scale;
         }
+        if let Some(bias) = context.bias {
+            add_biases(bias, tile.position(query), tile.first_key() + from, visible);
+        }
         let new = math::max_of(visible);
         if new > *max + RESCALE_THRESHOLD {
             let shrink = math::exp2::<FMA>(*max - new);
@@ -149,5 +162,9 @@ fn online_softmax_with<const FMA: bool>(
             *score = math::exp2::<FMA>(*score - max);
         }
         *sum_of_weights += math::sum_of(visible, |weight| weight);
+        if let Some(dropout) = &context.dropout {
+            let factors = dropout.factors(query, tile.first_key());
+            visible.iter_mut().zip(&factors[from..]).for_each(|(weight, factor)| *weight *= factor);
+        }
     }
 }

@@ -22,10 +22,11 @@ fn forward_and_backward<T: Element>(
     let needed = [attention_scratch(dims, pool.threads()), attention_backward_scratch(dims, pool.threads())];
     let [mut scratch, mut back_scratch] = needed.map(|count| vec![f32::NAN; count]);
     let (mut out, mut lse) = (nan(q.len()), vec![f32::NAN; dims.heads * dims.rows]);
-    attention(pool, dims, starts, q, k, v, &mut out, &mut lse, &mut scratch);
+    attention(pool, dims, &ContextSlices::new(starts), q, k, v, &mut out, &mut lse, &mut scratch);
     let saved = AttentionSaved { q, k, v, out: &out, lse: &lse };
     let [mut dq, mut dk, mut dv] = [q, k, v].map(|of| nan(of.len()));
-    attention_backward(pool, dims, starts, saved, dout, &mut dq, &mut dk, &mut dv, &mut back_scratch);
+    let context = &ContextSlices::new(starts);
+    attention_backward(pool, dims, context, saved, dout, &mut dq, &mut dk, &mut dv, None, &mut back_scratch);
     ([out, dq, dk, dv], lse)
 }
 
@@ -80,7 +81,17 @@ fn with_lengths(q: usize, k: usize, v: usize, out: usize) {
     let dims = AttentionDims::new(3, 2, 1, 4, None, 1.0);
     let [q, k, v, mut out] = [q, k, v, out].map(|count| vec![0.0f32; count]);
     let mut scratch = vec![0.0; attention_scratch(&dims, 1)];
-    attention(&Pool::new(1), &dims, &[0, 3], &q, &k, &v, &mut out, &mut [0.0; 6], &mut scratch);
+    attention(
+        &Pool::new(1),
+        &dims,
+        &ContextSlices::new(&[0, 3]),
+        &q,
+        &k,
+        &v,
+        &mut out,
+        &mut [0.0; 6],
+        &mut scratch,
+    );
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::arch::x86_64::{
 };
 use std::f32::consts::LOG2_E;
 
-use zeroth_base::{DType, GatedActivation};
+use zeroth_base::{ActivationFn, DType};
 use zeroth_kernel::Element;
 
 use crate::avx512_bf16::{LANES, LINE, Subnormals, prefetch, store_line};
@@ -23,8 +23,8 @@ use crate::math::{EXP2_COEFFICIENTS, ROUND_MAGIC};
 type Line = [u16; LINE];
 
 /// Whether this kernel computes `activation` of `T` under `isa`.
-pub(super) fn fits<T: Element>(isa: Isa, activation: GatedActivation) -> bool {
-    isa == Isa::Amx && T::DTYPE == DType::Bf16 && activation == GatedActivation::Silu
+pub(super) fn fits<T: Element>(isa: Isa, activation: ActivationFn) -> bool {
+    isa == Isa::Amx && T::DTYPE == DType::Bf16 && activation == ActivationFn::Silu
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
@@ -146,7 +146,7 @@ fn store_even_odd(order: __m512i, values: [__m512; 2], line: &mut Line) {
 mod tests {
     use half::bf16;
 
-    use zeroth_base::GatedActivation::Silu;
+    use zeroth_base::ActivationFn::Silu;
 
     use crate::{Isa, Pool, gated_activation, gated_activation_backward};
 

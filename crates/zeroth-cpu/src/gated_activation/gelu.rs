@@ -58,11 +58,11 @@ impl Activation for GeluTanh {
 
 #[cfg(test)]
 mod tests {
-    use zeroth_base::GatedActivation;
+    use zeroth_base::ActivationFn;
 
     use super::*;
 
-    fn check<F: Activation, const FUSED: bool>(exact: GatedActivation, ulps: f64) {
+    fn check<F: Activation, const FUSED: bool>(exact: ActivationFn, ulps: f64) {
         for step in -120_000..=120_000 {
             let x = step as f32 * 1e-4;
             let (value, slope) = F::value_and_slope::<FUSED>(x);
@@ -90,14 +90,14 @@ mod tests {
 
     #[test]
     fn gelu_is_within_4_ulp_and_saturates() {
-        check::<Gelu, true>(GatedActivation::Gelu, 4.0);
-        check::<Gelu, false>(GatedActivation::Gelu, 4.0);
+        check::<Gelu, true>(ActivationFn::Gelu, 4.0);
+        check::<Gelu, false>(ActivationFn::Gelu, 4.0);
     }
 
     /// The absolute error of 2u, which reaches 87, is the relative error of the result.
     #[test]
     fn gelu_tanh_is_near_and_saturates() {
-        check::<GeluTanh, true>(GatedActivation::GeluTanh, 100.0);
-        check::<GeluTanh, false>(GatedActivation::GeluTanh, 100.0);
+        check::<GeluTanh, true>(ActivationFn::GeluTanh, 100.0);
+        check::<GeluTanh, false>(ActivationFn::GeluTanh, 100.0);
     }
 }

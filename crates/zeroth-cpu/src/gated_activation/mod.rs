@@ -15,7 +15,7 @@ use super::isa::each_isa;
 use super::pool::Pool;
 use super::work_partition::Chunks;
 use super::{check_len, math};
-use zeroth_base::GatedActivation;
+use zeroth_base::ActivationFn;
 use zeroth_kernel::Element;
 
 /// Elements per task.
@@ -24,7 +24,7 @@ const PIECE: usize = 8192;
 /// y = f(gate) · up, f the activation.
 pub fn gated_activation<T: Element>(
     pool: &Pool,
-    activation: GatedActivation,
+    activation: ActivationFn,
     gate: &[T],
     up: &[T],
     y: &mut [T],
@@ -48,7 +48,7 @@ pub fn gated_activation<T: Element>(
 /// Writes the gradients of gate and up.
 pub fn gated_activation_backward<T: Element>(
     pool: &Pool,
-    activation: GatedActivation,
+    activation: ActivationFn,
     dy: &[T],
     gate: &[T],
     up: &[T],
@@ -108,16 +108,44 @@ impl Activation for Silu {
     }
 }
 
-each_isa! {
-    fn forward<T>(activation: GatedActivation, fused: bool, gate: &[T], up: &[T], y: &mut [T]) {
-        match (activation, fused) {
-            (GatedActivation::Silu, true) => forward_with::<Silu, T, true>(gate, up, y),
-            (GatedActivation::Silu, false) => forward_with::<Silu, T, false>(gate, up, y),
-            (GatedActivation::Gelu, true) => forward_with::<Gelu, T, true>(gate, up, y),
-            (GatedActivation::Gelu, false) => forward_with::<Gelu, T, false>(gate, up, y),
-            (GatedActivation::GeluTanh, true) => forward_with::<GeluTanh, T, true>(gate, up, y),
-            (GatedActivation::GeluTanh, false) => forward_with::<GeluTanh, T, false>(gate, up, y),
+/// max(x, 0).
+pub(super) struct Relu;
+
+impl Activation for Relu {
+    #[inline(always)]
+    fn value<const FUSED: bool>(x: f32) -> f32 {
+        // f32::max would lose a NaN.
+        if x < 0.0 { 0.0 } else { x }
+    }
+
+    #[inline(always)]
+    fn value_and_slope<const FUSED: bool>(x: f32) -> (f32, f32) {
+        (Self::value::<FUSED>(x), if x > 0.0 { 1.0 } else { 0.0 })
+    }
+}
+
+/// Calls a function that is generic over the activation, the element `T` of its caller, and whether multiply-add is one
+/// instruction.
+macro_rules! with_activation {
+    ($activation:expr, $fused:expr, $function:ident($($argument:expr),*)) => {
+        match ($activation, $fused) {
+            (ActivationFn::Silu, true) => $function::<Silu, T, true>($($argument),*),
+            (ActivationFn::Silu, false) => $function::<Silu, T, false>($($argument),*),
+            (ActivationFn::Gelu, true) => $function::<Gelu, T, true>($($argument),*),
+            (ActivationFn::Gelu, false) => $function::<Gelu, T, false>($($argument),*),
+            (ActivationFn::GeluTanh, true) => $function::<GeluTanh, T, true>($($argument),*),
+            (ActivationFn::GeluTanh, false) => $function::<GeluTanh, T, false>($($argument),*),
+            (ActivationFn::Relu, true) => $function::<Relu, T, true>($($argument),*),
+            (ActivationFn::Relu, false) => $function::<Relu, T, false>($($argument),*),
         }
+    };
+}
+
+pub(super) use with_activation;
+
+each_isa! {
+    fn forward<T>(activation: ActivationFn, fused: bool, gate: &[T], up: &[T], y: &mut [T]) {
+        with_activation!(activation, fused, forward_with(gate, up, y));
     }
 }
 
@@ -129,15 +157,8 @@ fn forward_with<F: Activation, T: Element, const FUSED: bool>(gate: &[T], up: &[
 }
 
 each_isa! {
-    fn backward<T>(activation: GatedActivation, fused: bool, dy: &[T], gate: &[T], up: &[T], dgate: &mut [T], dup: &mut [T]) {
-        match (activation, fused) {
-            (GatedActivation::Silu, true) => backward_with::<Silu, T, true>(dy, gate, up, dgate, dup),
-            (GatedActivation::Silu, false) => backward_with::<Silu, T, false>(dy, gate, up, dgate, dup),
-            (GatedActivation::Gelu, true) => backward_with::<Gelu, T, true>(dy, gate, up, dgate, dup),
-            (GatedActivation::Gelu, false) => backward_with::<Gelu, T, false>(dy, gate, up, dgate, dup),
-            (GatedActivation::GeluTanh, true) => backward_with::<GeluTanh, T, true>(dy, gate, up, dgate, dup),
-            (GatedActivation::GeluTanh, false) => backward_with::<GeluTanh, T, false>(dy, gate, up, dgate, dup),
-        }
+    fn backward<T>(activation: ActivationFn, fused: bool, dy: &[T], gate: &[T], up: &[T], dgate: &mut [T], dup: &mut [T]) {
+        with_activation!(activation, fused, backward_with(dy, gate, up, dgate, dup));
     }
 }
 

@@ -13,9 +13,9 @@ use crate::isa::Isa;
 /// A row, or a piece of one, in cache lines.
 type Lines = [[u16; LINE]];
 
-/// How rows of this type and width are rounded here; `None` where the portable loops take them.
+/// How rows of this type and width are rounded here; `None` where the portable loops take them. Sums are limited in fp16 only.
 pub(super) fn subnormals<T: Element>(isa: Isa, dims: RmsNormDims) -> Option<Subnormals> {
-    Subnormals::of::<T>(isa).filter(|_| dims.width.is_multiple_of(LINE))
+    Subnormals::of::<T>(isa).filter(|_| dims.width.is_multiple_of(LINE) && !dims.clamp)
 }
 
 fn lines(row: &[u16]) -> &Lines {

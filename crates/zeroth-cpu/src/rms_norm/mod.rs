@@ -1,6 +1,6 @@
 //! RMSNorm, with the residual add that precedes it in every transformer block.
 //!
-//! Rounding follows transformers' LlamaRMSNorm: h = round(r + x); the mean of h² and rstd = 1/√(mean + eps) in f32;
+//! Rounding follows transformers' LlamaRMSNorm: h = round(r + x), where r + x may be limited first; the mean of h² and rstd = 1/√(mean + eps) in f32;
 //! n = round(h · rstd); y = round(w · n). Backward uses the unrounded n in f32 and rounds dh once.
 
 #![allow(unsafe_code, reason = "vector kernels run where their instructions were detected")]
@@ -18,12 +18,12 @@ use super::stream::{self, STAGE};
 use super::work_partition::{Chunks, Optional};
 use super::{check_len, check_scratch, columns, math};
 use zeroth_kernel::Element;
-use zeroth_kernel::RmsNormDims;
+use zeroth_kernel::{MAX_CLAMPED, RmsNormDims};
 
 /// Rows per task.
 const ROWS: usize = columns::BLOCK;
 
-/// y = norm(h) · w with h = residual + x. Writes h, y and `rstd [rows]`, which backward needs.
+/// y = norm(h) · w with h = residual + x, limited where the dimensions say so. Writes h, y and `rstd [rows]`, which backward needs.
 pub fn rms_norm_residual<T: Element>(
     pool: &Pool,
     dims: RmsNormDims,
@@ -156,19 +156,20 @@ pub fn rms_norm_backward<T: Element>(
 
 each_isa! {
     pub(super) fn add<T>(x: &[T], residual: &[T], h: &mut [T]) {
-        add_row(x, residual, 0, h);
+        add_row::<T, false>(x, residual, 0, h);
     }
 }
 
-/// h = residual + x for the elements from `first` on.
+/// h = residual + x for the elements from `first` on; with `CLAMP` limited to ±[`MAX_CLAMPED`].
 #[inline(always)]
-fn add_row<T: Element>(x: &[T], residual: &[T], first: usize, h: &mut [T]) {
+fn add_row<T: Element, const CLAMP: bool>(x: &[T], residual: &[T], first: usize, h: &mut [T]) {
     for (piece, h) in h.chunks_mut(STAGE).enumerate() {
         let at = first + piece * STAGE;
         stream::prefetch_next_page(x, at, STAGE);
         stream::prefetch_next_page(residual, at, STAGE);
         for ((h, x), residual) in h.iter_mut().zip(&x[at..]).zip(&residual[at..]) {
-            *h = T::from_f32(residual.to_f32() + x.to_f32());
+            let sum = residual.to_f32() + x.to_f32();
+            *h = T::from_f32(if CLAMP { sum.clamp(-MAX_CLAMPED, MAX_CLAMPED) } else { sum });
         }
     }
 }
@@ -209,7 +210,11 @@ each_isa! {
         let rows = h.chunks_exact_mut(stride).zip(y.chunks_exact_mut(stride)).zip(rstd);
         for (row, ((h, y), rstd)) in rows.enumerate() {
             let (h, y) = (&mut h[..width], &mut y[..width]);
-            add_row(x, residual, row * stride, h);
+            if dims.clamp {
+                add_row::<T, true>(x, residual, row * stride, h);
+            } else {
+                add_row::<T, false>(x, residual, row * stride, h);
+            }
             *rstd = norm_row(dims.eps, h, w, y);
         }
     }

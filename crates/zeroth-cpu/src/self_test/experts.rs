@@ -1,6 +1,6 @@
 //! The kernels of routing and experts against their references.
 
-use zeroth_base::GatedActivation;
+use zeroth_base::ActivationFn;
 use zeroth_graph::reference;
 use zeroth_kernel::{BalanceDims, Element, ExpertRowsDims, GatedRowsDims, GroupedLinearDims, RouteDims};
 
@@ -116,7 +116,7 @@ impl<T: Element> SelfTester<'_, T> {
         let (gate_up, dy) = (self.random(slots * 2 * width), self.random(slots * width));
         let (places, routed) = (indices(order), offsets[dims.experts] as usize);
         let [gate_up64, dy64] = [&gate_up, &dy].map(|values| wide(values));
-        for activation in GatedActivation::ALL {
+        for activation in ActivationFn::ALL {
             let name = format!("gated_rows {} {case}", activation.name());
             let mut y = vec![T::default(); slots * width];
             gated_rows(self.pool, activation, dims, order, offsets, weights, &gate_up, &mut y);

@@ -1,7 +1,7 @@
 //! bf16 storage: the distance of results, in ulp, from the exact result of the same stored inputs.
 
 use half::bf16;
-use zeroth_base::{GatedActivation, name_key};
+use zeroth_base::{ActivationFn, name_key};
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 
@@ -45,7 +45,7 @@ fn rounded_once(pool: &Pool) {
 
     let (gate, up) = (random("gate", 5000), random("up", 5000));
     let mut gated = vec![bf16::ZERO; 5000];
-    let activations = GatedActivation::ALL.map(|activation| {
+    let activations = ActivationFn::ALL.map(|activation| {
         gated_activation(pool, activation, &gate, &up, &mut gated);
         let expected = reference::gated_activation(activation, &wide(&gate), &wide(&up));
         (activation.name(), ulps(&gated, &expected), ONE_ROUNDING)
@@ -55,7 +55,7 @@ fn rounded_once(pool: &Pool) {
     let (q, k, v) = (random("q", 200 * 64), random("k", 200 * 32), random("v", 200 * 32));
     let (mut out, mut lse) = (vec![bf16::ZERO; 200 * 64], vec![0.0; 800]);
     let mut scratch = vec![0.0; attention_scratch(&dims, 2)];
-    attention(pool, &dims, &[0, 60, 200], &q, &k, &v, &mut out, &mut lse, &mut scratch);
+    attention(pool, &dims, &ContextSlices::new(&[0, 60, 200]), &q, &k, &v, &mut out, &mut lse, &mut scratch);
     let attention =
         ulps(&out, &reference::attention(&dims, &[0, 60, 200], &wide(&q), &wide(&k), &wide(&v))[0]);
 

@@ -1,11 +1,12 @@
 //! Every kernel once, on buffers that are made before: for the tests that ask something of all of them.
 
 use half::{bf16, f16};
-use zeroth_base::{GatedActivation, name_key};
+use zeroth_base::{ActivationFn, name_key};
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 use zeroth_kernel::{Optimizer, Recipe, Rounding, StepNumbers};
 
+use crate::encoder_decoder::EncoderDecoder;
 use crate::mixture::Mixture;
 
 /// Threads that the scratch is large enough for.
@@ -57,6 +58,7 @@ pub(crate) struct Everything<T> {
     /// Moments in 16 bits.
     moments: [Vec<bf16>; 2],
     mixture: Mixture<T>,
+    encoder_decoder: EncoderDecoder<T>,
     scratch: Vec<f32>,
 }
 
@@ -132,6 +134,7 @@ impl<T: Element> Everything<T> {
             sums: vec![0.0; FLAT.div_ceil(BLOCK) + 4],
             moments: [vec![bf16::ZERO; FLAT], vec![bf16::ZERO; FLAT]],
             mixture: Mixture::new(),
+            encoder_decoder: EncoderDecoder::new(),
             scratch: vec![0.0; scratch.into_iter().max().expect("there are nine")],
         }
     }
@@ -139,6 +142,7 @@ impl<T: Element> Everything<T> {
     /// Calls every kernel. Scratch holds NaN before, so that a kernel that reads what it did not write is found.
     pub(crate) fn run(&mut self, pool: &Pool) {
         self.mixture.run(pool);
+        self.encoder_decoder.run(pool);
         let s = &mut self.scratch[..];
         s.fill(f32::NAN);
         self.wide.iter_mut().for_each(|values| values.fill(0.5));
@@ -183,17 +187,28 @@ impl<T: Element> Everything<T> {
         head_norm_rope(pool, HEAD_NORM_ROPE, x, &w[..28], cos, sin, both, head_rstd);
         let (dims, w) = (HEAD_NORM_ROPE, &w[..28]);
         head_norm_rope_backward(pool, dims, other, x, head_rstd, w, cos, sin, Some(both_dh), Some(dhead), s);
-        gated_activation(pool, GatedActivation::Silu, x, other, swished);
-        gated_activation_backward(pool, GatedActivation::Silu, other, x, other, dgate, dup);
-        attention(pool, &ATTENTION, &STARTS, x, k, v, out, lse, s);
+        gated_activation(pool, ActivationFn::Silu, x, other, swished);
+        gated_activation_backward(pool, ActivationFn::Silu, other, x, other, dgate, dup);
+        attention(pool, &ATTENTION, &ContextSlices::new(&STARTS), x, k, v, out, lse, s);
         let saved = AttentionSaved { q: x, k, v, out, lse };
-        attention_backward(pool, &ATTENTION, &STARTS, saved, other, dq, dk, dv, s);
-        attention(pool, &WINDOW, &STARTS, x, k, v, out_window, lse_window, s);
+        attention_backward(pool, &ATTENTION, &ContextSlices::new(&STARTS), saved, other, dq, dk, dv, None, s);
+        attention(pool, &WINDOW, &ContextSlices::new(&STARTS), x, k, v, out_window, lse_window, s);
         let saved = AttentionSaved { q: x, k, v, out: out_window, lse: lse_window };
-        attention_backward(pool, &WINDOW, &STARTS, saved, other, dq_window, dk_window, dv_window, s);
+        attention_backward(
+            pool,
+            &WINDOW,
+            &ContextSlices::new(&STARTS),
+            saved,
+            other,
+            dq_window,
+            dk_window,
+            dv_window,
+            None,
+            s,
+        );
         let ranges = [(0, 1), (1, 150), (150, 151), (151, 320), (0, 0), (0, 330)]
             .map(|(first, end)| CacheRange { first, end });
-        cached_attention(pool, &CACHED, ROWS, &ranges, &x[..6 * 280], [k, v], cached, s);
+        cached_attention(pool, &CACHED, ROWS, &ranges, None, &x[..6 * 280], [k, v], cached, s);
         store_rows(StoreRowsDims::new(6, 140, ROWS), &ranges, &k[..6 * 140], stored);
         let (head_x, head_w) = (&self.head_x, &self.head_w);
         self.sums[0] = head_loss(pool, HEAD, head_x, head_w, &self.labels, s);
@@ -275,6 +290,7 @@ impl<T: Element> Everything<T> {
         narrow
             .chain(wide)
             .chain(self.mixture.bits())
+            .chain(self.encoder_decoder.bits())
             .chain([self.sums.iter().map(|x| x.to_bits()).collect()])
             .collect()
     }

@@ -2,7 +2,7 @@
 //! padding are neither read nor written.
 
 use half::{bf16, f16};
-use zeroth_base::{GatedActivation, name_key};
+use zeroth_base::{ActivationFn, name_key};
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 
@@ -255,7 +255,7 @@ fn check_strides<T: Element>(pool: &Pool) {
         let mut y = vec![T::from_f32(f32::NAN); dy.len()];
         let mut dgate_up = vec![T::from_f32(f32::NAN); gate_up.len()];
         let (mut dweights, mut scratch) = (vec![f32::NAN; slots], vec![f32::NAN; gated_rows_scratch(dims)]);
-        let (f, of_weights) = (GatedActivation::GeluTanh, Some(&mut dweights[..]));
+        let (f, of_weights) = (ActivationFn::GeluTanh, Some(&mut dweights[..]));
         gated_rows(pool, f, dims, &order, &offsets, &weights, &gate_up, &mut y);
         let (d, s) = (&mut dgate_up[..], &mut scratch[..]);
         gated_rows_backward(pool, f, dims, &order, &offsets, &weights, &gate_up, &dy, d, of_weights, s);

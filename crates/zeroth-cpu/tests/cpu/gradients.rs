@@ -1,6 +1,6 @@
 //! Gradients of the kernels against central differences of the plain versions, in f64.
 
-use zeroth_base::{GatedActivation, name_key};
+use zeroth_base::{ActivationFn, name_key};
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 
@@ -156,10 +156,21 @@ fn attention_gradients_match_finite_differences() {
         let (k, v) = (random("k", 72 * kv_heads), random("v", 72 * kv_heads));
         let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; heads * 12]);
         let mut scratch = vec![0.0; attention_scratch(&dims, 2).max(attention_backward_scratch(&dims, 2))];
-        attention(&pool, &dims, &starts, &q, &k, &v, &mut out, &mut lse, &mut scratch);
+        attention(&pool, &dims, &ContextSlices::new(&starts), &q, &k, &v, &mut out, &mut lse, &mut scratch);
         let (mut dq, mut dk, mut dv) = (q.clone(), k.clone(), v.clone());
         let saved = AttentionSaved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
-        attention_backward(&pool, &dims, &starts, saved, &dout, &mut dq, &mut dk, &mut dv, &mut scratch);
+        attention_backward(
+            &pool,
+            &dims,
+            &ContextSlices::new(&starts),
+            saved,
+            &dout,
+            &mut dq,
+            &mut dk,
+            &mut dv,
+            None,
+            &mut scratch,
+        );
         let (q64, k64, v64) = (wide(&q), wide(&k), wide(&v));
         let loss =
             |q: &[f64], k: &[f64], v: &[f64]| dot(&reference::attention(&dims, &starts, q, k, v)[0], &dout);
@@ -174,12 +185,65 @@ fn attention_gradients_match_finite_differences() {
     }
 }
 
+/// Biases, dropout with its own mask in both directions, and sequences of keys of other lengths, one of them empty.
+#[test]
+fn attention_gradients_with_a_context_match_finite_differences() {
+    let pool = Pool::new(2);
+    let plain = AttentionDims::new(12, 4, 2, 6, None, 0.5);
+    let cross = AttentionDims { kv_rows: 15, causal: false, ..plain };
+    for (dims, kv_starts) in [
+        (AttentionDims { max_distance: Some(3), ..plain }, None),
+        (AttentionDims { max_distance: Some(3), causal: false, ..plain }, None),
+        (cross, Some(&[1, 8, 8, 14][..])),
+    ] {
+        let (q, dout) = (random("q", 12 * 24), random("dout", 12 * 24));
+        let (k, v) = (random("k", dims.kv_rows * 12), random("v", dims.kv_rows * 12));
+        let bias = dims.max_distance.map(|_| random("bias", 4 * dims.distances()));
+        let keys: Vec<_> = (0..12).map(|at| RowKey { sample: 5, position: at, epoch: 2 }).collect();
+        let dropout = Some(WeightDropout { probability: 0.25, seed: 8, op: 1, keys: &keys });
+        let context =
+            ContextSlices { kv_starts, bias: bias.as_deref(), dropout, ..ContextSlices::new(&[0, 2, 4, 11]) };
+        let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; 48]);
+        let mut scratch = vec![0.0; attention_scratch(&dims, 2).max(attention_backward_scratch(&dims, 2))];
+        attention(&pool, &dims, &context, &q, &k, &v, &mut out, &mut lse, &mut scratch);
+        let (mut dq, mut dk, mut dv, mut dbias) = (q.clone(), k.clone(), v.clone(), bias.clone());
+        let saved = AttentionSaved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+        let to = dbias.as_mut().map(|to| BiasGradOut { to, add: false });
+        attention_backward(&pool, &dims, &context, saved, &dout, &mut dq, &mut dk, &mut dv, to, &mut scratch);
+        let (q64, k64, v64) = (wide(&q), wide(&k), wide(&v));
+        let loss = |context: &ContextSlices<'_>, q: &[f64], k: &[f64], v: &[f64]| {
+            dot(&reference::attention_in(&dims, context, q, k, v)[0], &dout)
+        };
+        near("dq", &dq, &differences(&q, |q| loss(&context, q, &k64, &v64)));
+        near("dk", &dk, &differences(&k, |k| loss(&context, &q64, k, &v64)));
+        near("dv", &dv, &differences(&v, |v| loss(&context, &q64, &k64, v)));
+        if let (Some(bias), Some(dbias)) = (&bias, &dbias) {
+            // The context holds f32: differences of powers of two, whose sums with the biases are nearly exact.
+            let step = 2f32.powi(-7);
+            let expected: Vec<f64> = (0..bias.len())
+                .map(|at| {
+                    let moved = |by: f32| {
+                        let mut bias = bias.clone();
+                        bias[at] += by;
+                        let exact = f64::from(bias[at]);
+                        (loss(&ContextSlices { bias: Some(&bias), ..context }, &q64, &k64, &v64), exact)
+                    };
+                    let ((above, high), (below, low)) = (moved(step), moved(-step));
+                    (above - below) / (high - low)
+                })
+                .collect();
+            let deviation = Deviation::of(&wide(dbias), &expected);
+            assert!(deviation.is_within(Deviation { l2: 1e-4, max: 1e-3 }), "dbias: {deviation:?}");
+        }
+    }
+}
+
 #[test]
 fn gated_activation_gradients_match_finite_differences() {
     let pool = Pool::new(2);
     let (gate, up, dy) = (random("gate", 50), random("up", 50), random("dy", 50));
     let (mut dgate, mut dup) = (vec![0.0; 50], vec![0.0; 50]);
-    for activation in GatedActivation::ALL {
+    for activation in ActivationFn::ALL {
         gated_activation_backward(&pool, activation, &dy, &gate, &up, &mut dgate, &mut dup);
         let loss = |gate: &[f64], up: &[f64]| dot(&reference::gated_activation(activation, gate, up), &dy);
         near("dgate", &dgate, &differences(&gate, |gate| loss(gate, &wide(&up))));

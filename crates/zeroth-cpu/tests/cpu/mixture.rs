@@ -1,6 +1,6 @@
 //! A layer of experts, forward and backward: for the tests that ask something of all kernels.
 
-use zeroth_base::{GatedActivation, name_key};
+use zeroth_base::{ActivationFn, name_key};
 use zeroth_cpu::*;
 use zeroth_kernel::*;
 
@@ -88,10 +88,10 @@ impl<T: Element> Mixture<T> {
         grouped_linear(pool, GATE_UP, offsets, gathered, w, gate_up, s);
         let (u, b) = (&gathered[..SLOTS * 3], &w[..EXPERTS * 2 * INNER * 3]);
         grouped_linear_add(pool, ADAPTER, 0.3, offsets, u, b, gate_up, s);
-        gated_rows(pool, GatedActivation::Silu, GATED, order, offsets, weights, gate_up, gated);
+        gated_rows(pool, ActivationFn::Silu, GATED, order, offsets, weights, gate_up, gated);
         let dy = &gathered[..SLOTS * INNER];
         let of_weights = Some(&mut dweights[..]);
-        let silu = GatedActivation::Silu;
+        let silu = ActivationFn::Silu;
         gated_rows_backward(pool, silu, GATED, order, offsets, weights, gate_up, dy, dgate_up, of_weights, s);
         grouped_linear_dx(pool, GATE_UP, 1.0, offsets, dgate_up, w, drows, false, s);
         grouped_linear_dx(pool, GATE_UP, 0.5, offsets, dgate_up, w, drows, true, s);

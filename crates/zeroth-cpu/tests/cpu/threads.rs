@@ -50,10 +50,21 @@ fn attention_of_a_sequence_does_not_depend_on_its_position_in_the_pack() {
         let (q, k, v, dout) = (random(1, 12), random(2, 6), random(3, 6), random(4, 12));
         let (mut out, mut lse) = (vec![0.0; rows * 12], vec![0.0; rows * 2]);
         let mut scratch = vec![0.0; attention_backward_scratch(&dims, 2).max(attention_scratch(&dims, 2))];
-        attention(&pool, &dims, &starts, &q, &k, &v, &mut out, &mut lse, &mut scratch);
+        attention(&pool, &dims, &ContextSlices::new(&starts), &q, &k, &v, &mut out, &mut lse, &mut scratch);
         let (mut dq, mut dk, mut dv) = (vec![0.0; rows * 12], vec![0.0; rows * 6], vec![0.0; rows * 6]);
         let saved = AttentionSaved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
-        attention_backward(&pool, &dims, &starts, saved, &dout, &mut dq, &mut dk, &mut dv, &mut scratch);
+        attention_backward(
+            &pool,
+            &dims,
+            &ContextSlices::new(&starts),
+            saved,
+            &dout,
+            &mut dq,
+            &mut dk,
+            &mut dv,
+            None,
+            &mut scratch,
+        );
         [
             out[before * 12..].to_vec(),
             dq[before * 12..].to_vec(),

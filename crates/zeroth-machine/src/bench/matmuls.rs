@@ -9,10 +9,10 @@ use zeroth_base::DType;
 use super::operands::{Operands, of, random};
 use super::{Benchmark, TILES, Unit, matmul_limit};
 use zeroth_cpu::{
-    AttentionSaved, Dropout, Isa, Pool, attention, attention_backward, attention_backward_scratch,
-    attention_scratch, dropout, head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch,
-    head_loss_scratch, linear, linear_add, linear_dw, linear_dw_rounded, linear_dx, linear_scratch,
-    row_stride,
+    AttentionSaved, ContextSlices, Dropout, Isa, Pool, attention, attention_backward,
+    attention_backward_scratch, attention_scratch, dropout, head_loss_backward, head_loss_backward_rounded,
+    head_loss_rounded_scratch, head_loss_scratch, linear, linear_add, linear_dw, linear_dw_rounded,
+    linear_dx, linear_scratch, row_stride,
 };
 use zeroth_kernel::DeviceError;
 use zeroth_kernel::{AttentionDims, Element, HeadLossDims, LinearDims, RowKey};
@@ -227,13 +227,13 @@ impl Attention {
         let [q, k, v, dy, y, dq, dk, dv] = [q, k, v, dy, y, dq, dk, dv].map(of::<bf16>);
         let (lse, scratch) = (of(lse), of(scratch));
         let start = Instant::now();
-        attention(pool, dims, starts, q, k, v, y, lse, scratch);
+        attention(pool, dims, &ContextSlices::new(starts), q, k, v, y, lse, scratch);
         if !backward {
             return start.elapsed().as_secs_f64();
         }
         let start = Instant::now();
         let saved = AttentionSaved { q, k, v, out: y, lse };
-        attention_backward(pool, dims, starts, saved, dy, dq, dk, dv, scratch);
+        attention_backward(pool, dims, &ContextSlices::new(starts), saved, dy, dq, dk, dv, None, scratch);
         start.elapsed().as_secs_f64()
     }
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use half::bf16;
-use zeroth_base::GatedActivation;
+use zeroth_base::ActivationFn;
 
 use super::memory::{copy as copy_past, triad};
 use super::operands::{Operands, of, random};
@@ -259,7 +259,7 @@ const KERNELS: [Kernel; 12] = [
         |s| 2 * 3 * s.activations(),
         |pool, b| {
             let (_, [gate, up, y, ..]) = b.first(b.sizes.activations());
-            gated_activation(pool, GatedActivation::Silu, gate, up, y);
+            gated_activation(pool, ActivationFn::Silu, gate, up, y);
         },
     ),
     (
@@ -267,7 +267,7 @@ const KERNELS: [Kernel; 12] = [
         |s| 2 * 5 * s.activations(),
         |pool, b| {
             let (_, [dy, gate, up, dgate, dup]) = b.first(b.sizes.activations());
-            gated_activation_backward(pool, GatedActivation::Silu, dy, gate, up, dgate, dup);
+            gated_activation_backward(pool, ActivationFn::Silu, dy, gate, up, dgate, dup);
         },
     ),
     (

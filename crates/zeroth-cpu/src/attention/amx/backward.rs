@@ -8,9 +8,12 @@
 
 use std::ops::Range;
 
-use super::super::blocking::{PANEL, SPAN, padded, panel};
-use super::super::{BackwardTask, head_view};
-use super::softmax_backward::{ScoreGrads, softmax_backward};
+use super::super::bias_grad::{SequenceDiagonals, add_tile};
+use super::super::blocking::{PANEL, SKEWED, SPAN, bias_elements, padded, panel};
+use super::super::dropout::HeadDropout;
+use super::super::{BackwardTask, HeadContext, Sequence, head_view};
+use super::context::{QueryKeys, TileBiases, TileContext, TileDropout};
+use super::softmax_backward::{ScoreGrads, ScoreTile, diagonal_sums, softmax_backward};
 use super::tile_matmul::{PackedSteps, PipelinedMatmuls, TileMatmul};
 use super::{STEP, store, visible_queries};
 use crate::avx512::{prefetch_write_row, unpack_order};
@@ -24,65 +27,78 @@ const PREFETCH_ROWS: usize = 8;
 
 pub(in super::super) fn backward<T: Element>(mut task: BackwardTask<T>, scratch: &mut [f32]) {
     let _tile_registers = AmxKernel::configured();
-    let (dims, rows, kv_head) = (task.dims, task.rows(), task.kv_head());
-    if rows.is_empty() {
+    let (dims, sequence, kv_head) = (task.dims, task.sequence(), task.kv_head());
+    let Sequence { queries: rows, keys } = sequence;
+    if rows.is_empty() || keys.is_empty() {
+        task.clear();
         return;
     }
-    let (panels, width) = (rows.len().div_ceil(PANEL), padded(dims));
-    let whole = panels * panel(dims);
+    let (q_panels, k_panels, width) = (rows.len().div_ceil(PANEL), keys.len().div_ceil(PANEL), padded(dims));
+    let [of_q, of_k] = [q_panels, k_panels].map(|panels| panels * panel(dims));
     let mut scratch = ScratchSplitter::new(scratch);
     let mut work = TaskState {
         dims,
-        rows: rows.len(),
-        k: scratch.bf16(whole),
-        v: scratch.bf16(whole),
-        k_transposed: scratch.bf16(whole),
-        q: scratch.bf16(whole),
-        q_transposed: scratch.bf16(whole),
-        dout: scratch.bf16(whole),
-        dout_transposed: scratch.bf16(whole),
-        dq: scratch.f32(whole),
-        dk: scratch.f32(whole),
-        dv: scratch.f32(whole),
-        lse: scratch.f32(panels * PANEL),
-        delta: scratch.f32(panels * PANEL),
+        lengths: [rows.len(), keys.len()],
+        k: scratch.bf16(of_k),
+        v: scratch.bf16(of_k),
+        k_transposed: scratch.bf16(of_k),
+        q: scratch.bf16(of_q),
+        q_transposed: scratch.bf16(of_q),
+        dout: scratch.bf16(of_q),
+        dout_transposed: scratch.bf16(of_q),
+        dq: scratch.f32(of_q),
+        dk: scratch.f32(of_k),
+        dv: scratch.f32(of_k),
+        lse: scratch.f32(q_panels * PANEL),
+        delta: scratch.f32(q_panels * PANEL),
         scores: [0; 2].map(|_| [0; 2].map(|_| scratch.f32(PANEL * PANEL))),
         weights: scratch.bf16(SPAN * STEP / 2),
         grads: scratch.bf16(SPAN * STEP / 2),
         ds_b: scratch.bf16(SPAN * SPAN * STEP / 2),
         tile: None,
         buffer: 0,
+        biases: dims.max_distance.map(|most| TileBiases::new(scratch.f32(bias_elements(dims)), most)),
+        dropout: None,
+        query_keys: [QueryKeys::NONE; SPAN],
+        bias_grad: task.diagonals.take().map(|diagonals| {
+            let skewed: &mut [f32; SKEWED] = scratch.f32(SKEWED).try_into().expect("a skewed tile");
+            skewed.fill(0.0);
+            BiasGrad { skewed, diagonals, head: 0 }
+        }),
     };
     let k =
-        Source { dims, data: task.saved.k, row_stride: task.strides.kv, rows: rows.clone(), head: kv_head };
+        Source { dims, data: task.saved.k, row_stride: task.strides.kv, rows: keys.clone(), head: kv_head };
     let v = Source { data: task.saved.v, ..k.clone() };
-    for index in 0..panels {
+    for index in 0..k_panels {
         k.pack_panel(index, Operand::A, work.k);
         k.pack_transposed(index, Operand::A, work.k_transposed);
         v.pack_panel(index, Operand::A, work.v);
     }
     for head in task.heads() {
-        let is_first = head == task.heads().start;
+        let head_in_group = head - task.heads().start;
+        work.start_head(&task.context.of_head(dims, head), head_in_group);
         let q = Source { dims, data: task.saved.q, row_stride: task.strides.q, rows: rows.clone(), head };
         let dout = Source { data: task.dout, ..q.clone() };
         // Everything that reads these 32 rows comes together: their stride is large, and few of them stay in cache.
-        for index in 0..panels {
+        for index in 0..q_panels {
             work.row_stats(&task, head, index);
             dout.pack_panel(index, Operand::B, work.dout);
             dout.pack_transposed(index, Operand::B, work.dout_transposed);
             q.pack_panel(index, Operand::B, work.q);
             q.pack_transposed(index, Operand::B, work.q_transposed);
         }
-        for keys in (0..panels).step_by(SPAN) {
-            let keys = keys..panels.min(keys + SPAN);
-            let seeing = work.end_panel(keys.end - 1);
-            for queries in (keys.start..seeing).step_by(SPAN) {
+        for first_key in (0..k_panels).step_by(SPAN) {
+            let keys = first_key..k_panels.min(first_key + SPAN);
+            let seeing = work.seeing_panels(first_key).start..work.seeing_panels(keys.end - 1).end;
+            for first in seeing.clone().step_by(SPAN) {
+                let queries = first..seeing.end.min(first + SPAN);
+                work.find_query_keys(&rows, &queries);
                 // The first span of queries that a key sees contains its panel_rows row.
-                let add = !is_first || queries > keys.start;
-                work.span(&keys, queries..seeing.min(queries + SPAN), add);
+                let add = head_in_group > 0 || first > seeing.start;
+                work.span(&keys, queries, add);
             }
         }
-        let first = (head - task.heads().start) * dims.head_dim;
+        let first = head_in_group * dims.head_dim;
         for (index, dq) in work.dq.chunks_exact(panel(dims)).enumerate() {
             for row in ((index + 1) * PANEL..rows.len()).take(PANEL) {
                 prefetch_write_row(&task.grads[0].row(row)[first..][..dims.head_dim]);
@@ -95,8 +111,8 @@ pub(in super::super) fn backward<T: Element>(mut task: BackwardTask<T>, scratch:
             unsafe { store::transposed_panel(dq, &[dims.scale; PANEL], dims.head_dim, row_of) }
         }
     }
-    for row in 0..rows.len() {
-        if row + PREFETCH_ROWS < rows.len() {
+    for row in 0..keys.len() {
+        if row + PREFETCH_ROWS < keys.len() {
             prefetch_write_row(task.grads[1].row(row + PREFETCH_ROWS));
             prefetch_write_row(task.grads[2].row(row + PREFETCH_ROWS));
         }
@@ -145,10 +161,20 @@ impl<T: Element> Source<'_, T> {
     }
 }
 
+/// The gradient of biases.
+struct BiasGrad<'a> {
+    /// Score gradients of a tile: see [`ScoreGrads::skewed`].
+    skewed: &'a mut [f32; SKEWED],
+    diagonals: SequenceDiagonals<'a>,
+    /// The current head of those that share a kv head.
+    head: usize,
+}
+
 /// State of a task. Rows are relative to the sequence.
 struct TaskState<'a> {
     dims: &'a AttentionDims,
-    rows: usize,
+    /// Queries and keys of the sequence.
+    lengths: [usize; 2],
     /// k and v packed as A [keys, head_dim].
     k: &'a mut [u16],
     v: &'a mut [u16],
@@ -177,6 +203,12 @@ struct TaskState<'a> {
     /// The tile whose scores are computed, and the index of its buffers.
     tile: Option<Tile>,
     buffer: usize,
+    /// The current head's biases and dropout.
+    biases: Option<TileBiases<'a>>,
+    dropout: Option<HeadDropout<'a>>,
+    /// What dropout follows from, of each panel of queries of a span.
+    query_keys: [QueryKeys; SPAN],
+    bias_grad: Option<BiasGrad<'a>>,
 }
 
 /// A panel of keys and one of queries, and their positions in the span.
@@ -187,10 +219,31 @@ struct Tile {
     in_span: [usize; 2],
 }
 
-impl TaskState<'_> {
+impl<'a> TaskState<'a> {
+    /// Begins the `head`-th head of those that share a kv head.
+    fn start_head(&mut self, context: &HeadContext<'a>, head: usize) {
+        if let (Some(biases), Some(bias)) = (&mut self.biases, context.bias) {
+            biases.fill(bias);
+        }
+        self.dropout = context.dropout;
+        if let Some(grad) = &mut self.bias_grad {
+            grad.head = head;
+            grad.diagonals.of_head(head).fill(0.0);
+        }
+    }
+
+    /// Computes what the dropout of some panels of queries follows from. `rows` are those of the sequence.
+    fn find_query_keys(&mut self, rows: &Range<usize>, queries: &Range<usize>) {
+        let Some(dropout) = &self.dropout else { return };
+        for (keys, query) in self.query_keys.iter_mut().zip(queries.clone()) {
+            let first = rows.start + query * PANEL;
+            *keys = QueryKeys::new(dropout, first..rows.end.min(first + PANEL));
+        }
+    }
+
     /// Row statistics of a panel of queries: the saved lse in base 2, and delta = sum(dout · out).
     fn row_stats<T: Element>(&mut self, task: &BackwardTask<T>, head: usize, index: usize) {
-        let (dims, all) = (self.dims, task.rows());
+        let (dims, all) = (self.dims, task.sequence().queries);
         let panel_rows = index * PANEL..all.len().min((index + 1) * PANEL);
         let first = all.start + panel_rows.start;
         let saved = &task.saved.lse[head * dims.rows + first..];
@@ -208,7 +261,7 @@ impl TaskState<'_> {
         for key in keys.clone() {
             for query in self.seeing(key, &queries) {
                 self.next(Tile { key, query, in_span: [key - keys.start, query - queries.start] });
-                if query == queries.start.max(key) && key > keys.start {
+                if query == self.seeing(key, &queries).start && key > keys.start {
                     self.sum_queries(key - 1, &queries, add);
                 }
             }
@@ -224,13 +277,16 @@ impl TaskState<'_> {
 
     /// The panels of `queries` that see a panel of keys.
     fn seeing(&self, key: usize, queries: &Range<usize>) -> Range<usize> {
-        queries.start.max(key)..queries.end.min(self.end_panel(key))
+        let seeing = self.seeing_panels(key);
+        queries.start.max(seeing.start)..queries.end.min(seeing.end)
     }
 
-    /// One past the last panel of queries that sees a panel of keys.
-    fn end_panel(&self, keys: usize) -> usize {
-        let last_key = self.rows.min((keys + 1) * PANEL) - 1;
-        self.dims.end_query(self.rows, last_key).div_ceil(PANEL)
+    /// The panels of queries that see a panel of keys.
+    fn seeing_panels(&self, keys: usize) -> Range<usize> {
+        let [rows, all_keys] = self.lengths;
+        let last_key = all_keys.min((keys + 1) * PANEL) - 1;
+        let first = self.dims.seeing_queries(keys * PANEL, rows).start;
+        first / PANEL..self.dims.seeing_queries(last_key, rows).end.div_ceil(PANEL)
     }
 
     /// Computes the scores of a tile and the gradients of its weights, interleaved with the vector work of the previous tile.
@@ -261,28 +317,39 @@ impl TaskState<'_> {
         let Tile { key, query, in_span: [key_at, query_at] } = tile;
         let dims = self.dims;
         let (first_key, first_query) = (key * PANEL, query * PANEL);
-        let visible = visible_queries(dims, self.rows, first_key, first_query);
+        let visible = visible_queries(dims, self.lengths, first_key, first_query);
+        let dropout = self.dropout.as_ref();
+        let dropout = dropout.map(|dropout| TileDropout::new(dropout, &self.query_keys[query_at], first_key));
         let (by_key, by_query) = (query_at * STEP / 2, (query_at * SPAN + key_at) * STEP / 2);
         let out = ScoreGrads {
             weights: &mut self.weights[by_key..][..STEP / 2],
             grads: &mut self.grads[by_key..][..STEP / 2],
             ds_b: &mut self.ds_b[by_query..][..STEP / 2],
+            skewed: self.bias_grad.as_mut().map(|grad| &mut *grad.skewed),
         };
-        let row_stats = [&self.lse[first_query..], &self.delta[first_query..]];
-        let [scores, weight_grads] = &self.scores[buffer];
-        softmax_backward(
-            [scores, weight_grads],
-            row_stats,
-            dims.log2_scale(),
-            visible.as_ref(),
-            out,
-            pipelined,
-        );
+        let [scores, grads] = &self.scores[buffer];
+        let tile = ScoreTile {
+            scores,
+            grads,
+            lse: &self.lse[first_query..],
+            delta: &self.delta[first_query..],
+            scale: dims.log2_scale(),
+            visible: visible.as_ref(),
+            context: TileContext {
+                bias: self.biases.as_ref().map(|biases| biases.tile(first_query, first_key)),
+                dropout: dropout.as_ref(),
+            },
+        };
+        softmax_backward(&tile, out, pipelined);
+        if let Some(grad) = &mut self.bias_grad {
+            let diagonals = grad.diagonals.of_head(grad.head);
+            add_tile(diagonals, self.lengths[0], first_query, first_key, &diagonal_sums(grad.skewed));
+        }
     }
 
     /// Accumulates dk and dv of a panel of keys over the queries of the span.
     fn sum_queries(&mut self, key: usize, queries: &Range<usize>, add: bool) {
-        let (width, panels) = (padded(self.dims), self.rows.div_ceil(PANEL));
+        let (width, panels) = (padded(self.dims), self.lengths[0].div_ceil(PANEL));
         let seeing = self.seeing(key, queries);
         if seeing.is_empty() {
             return;
@@ -310,9 +377,12 @@ impl TaskState<'_> {
 
     /// Accumulates dq of a panel of queries over the keys of the span.
     fn sum_keys(&mut self, query: usize, keys: &Range<usize>, in_span: usize) {
-        let (dims, panels) = (self.dims, self.rows.div_ceil(PANEL));
-        let first = dims.first_key(0, query * PANEL) / PANEL;
-        let seen = first.max(keys.start)..keys.end.min(query + 1);
+        let (dims, [rows, all_keys]) = (self.dims, self.lengths);
+        let panels = all_keys.div_ceil(PANEL);
+        let last_query = rows.min((query + 1) * PANEL) - 1;
+        let first = dims.visible_keys(query * PANEL, all_keys).start / PANEL;
+        let end = dims.visible_keys(last_query, all_keys).end.div_ceil(PANEL);
+        let seen = first.max(keys.start)..keys.end.min(end);
         if seen.is_empty() {
             return;
         }

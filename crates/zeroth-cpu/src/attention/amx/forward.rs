@@ -5,8 +5,11 @@
 
 use std::ops::Range;
 
-use super::super::blocking::{BLOCK, PANEL, SPAN, forward_shared, padded, panel, slots};
-use super::super::{RESCALE_THRESHOLD, RowStrides, head_view, padding_rows, sequences_in};
+use super::super::blocking::{BLOCK, PANEL, SPAN, bias_elements, forward_shared, padded, panel, slots};
+use super::super::context::sequences_in;
+use super::super::dropout::HeadDropout;
+use super::super::{ContextSlices, RESCALE_THRESHOLD, RowStrides, Sequence, head_view};
+use super::context::{QueryKeys, TileBiases, TileContext, TileDropout};
 use super::softmax::{ScoreTile, SoftmaxState};
 use super::tile_matmul::{PackedSteps, PipelinedMatmuls, TileMatmul};
 use super::{STEP, store, visible_queries};
@@ -22,7 +25,7 @@ pub(in super::super) fn forward<T: Element>(
     pool: &Pool,
     dims: &AttentionDims,
     strides: RowStrides,
-    starts: &[u32],
+    context: &ContextSlices<'_>,
     [q, k, v]: [&[T]; 3],
     out: &mut [T],
     lse: &mut [f32],
@@ -32,7 +35,7 @@ pub(in super::super) fn forward<T: Element>(
     let shared = ScratchSplitter::new(shared).bf16(slots(dims) * dims.kv_heads * 2 * panel(dims));
     pool.each(Chunks::new(shared, 2 * panel(dims)), |task, slot| {
         let (kv_head, first) = (task / slots(dims), task % slots(dims) * PANEL);
-        if let Some(keys) = full_panel(starts, first) {
+        if let Some(keys) = full_panel(context.kv_starts(), first) {
             pack_panel(dims, strides.kv, [k, v], kv_head, keys, slot);
         }
     });
@@ -45,6 +48,7 @@ pub(in super::super) fn forward<T: Element>(
         let _tile_registers = AmxKernel::configured();
         let head = task % dims.heads;
         let kv_head = head / dims.group();
+        let head_context = context.of_head(dims, head);
         let mut scratch = ScratchSplitter::new(scratch);
         let mut work = TaskState {
             dims,
@@ -57,17 +61,29 @@ pub(in super::super) fn forward<T: Element>(
             sums: scratch.f32(panel(dims)),
             state: SoftmaxState::NEW,
             started: false,
+            biases: head_context.bias.map(|bias| {
+                let mut biases = TileBiases::new(scratch.f32(bias_elements(dims)), bias.len() / 2);
+                biases.fill(bias);
+                biases
+            }),
+            dropout: head_context.dropout,
+            query_keys: None,
         };
         let first = out.first_row();
         let rows = first..first + out.rows();
-        for row in padding_rows(starts, rows.clone()) {
+        for row in context.rows_without_keys(rows.clone()) {
             out.row(row - first).fill(T::default());
             lse.row(0)[row - first] = 0.0;
         }
-        for (sequence, queries) in sequences_in(starts, rows) {
-            let last = sequence.end - (sequence.end - sequence.start) % PANEL;
-            if queries.end > last {
-                pack_panel(dims, strides.kv, [k, v], kv_head, last..sequence.end, work.last);
+        for (sequence, queries) in context.sequences_in(rows) {
+            let keys = sequence.keys.clone();
+            if keys.is_empty() {
+                continue;
+            }
+            let (last, position) =
+                (keys.len() - keys.len() % PANEL, queries.end - 1 - sequence.queries.start);
+            if dims.visible_keys(position, keys.len()).end > last {
+                pack_panel(dims, strides.kv, [k, v], kv_head, keys.start + last..keys.end, work.last);
             }
             work.pack_queries(&queries, q, strides.q, head);
             for (at, start) in queries.clone().step_by(PANEL).enumerate() {
@@ -76,6 +92,8 @@ pub(in super::super) fn forward<T: Element>(
                 for row in queries.clone() {
                     prefetch_write_row(out.row(row - first));
                 }
+                work.query_keys =
+                    work.dropout.as_ref().map(|dropout| QueryKeys::new(dropout, queries.clone()));
                 work.attend(&sequence, &queries);
                 let factors = work.state.running_sum.map(|sum| 1.0 / sum);
                 let row_of = |lane: usize| {
@@ -98,7 +116,7 @@ pub(in super::super) fn forward<T: Element>(
 /// The full panel of a sequence that starts in the 32 rows from `first` on. There is at most one, and it uses the slot of these
 /// rows.
 fn full_panel(starts: &[u32], first: usize) -> Option<Range<usize>> {
-    sequences_in(starts, first..first + PANEL).find_map(|(sequence, rows)| {
+    sequences_in(starts, first..first + PANEL).find_map(|(_, sequence, rows)| {
         let start = sequence.start + (rows.start - sequence.start).next_multiple_of(PANEL);
         (start < first + PANEL && start + PANEL <= sequence.end).then_some(start..start + PANEL)
     })
@@ -149,6 +167,10 @@ struct TaskState<'a> {
     state: SoftmaxState,
     /// Whether the accumulators are initialised.
     started: bool,
+    biases: Option<TileBiases<'a>>,
+    dropout: Option<HeadDropout<'a>>,
+    /// What the dropout of the current panel follows from.
+    query_keys: Option<QueryKeys>,
 }
 
 impl TaskState<'_> {
@@ -164,28 +186,31 @@ impl TaskState<'_> {
     }
 
     /// Accumulates softmax-weighted values for one panel of queries.
-    fn attend(&mut self, sequence: &Range<usize>, queries: &Range<usize>) {
-        let first_key = self.dims.first_key(sequence.start, queries.start) - sequence.start;
-        let panels = first_key / PANEL..(queries.end - sequence.start).div_ceil(PANEL);
+    fn attend(&mut self, sequence: &Sequence, queries: &Range<usize>) {
+        let keys = sequence.keys.len();
+        let position = |query: usize| query - sequence.queries.start;
+        let first_key = self.dims.visible_keys(position(queries.start), keys).start;
+        let end_key = self.dims.visible_keys(position(queries.end - 1), keys).end;
+        let panels = first_key / PANEL..end_key.div_ceil(PANEL);
         // SAFETY: tile registers are configured, and panels in scratch are complete: 32 rows or columns, padded to tile steps.
-        unsafe { self.score_matmul(sequence, panels.start).run(false) }
+        unsafe { self.score_matmul(&sequence.keys, panels.start).run(false) }
         for first in panels.clone().step_by(SPAN) {
             let span = first..panels.end.min(first + SPAN);
             let mut done = first;
             for at in span.clone() {
                 // SAFETY: as above. The result goes to the other score tile.
                 let next = (at + 1 < panels.end)
-                    .then(|| unsafe { PipelinedMatmuls::new([self.score_matmul(sequence, at + 1)]) });
+                    .then(|| unsafe { PipelinedMatmuls::new([self.score_matmul(&sequence.keys, at + 1)]) });
                 self.update(sequence, queries, at, first, &mut done, next);
             }
-            self.add_values(sequence, done..span.end, first);
+            self.add_values(&sequence.keys, done..span.end, first);
         }
     }
 
     /// The matmul that computes the scores of a panel of keys.
-    fn score_matmul(&mut self, sequence: &Range<usize>, at: usize) -> TileMatmul {
+    fn score_matmul(&mut self, keys: &Range<usize>, at: usize) -> TileMatmul {
         TileMatmul {
-            a: PackedSteps::contiguous(self.keys_of(sequence, at)),
+            a: PackedSteps::contiguous(self.keys_of(keys, at)),
             b: PackedSteps::contiguous(self.queries[self.at..].as_ptr()),
             steps: padded(self.dims) / PANEL,
             c: self.scores[at % 2].as_mut_ptr(),
@@ -194,9 +219,9 @@ impl TaskState<'_> {
     }
 
     /// The packed keys of a panel of the sequence; its values follow them.
-    fn keys_of(&self, sequence: &Range<usize>, at: usize) -> *const u16 {
-        let start = sequence.start + at * PANEL;
-        if start + PANEL > sequence.end {
+    fn keys_of(&self, keys: &Range<usize>, at: usize) -> *const u16 {
+        let start = keys.start + at * PANEL;
+        if start + PANEL > keys.end {
             return self.last.as_ptr();
         }
         self.packed[start / PANEL * 2 * panel(self.dims)..].as_ptr()
@@ -206,7 +231,7 @@ impl TaskState<'_> {
     /// `done` on are added to the accumulators first.
     fn update(
         &mut self,
-        sequence: &Range<usize>,
+        sequence: &Sequence,
         queries: &Range<usize>,
         at: usize,
         first: usize,
@@ -214,11 +239,21 @@ impl TaskState<'_> {
         mut next: Option<PipelinedMatmuls<1>>,
     ) {
         let dims = self.dims;
-        let start = sequence.start + at * PANEL;
-        let visible = visible_queries(dims, sequence.end, start, queries.start);
+        let (key, query) = (at * PANEL, queries.start - sequence.queries.start);
+        let lengths = [sequence.queries.len(), sequence.keys.len()];
+        let visible = visible_queries(dims, lengths, key, query);
+        let dropout = self.dropout.as_ref().zip(self.query_keys.as_ref());
+        let dropout = dropout.map(|(dropout, queries)| TileDropout::new(dropout, queries, key));
         for limit in [RESCALE_THRESHOLD, f32::INFINITY] {
-            let scores =
-                ScoreTile { raw: self.scores[at % 2], scale: dims.log2_scale(), visible: visible.as_ref() };
+            let scores = ScoreTile {
+                raw: self.scores[at % 2],
+                scale: dims.log2_scale(),
+                visible: visible.as_ref(),
+                context: TileContext {
+                    bias: self.biases.as_ref().map(|biases| biases.tile(query, key)),
+                    dropout: dropout.as_ref(),
+                },
+            };
             let offset = (at - first) * STEP / 2;
             let weights = self.weights[offset..].first_chunk_mut().expect("a tile step");
             let fresh = !self.started && at == *done && limit == RESCALE_THRESHOLD;
@@ -226,7 +261,7 @@ impl TaskState<'_> {
                 return;
             }
             let factors = scores.raise_max(&mut self.state);
-            self.add_values(sequence, *done..at, first);
+            self.add_values(&sequence.keys, *done..at, first);
             *done = at;
             if self.started {
                 for sums in self.sums.as_chunks_mut::<PANEL>().0 {
@@ -237,13 +272,13 @@ impl TaskState<'_> {
     }
 
     /// Multiplies buffered weights of panels of keys by their values into the accumulators.
-    fn add_values(&mut self, sequence: &Range<usize>, panels: Range<usize>, first: usize) {
-        let (dims, whole) = (self.dims, (sequence.end - sequence.start) / PANEL);
+    fn add_values(&mut self, keys: &Range<usize>, panels: Range<usize>, first: usize) {
+        let (dims, whole) = (self.dims, keys.len() / PANEL);
         for panels in [panels.start..panels.end.min(whole), panels.start.max(whole)..panels.end] {
             if panels.is_empty() {
                 continue;
             }
-            let values = self.keys_of(sequence, panels.start).wrapping_add(panel(dims));
+            let values = self.keys_of(keys, panels.start).wrapping_add(panel(dims));
             for (step, sums) in self.sums.chunks_exact_mut(PANEL * PANEL).enumerate() {
                 let matmul = TileMatmul {
                     a: PackedSteps::strided(values.wrapping_add(step * STEP / 2), 4 * panel(dims)),

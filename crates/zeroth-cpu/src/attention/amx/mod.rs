@@ -6,6 +6,7 @@
 #![allow(unsafe_code, reason = "AMX and vector instructions take pointers")]
 
 mod backward;
+mod context;
 mod forward;
 mod softmax;
 mod softmax_backward;
@@ -36,20 +37,29 @@ pub(super) fn supports<T: Element>(isa: Isa) -> bool {
     isa == Isa::Amx && T::DTYPE == DType::Bf16
 }
 
-/// For each of 32 keys from row `key` on, a mask of the queries among 32 from row `query` on that see it, in a sequence that
-/// ends at `end`; `None` where all queries see all keys.
-fn visible_queries(dims: &AttentionDims, end: usize, key: usize, query: usize) -> Option<[u32; PANEL]> {
-    let end_query = query + PANEL;
-    if key + PANEL <= query + 1 && end_query <= dims.end_query(end, key) {
+/// For each of 32 keys from position `key` on, a mask of the queries among 32 from position `query` on that see it, in a sequence
+/// of so many queries and keys; `None` where all queries see all keys.
+fn visible_queries(
+    dims: &AttentionDims,
+    [queries, keys]: [usize; 2],
+    key: usize,
+    query: usize,
+) -> Option<[u32; PANEL]> {
+    let (end_key, end_query) = (key + PANEL, query + PANEL);
+    if end_key <= keys
+        && dims.seeing_queries(end_key - 1, queries).start <= query
+        && end_query <= dims.seeing_queries(key, queries).end
+    {
         return None;
     }
     Some(std::array::from_fn(|row| {
         let key = key + row;
-        if key >= end {
+        if key >= keys {
             return 0;
         }
-        let last = dims.end_query(end, key).clamp(query, end_query);
-        bit_range(key.clamp(query, last) - query, last - query)
+        let seeing = dims.seeing_queries(key, queries);
+        let last = seeing.end.clamp(query, end_query);
+        bit_range(seeing.start.clamp(query, last) - query, last - query)
     }))
 }
 

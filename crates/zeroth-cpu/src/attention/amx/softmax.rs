@@ -9,6 +9,7 @@ use std::arch::x86_64::{
 
 use super::super::RESCALE_THRESHOLD;
 use super::super::blocking::PANEL;
+use super::context::TileContext;
 use super::tile_matmul::PipelinedMatmuls;
 use super::{LANES, STEP, TILE_ROW, exp2_fast};
 use crate::avx512::to_bf16;
@@ -33,6 +34,7 @@ pub(super) struct ScoreTile<'a> {
     pub(super) scale: f32,
     /// For each key a mask of the queries that see it; without it all do.
     pub(super) visible: Option<&'a [u32; PANEL]>,
+    pub(super) context: TileContext<'a>,
 }
 
 impl ScoreTile<'_> {
@@ -45,21 +47,13 @@ impl ScoreTile<'_> {
         state: &mut SoftmaxState,
         pipelined: Option<&mut PipelinedMatmuls<1>>,
     ) -> bool {
+        let is_plain = self.context.bias.is_none() && self.context.dropout.is_none();
         // SAFETY: AMX implies AVX-512 and its bf16 conversions.
         unsafe {
-            match self.visible {
-                Some(visible) => {
-                    update::<true>(self.raw, self.scale, visible, limit, weights, state, pipelined)
-                }
-                None => update::<false>(
-                    self.raw,
-                    self.scale,
-                    &[u32::MAX; PANEL],
-                    limit,
-                    weights,
-                    state,
-                    pipelined,
-                ),
+            match (is_plain, self.visible) {
+                (true, None) => update::<false, false>(self, limit, weights, state, pipelined),
+                (true, Some(_)) => update::<true, false>(self, limit, weights, state, pipelined),
+                (false, _) => update::<true, true>(self, limit, weights, state, pipelined),
             }
         }
     }
@@ -67,7 +61,7 @@ impl ScoreTile<'_> {
     /// Raises each maximum that is exceeded by too much, rescales its sum, and returns the factors for the accumulators.
     pub(super) fn raise_max(&self, state: &mut SoftmaxState) -> [f32; PANEL] {
         // SAFETY: as above.
-        unsafe { raise_max(self.raw, self.scale, self.visible.unwrap_or(&[u32::MAX; PANEL]), state) }
+        unsafe { raise_max(self, state) }
     }
 }
 
@@ -81,16 +75,15 @@ fn half_of(bits: u32, half: usize) -> __mmask16 {
 const INTERLEAVE: [u16; TILE_ROW] = interleave(16);
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn update<const MASKED: bool>(
-    raw: &[f32; PANEL * PANEL],
-    scale: f32,
-    visible: &[u32; PANEL],
+unsafe fn update<const MASKED: bool, const CONTEXT: bool>(
+    tile: &ScoreTile<'_>,
     limit: f32,
     weights: &mut [u16; STEP / 2],
     state: &mut SoftmaxState,
     mut pipelined: Option<&mut PipelinedMatmuls<1>>,
 ) -> bool {
-    let scale = _mm512_set1_ps(scale);
+    let (raw, scale) = (tile.raw, _mm512_set1_ps(tile.scale));
+    let visible = tile.visible.unwrap_or(&[u32::MAX; PANEL]);
     // SAFETY: all addresses are inside fixed-size arrays.
     unsafe {
         let interleave = _mm512_loadu_si512(INTERLEAVE.as_ptr().cast());
@@ -100,20 +93,28 @@ unsafe fn update<const MASKED: bool>(
         for pair in 0..PANEL / 2 {
             for half in 0..2 {
                 let mut rows = [_mm512_setzero_ps(); 2];
-                for odd in 0..2 {
-                    let score = _mm512_loadu_ps(raw.as_ptr().add((2 * pair + odd) * PANEL + half * LANES));
-                    let exponent = _mm512_fmsub_ps(score, scale, running_max[half]);
+                for (odd, row) in rows.iter_mut().enumerate() {
+                    let key = 2 * pair + odd;
+                    let score = _mm512_loadu_ps(raw.as_ptr().add(key * PANEL + half * LANES));
+                    let exponent = if CONTEXT {
+                        _mm512_sub_ps(tile.context.exponents(key, half, score, scale), running_max[half])
+                    } else {
+                        _mm512_fmsub_ps(score, scale, running_max[half])
+                    };
                     let weight = exp2_fast(exponent);
                     // vmaxps returns its second operand if either is NaN.
                     if MASKED {
-                        let mask = half_of(visible[2 * pair + odd], half);
+                        let mask = half_of(visible[key], half);
                         max[half] = _mm512_mask_max_ps(max[half], mask, exponent, max[half]);
-                        rows[odd] = _mm512_maskz_mov_ps(mask, weight);
+                        *row = _mm512_maskz_mov_ps(mask, weight);
                     } else {
                         max[half] = _mm512_max_ps(exponent, max[half]);
-                        rows[odd] = weight;
+                        *row = weight;
                     }
-                    running_sum[half] = _mm512_add_ps(running_sum[half], rows[odd]);
+                    running_sum[half] = _mm512_add_ps(running_sum[half], *row);
+                    if CONTEXT && let Some(dropout) = tile.context.dropout {
+                        *row = dropout.apply(key, half, *row);
+                    }
                 }
                 let line: __m512i = _mm512_permutexvar_epi16(interleave, to_bf16(rows));
                 _mm512_storeu_si512(weights.as_mut_ptr().add(half * STEP / 4 + pair * TILE_ROW).cast(), line);
@@ -136,21 +137,17 @@ unsafe fn update<const MASKED: bool>(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn raise_max(
-    raw: &[f32; PANEL * PANEL],
-    scale: f32,
-    visible: &[u32; PANEL],
-    state: &mut SoftmaxState,
-) -> [f32; PANEL] {
-    let scale = _mm512_set1_ps(scale);
+unsafe fn raise_max(tile: &ScoreTile<'_>, state: &mut SoftmaxState) -> [f32; PANEL] {
+    let (raw, scale) = (tile.raw, _mm512_set1_ps(tile.scale));
+    let visible = tile.visible.unwrap_or(&[u32::MAX; PANEL]);
     let mut factors = [1.0; PANEL];
     // SAFETY: all addresses are inside fixed-size arrays.
     unsafe {
         let mut max = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
         for (key, visible) in visible.iter().enumerate() {
             for (half, max) in max.iter_mut().enumerate() {
-                let score =
-                    _mm512_mul_ps(_mm512_loadu_ps(raw.as_ptr().add(key * PANEL + half * LANES)), scale);
+                let score = _mm512_loadu_ps(raw.as_ptr().add(key * PANEL + half * LANES));
+                let score = tile.context.exponents(key, half, score, scale);
                 *max = _mm512_mask_max_ps(*max, half_of(*visible, half), score, *max);
             }
         }
