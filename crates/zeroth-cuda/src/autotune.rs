@@ -11,8 +11,8 @@ use zeroth_base::DType;
 
 use super::cublaslt::{CublasLt, Factors, MatmulProblem, MatrixLayout, Plan, Pointers};
 use super::driver::Address;
+use super::entry_points::EntryPoint;
 use super::launch_context::LaunchContext;
-use super::modules::EntryPoint;
 use super::scratch::WORKSPACE;
 use zeroth_kernel::DeviceError;
 

@@ -3,8 +3,8 @@
 use zeroth_kernel::{AttentionDims, CacheRange, DeviceError, Span, StoreRowsDims};
 
 use super::attention;
+use super::entry_points::EntryPoint;
 use super::launch_context::{LaunchContext, THREADS};
-use super::modules::EntryPoint;
 
 /// Threads per block, and elements of a head that it computes (`THREADS` in cached_attention.cu).
 const BLOCK: usize = 128;
@@ -29,17 +29,18 @@ pub(super) fn forward(
     cx: &LaunchContext,
     dims: &AttentionDims,
     cached: usize,
-    ranges: Span,
-    [q, k, v]: [Span; 3],
+    [ranges, q, k, v]: [Span; 4],
+    bias: Option<Span>,
     y: Span,
 ) -> Result<(), DeviceError> {
-    attention::check(cx, dims)?;
+    attention::check(cx, dims, bias)?;
     let ranges = cx.sized("ranges", ranges, dims.rows, size_of::<CacheRange>() as u64)?;
     let (q_elements, kv_elements) = (dims.rows * dims.q_width(), cached * dims.kv_width());
     let (q, y) = (cx.typed("q", q, q_elements)?, cx.typed("y", y, q_elements)?);
     let (k, v) = (cx.typed("k", k, kv_elements)?, cx.typed("v", v, kv_elements)?);
+    let [bias, most] = attention::biases(cx, dims, bias)?;
     let [_, heads, kv_heads, head_dim, window, scale] = attention::shape(dims);
-    let arguments = [ranges, q, k, v, y, heads, kv_heads, head_dim, cached as u64, window, scale];
+    let arguments = [ranges, q, k, v, y, heads, kv_heads, head_dim, cached as u64, window, scale, bias, most];
     let grid = [dims.rows, dims.heads, dims.head_dim.div_ceil(BLOCK)];
     cx.run(EntryPoint::CachedAttention, &[cx.dtype], grid, BLOCK as u32, &arguments)
 }

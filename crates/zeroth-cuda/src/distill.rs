@@ -6,10 +6,10 @@ use std::mem::offset_of;
 
 use zeroth_base::DType;
 
+use super::entry_points::EntryPoint;
 use super::launch_context::{LaunchContext, float};
 use super::lm_head::{SliceMatmuls, THREADS as SUM_THREADS};
 use super::matmuls::Matmuls;
-use super::modules::EntryPoint;
 use super::scratch::{WORKSPACE, row_stride, slice_rows, slice_rows_of};
 use zeroth_kernel::{Control, DeviceError, GradStore, HeadLossDims, Kernel, Span, TeacherSpans};
 

@@ -380,7 +380,7 @@ impl Driver {
         (maps, arguments): (&[TensorMap], &[u64]),
         stream: Handle,
     ) -> Result<(), DeviceError> {
-        const MAX_ARGUMENTS: usize = 20;
+        const MAX_ARGUMENTS: usize = 28;
         let count = maps.len() + arguments.len();
         assert!(count <= MAX_ARGUMENTS, "no kernel has more than {MAX_ARGUMENTS} arguments");
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGUMENTS];

@@ -1,10 +1,10 @@
 //! Rows of activations in the order of experts: gathered, summed per token, and their gated activation.
 
-use zeroth_base::GatedActivation;
+use zeroth_base::ActivationFn;
 
 use super::driver::Address;
+use super::entry_points::EntryPoint;
 use super::launch_context::{LaunchContext, VEC, aligned16};
-use super::modules::EntryPoint;
 use zeroth_kernel::{DeviceError, ExpertRowsDims, GatedRowsDims, Span};
 
 /// The address of the number of routed rows: the last of the offsets.
@@ -50,7 +50,7 @@ pub(super) fn combine(
 
 pub(super) fn gated(
     cx: &LaunchContext,
-    activation: GatedActivation,
+    activation: ActivationFn,
     dims: GatedRowsDims,
     [order, offsets, weights, gate_up, y]: [Span; 5],
 ) -> Result<(), DeviceError> {
@@ -79,7 +79,7 @@ pub(super) fn gated(
 
 pub(super) fn gated_backward(
     cx: &LaunchContext,
-    activation: GatedActivation,
+    activation: ActivationFn,
     dims: GatedRowsDims,
     [order, offsets, weights, gate_up, dy]: [Span; 5],
     dgate_up: Span,

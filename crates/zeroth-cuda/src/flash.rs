@@ -40,12 +40,60 @@ const OTHERS: [[TileConfig; 3]; 3] = [
     [tile(1, 32), tile(1, 32), tile(1, 32)],
 ];
 
+/// With a context, tiles leave room for biases, the sums of their gradients, and the bits of dropout.
+const OTHERS_WITH_CONTEXT: [[TileConfig; 3]; 3] = [
+    [tile(2, 64), tile(2, 32), tile(2, 64)],
+    [tile(2, 64), tile(1, 32), tile(1, 32)],
+    [tile(1, 32), tile(1, 32), tile(1, 32)],
+];
+
+/// Distances of a head with biases, at most: 160 to either side.
+pub(super) const MAX_DISTANCES: usize = 321;
+/// Heads with biases that share keys, at most.
+pub(super) const MAX_GROUP: usize = 4;
+
+/// What the kernels do beside causal attention within sequences, chosen when they are compiled: the causal ones have no code for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Features {
+    /// Whole sequences and those of other rows; biases and dropout on CUDA cores, too.
+    pub(super) general: bool,
+    /// Biases by distance.
+    pub(super) bias: bool,
+    /// Dropout of softmax weights.
+    pub(super) dropout: bool,
+}
+
+impl Features {
+    /// Causal attention within sequences.
+    pub(super) const CAUSAL: Self = Self { general: false, bias: false, dropout: false };
+    /// All that the kernels on CUDA cores can.
+    pub(super) const GENERAL: Self = Self { general: true, ..Self::CAUSAL };
+    /// All that the kernels on tensor cores can.
+    pub(super) const ALL: Self = Self { general: true, bias: true, dropout: true };
+
+    fn names(self) -> [(&'static str, bool); 3] {
+        [("GENERAL", self.general), ("BIAS", self.bias), ("DROPOUT", self.dropout)]
+    }
+
+    /// Macro definitions for the kernels.
+    pub(super) fn defines(self) -> String {
+        self.names().map(|(name, is_on)| format!("#define {name} {}\n", u8::from(is_on))).concat()
+    }
+
+    /// The end of a program's name.
+    pub(super) fn suffix(self) -> String {
+        let on = self.names().map(|(name, is_on)| if is_on { format!("_{name}") } else { String::new() });
+        on.concat().to_lowercase()
+    }
+}
+
 /// Tile sizes of all kernels for a padded head dimension. Sums run tile by tile, so tile sizes affect the bits of results: they depend
 /// only on the head dimension and the GPU generation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileConfigs {
     head_dim: usize,
     hopper: bool,
+    features: Features,
     forward: TileConfig,
     dq: TileConfig,
     dkv: TileConfig,
@@ -74,11 +122,15 @@ pub(super) fn is_hopper(arch: &str) -> bool {
 
 impl TileConfigs {
     /// `head_dim` is a compiled head dimension.
-    pub(super) fn new(head_dim: usize, hopper: bool) -> Self {
+    pub(super) fn new(head_dim: usize, hopper: bool, features: Features) -> Self {
         let index =
             HEAD_DIMS.into_iter().position(|known| known == head_dim).expect("a compiled head dimension");
-        let [forward, dq, dkv] = if hopper { HOPPER[index] } else { OTHERS[index] };
-        Self { head_dim, hopper, forward, dq, dkv }
+        let [forward, dq, dkv] = match (hopper, features.general) {
+            (true, _) => HOPPER[index],
+            (false, false) => OTHERS[index],
+            (false, true) => OTHERS_WITH_CONTEXT[index],
+        };
+        Self { head_dim, hopper, features, forward, dq, dkv }
     }
 
     /// Macro definitions for the kernels.
@@ -93,24 +145,50 @@ impl TileConfigs {
             ("DKV_WARPGROUPS", dkv.warpgroups),
             ("DKV_QUERIES", dkv.stage_rows),
         ];
-        numbers.map(|(name, number)| format!("#define {name} {number}\n")).concat()
+        let numbers = numbers.map(|(name, number)| format!("#define {name} {number}\n"));
+        numbers.concat() + &self.features.defines()
     }
 
-    /// Launch configurations of forward, dq, and dk with dv.
-    pub(super) fn kernels(&self) -> [KernelConfig; 3] {
-        // Own tiles, two stages of keys and values (or queries and dy), statistics, barriers.
-        let kernel = |tile: TileConfig, own_tiles: usize, statistics: usize| {
+    /// Launch configurations of forward, dq, and dk with dv, for so many distances of a head with biases, and heads that share keys.
+    pub(super) fn kernels(&self, distances: usize, group: usize) -> [KernelConfig; 3] {
+        // Own tiles, two stages of keys and values (or queries and dy), statistics, barriers, and what a context needs.
+        let kernel = |tile: TileConfig, own_tiles: usize, context: usize| {
             let rows = tile.warpgroups * WARPGROUP_ROWS;
-            let producers = if self.hopper { WARPGROUP } else { 0 };
+            let (producers, barriers) = if self.hopper { (WARPGROUP, BARRIERS) } else { (0, 0) };
             let tiles = 2 * self.head_dim * (own_tiles * rows + 4 * tile.stage_rows);
             KernelConfig {
                 rows,
                 threads: (tile.warpgroups * WARPGROUP + producers) as u32,
-                shared: (ALIGNMENT + tiles + statistics + BARRIERS) as u32,
+                shared: (ALIGNMENT + tiles + barriers + context) as u32,
             }
         };
-        // Two f32 statistics per query, in two stages.
-        [kernel(self.forward, 1, 0), kernel(self.dq, 2, 0), kernel(self.dkv, 2, 16 * self.dkv.stage_rows)]
+        let Self { forward, dq, dkv, features, .. } = *self;
+        // `BiasTable` in flash_context.cu: the biases of heads, repeated at both ends.
+        let biases = |heads: usize, columns: usize| {
+            let entries = heads * (distances + 2 * (columns + 16));
+            if features.bias { (4 * entries).next_multiple_of(16) } else { 0 }
+        };
+        // `DistanceSums`: a row of sums and a buffer of 8 rows of each warp.
+        let warps = dq.warpgroups * WARPGROUP / 32;
+        let sums = if features.bias {
+            warps * ((4 * distances).next_multiple_of(16) + 32 * (dq.stage_rows + 8))
+        } else {
+            0
+        };
+        // Two f32 statistics per query, in two stages; `KeptBits`: words of 32 keys.
+        let statistics = 16 * dkv.stage_rows;
+        let words = if features.dropout { dkv.warpgroups * WARPGROUP_ROWS / 32 } else { 0 };
+        let kept = 8 * dkv.stage_rows * words;
+        [
+            kernel(forward, 1, biases(1, forward.stage_rows)),
+            kernel(dq, 2, biases(1, dq.stage_rows) + sums),
+            kernel(dkv, 2, statistics + kept + biases(group, dkv.stage_rows)),
+        ]
+    }
+
+    /// The configurations with the most shared memory.
+    pub(super) fn largest_kernels(&self) -> [KernelConfig; 3] {
+        self.kernels(MAX_DISTANCES, MAX_GROUP)
     }
 
     /// Blocks over the columns of dk and dv.
@@ -134,8 +212,9 @@ mod tests {
     fn tiles_fit_into_shared_memory() {
         for head in HEAD_DIMS {
             let most = |hopper: bool| {
-                let kernels = TileConfigs::new(head, hopper).kernels();
-                kernels.into_iter().map(|kernel| kernel.shared).max().unwrap()
+                let kernels = [Features::CAUSAL, Features::GENERAL, Features::ALL]
+                    .map(|features| TileConfigs::new(head, hopper, features).largest_kernels());
+                kernels.into_iter().flatten().map(|kernel| kernel.shared).max().unwrap()
             };
             assert!(most(true) <= 227 << 10, "{head}: {}", most(true));
             // An A100 has 163 KiB, smaller GPUs of its generation 99.
@@ -145,10 +224,16 @@ mod tests {
 
     #[test]
     fn tile_sizes_are_passed_as_macros() {
-        let text = TileConfigs::new(128, true).defines();
-        assert!(
-            text.contains("#define HEAD_DIM 128\n") && text.contains("#define DKV_QUERIES 64\n"),
-            "{text}"
-        );
+        let text = TileConfigs::new(128, true, Features::GENERAL).defines();
+        for define in ["HEAD_DIM 128", "DKV_QUERIES 64", "GENERAL 1", "BIAS 0"] {
+            assert!(text.contains(&format!("#define {define}\n")), "{text}");
+        }
+    }
+
+    #[test]
+    fn two_blocks_of_an_encoder_gradient_fit_on_a_hopper_multiprocessor() {
+        // 228 KiB, of which every block takes 1 KiB more.
+        let [_, dq, _] = TileConfigs::new(128, true, Features::ALL).kernels(257, 1);
+        assert!(2 * (dq.shared + 1024) <= 228 << 10, "{}", dq.shared);
     }
 }

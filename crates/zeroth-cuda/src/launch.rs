@@ -4,13 +4,16 @@ use zeroth_base::DType;
 
 use super::cublaslt::dtype_index;
 use super::cudnn::FusedAttention;
+use super::entry_points::EntryPoint;
 use super::launch_context::{LaunchContext, THREADS, VEC, aligned16, float};
 use super::lm_head::HeadGradients;
 use super::matmuls::{Matmul, Matmuls, Matrix};
-use super::modules::EntryPoint;
 use super::route::{BalanceGradient, RouteGradients};
 use super::scratch::{WORKSPACE, blocks, exact_sums};
-use super::{attention, cached_attention, distill, expert_rows, grouped, lm_head, norm_rope, route, rowwise};
+use super::{
+    attention, cached_attention, distill, expert_rows, grouped, lm_head, norm_rope, position_bias, route,
+    rowwise,
+};
 use zeroth_kernel::{CacheRange, ExactSum, LinearDims, Nf4Record, RowKey};
 use zeroth_kernel::{
     Control, DeviceError, GROUPS, GradStore, HeadLossDw, Kernel, LOSSES, MOMENTS, MasterForm, Moment,
@@ -78,17 +81,36 @@ pub(super) fn dispatch(
         Kernel::HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw } => {
             norm_rope::backward(cx, dims, [dy, h, rstd, w], [cos, sin], dh, dw)
         }
-        Kernel::Attention { dims, starts, q, k, v, y, lse } => {
-            attention::forward(cx, fused, &dims, starts, [q, k, v], y, lse)
+        Kernel::PositionBias { dims, w, table } => position_bias::forward(cx, dims, w, table),
+        Kernel::PositionBiasBackward { dims, dtable, dw } => position_bias::backward(cx, dims, dtable, dw),
+        Kernel::Attention { dims, context, q, k, v, y, lse } => {
+            attention::forward(cx, fused, &dims, &context, [q, k, v], y, lse)
         }
-        Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv } => {
-            attention::backward(cx, &dims, starts, [q, k, v], [y, lse, dy], [dq, dk, dv])
+        Kernel::AttentionBackward { dims, context, q, k, v, y, lse, dy, dq, dk, dv, dbias } => {
+            attention::backward(cx, &dims, &context, [q, k, v], [y, lse, dy], [dq, dk, dv], dbias)
         }
         Kernel::StoreRows { dims, ranges, x, cache } => {
             cached_attention::store_rows(cx, dims, ranges, x, cache)
         }
-        Kernel::CachedAttention { dims, cached, ranges, q, k, v, y } => {
-            cached_attention::forward(cx, &dims, cached, ranges, [q, k, v], y)
+        Kernel::CachedAttention { dims, cached, ranges, bias, q, k, v, y } => {
+            cached_attention::forward(cx, &dims, cached, [ranges, q, k, v], bias, y)
+        }
+        Kernel::Activation { activation, x, y } => {
+            let count = cx.count("y", y, dtype)?;
+            let (x, y) = (cx.typed("x", x, count)?, cx.typed("y", y, count)?);
+            cx.run_vectorized(EntryPoint::activation(activation), &[dtype], count, &[x, y, count as u64])
+        }
+        Kernel::ActivationBackward { activation, dy, x, dx } => {
+            let count = cx.count("dy", dy, dtype)?;
+            let (dy, x) = (cx.typed("dy", dy, count)?, cx.typed("x", x, count)?);
+            let dx = cx.typed("dx", dx, count)?;
+            let entry = EntryPoint::activation_backward(activation);
+            cx.run_vectorized(entry, &[dtype], count, &[dy, x, dx, count as u64])
+        }
+        Kernel::Scale { factor, x, y } => {
+            let count = cx.count("y", y, dtype)?;
+            let (x, y) = (cx.typed("x", x, count)?, cx.typed("y", y, count)?);
+            cx.run_vectorized(EntryPoint::Scale, &[dtype], count, &[float(factor), x, y, count as u64])
         }
         Kernel::GatedActivation { activation, gate, up, y } => {
             let count = cx.count("y", y, dtype)?;

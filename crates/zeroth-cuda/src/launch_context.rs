@@ -4,7 +4,8 @@ use zeroth_base::DType;
 
 use super::arenas::Arenas;
 use super::driver::{Address, Driver, Handle};
-use super::modules::{EntryPoint, Modules};
+use super::entry_points::EntryPoint;
+use super::modules::Modules;
 use super::scratch::Scratch;
 use super::tensor_map::TensorMap;
 use zeroth_kernel::{Access, DeviceError, Kernel, Launch, Span};
@@ -218,6 +219,9 @@ fn check_overlaps(launch: &Launch) -> Result<(), DeviceError> {
             | Kernel::RmsNorm { .. }
             | Kernel::AddRmsNorm { .. }
             | Kernel::RmsNormBackward { .. }
+            | Kernel::Activation { .. }
+            | Kernel::ActivationBackward { .. }
+            | Kernel::Scale { .. }
             | Kernel::GatedActivation { .. }
             | Kernel::GatedActivationBackward { .. }
             | Kernel::Dropout { .. }
@@ -260,7 +264,7 @@ mod tests {
         assert!(check_overlaps(&sum(a, b, Span::device(32, 64))).is_err());
         let control = Span::device(256, 64);
         let mut two = sum(a, b, a);
-        let activation = zeroth_base::GatedActivation::Silu;
+        let activation = zeroth_base::ActivationFn::Silu;
         two.kernel =
             Kernel::GatedActivationBackward { activation, dy: a, gate: b, up: control, dgate: b, dup: b };
         assert!(check_overlaps(&two).is_err(), "two results in one span");

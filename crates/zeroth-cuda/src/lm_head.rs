@@ -9,9 +9,9 @@ use zeroth_base::DType;
 
 use super::attention::starts_of;
 use super::driver::Address;
+use super::entry_points::EntryPoint;
 use super::launch_context::{LaunchContext, THREADS as COPY_THREADS};
 use super::matmuls::{Matmul, Matmuls, Matrix};
-use super::modules::EntryPoint;
 use super::scratch::{WORKSPACE, logits_row_stride, slice_rows};
 use zeroth_kernel::{Control, DeviceError, Span};
 use zeroth_kernel::{HeadLossDims, LogitsDims};

@@ -14,8 +14,8 @@ use zeroth_base::DType;
 use super::autotune::autotune;
 use super::cublaslt::{CublasLt, Factors, MatmulProblem, MatrixLayout, Plan, Pointers, dtype_index};
 use super::driver::Address;
+use super::entry_points::EntryPoint;
 use super::launch_context::{LaunchContext, THREADS, float};
-use super::modules::EntryPoint;
 use super::scratch::WORKSPACE;
 use zeroth_kernel::DeviceError;
 

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 
-use zeroth_base::{DType, GatedActivation, publish};
+use zeroth_base::{DType, publish};
 
 use super::compiler::Compiler;
 use super::distill::DISTILL;
 use super::driver::{Driver, Handle};
-use super::flash::{TileConfigs, is_hopper, padded_head_dim};
+use super::entry_points::{ENTRIES, EntryPoint, TYPES, dtype_index, function_index};
+use super::flash::{Features, TileConfigs, is_hopper, padded_head_dim};
 use super::grouped::{HOPPER, HopperFunctions, PORTABLE, hopper_shared_limit};
 use super::tensor_map::TensorMaps;
 use zeroth_base::name_key;
@@ -34,7 +35,7 @@ struct Program {
 }
 
 /// Programs that every device loads when it is opened.
-fn programs() -> [Program; 9] {
+fn programs() -> [Program; 10] {
     let program = |name: &str, files| Program { name: name.to_owned(), defines: String::new(), files };
     [
         program("elementwise.cu", files!("activations.cu", "elementwise.cu")),
@@ -44,6 +45,7 @@ fn programs() -> [Program; 9] {
         program("rowwise.cu", files!("rowwise.cu")),
         program("optimizer_step.cu", files!("optimizer_step.cu")),
         program("cached_attention.cu", files!("cached_attention.cu")),
+        program("position_bias.cu", files!("position_bias.cu")),
         program("route.cu", files!("packed_sequences.cu", "route.cu")),
         program("expert_rows.cu", files!("activations.cu", "expert_rows.cu")),
     ]
@@ -53,41 +55,48 @@ fn programs() -> [Program; 9] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AttentionVariant {
     /// f32 arithmetic on CUDA cores.
-    CudaCores,
+    CudaCores(Features),
     /// Flash attention on tensor cores, for a padded head dimension.
-    TensorCores(usize),
+    TensorCores(usize, Features),
 }
 
 impl AttentionVariant {
     fn program(self, dtype: DType, arch: &str) -> Program {
         let hopper = is_hopper(arch);
         let (name, tiles, files): (_, _, &[File]) = match self {
-            Self::CudaCores => {
-                ("attention".to_owned(), String::new(), files!("packed_sequences.cu", "attention.cu"))
-            }
-            Self::TensorCores(head) => {
+            Self::CudaCores(features) => (
+                format!("attention{}", features.suffix()),
+                features.defines(),
+                files!("packed_sequences.cu", "attention_context.cu", "attention.cu"),
+            ),
+            Self::TensorCores(head, features) => {
                 let files: &[File] = if hopper {
                     files!(
                         "packed_sequences.cu",
+                        "attention_context.cu",
                         "shared_tiles.cu",
                         "warpgroup.cu",
                         "wgmma.cu",
                         "flash_common.cu",
+                        "flash_context.cu",
                         "flash_hopper.cu",
                         "flash_entries.cu"
                     )
                 } else {
                     files!(
                         "packed_sequences.cu",
+                        "attention_context.cu",
                         "shared_tiles.cu",
                         "mma_sync.cu",
                         "mma.cu",
                         "flash_common.cu",
+                        "flash_context.cu",
                         "flash.cu",
                         "flash_entries.cu"
                     )
                 };
-                (format!("flash_{head}"), TileConfigs::new(head, hopper).defines(), files)
+                let tiles = TileConfigs::new(head, hopper, features);
+                (format!("flash_{head}{}", features.suffix()), tiles.defines(), files)
             }
         };
         Program::of_type(&name, dtype, &tiles, files)
@@ -96,8 +105,8 @@ impl AttentionVariant {
     /// Kernels of forward, dq, and dk with dv.
     const fn names(self) -> [&'static CStr; 3] {
         match self {
-            Self::CudaCores => [c"attention_forward", c"attention_backward_dq", c"attention_backward_dkv"],
-            Self::TensorCores(_) => [c"flash_forward", c"flash_backward_dq", c"flash_backward_dkv"],
+            Self::CudaCores(_) => [c"attention_forward", c"attention_backward_dq", c"attention_backward_dkv"],
+            Self::TensorCores(..) => [c"flash_forward", c"flash_backward_dq", c"flash_backward_dkv"],
         }
     }
 }
@@ -115,141 +124,6 @@ fn grouped_program(dtype: DType, hopper: bool) -> Program {
 fn distill_program(dtype: DType) -> Program {
     let files = files!("block_reduce.cu", "denominators.cu", "distill.cu", "top_log_probs.cu");
     Program::of_type("distill", dtype, "", files)
-}
-
-/// The data types for which a kernel is instantiated.
-#[derive(Clone, Copy)]
-enum Types {
-    /// Not generic.
-    None,
-    /// Every data type.
-    One,
-    /// Every pair of data types.
-    Two,
-    /// Every data type with itself and with f32.
-    Widening,
-}
-
-macro_rules! entries {
-    ($($entry:ident: $program:literal, $name:literal, $types:ident;)*) => {
-        /// A kernel, in all its instantiations.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(super) enum EntryPoint { $($entry),* }
-
-        /// Entry point, file, name without type suffixes, and types.
-        const ENTRIES: &[(EntryPoint, &str, &str, Types)] = &[$((EntryPoint::$entry, $program, $name, Types::$types)),*];
-    };
-}
-
-entries! {
-    SwiGlu: "elementwise.cu", "swiglu", One;
-    SwiGluBackward: "elementwise.cu", "swiglu_backward", One;
-    GeGlu: "elementwise.cu", "geglu", One;
-    GeGluBackward: "elementwise.cu", "geglu_backward", One;
-    GeGluTanh: "elementwise.cu", "geglu_tanh", One;
-    GeGluTanhBackward: "elementwise.cu", "geglu_tanh_backward", One;
-    Add: "elementwise.cu", "add", One;
-    SumRanks: "elementwise.cu", "sum_ranks", Two;
-    Rope: "elementwise.cu", "rope", One;
-    Dropout: "elementwise.cu", "dropout", One;
-    Convert: "elementwise.cu", "convert", Two;
-    CheckFinite: "elementwise.cu", "check_finite", One;
-    Unpack: "elementwise.cu", "unpack_nf4", One;
-    CrossEntropy: "cross_entropy.cu", "cross_entropy", One;
-    SumLosses: "cross_entropy.cu", "sum_losses", None;
-    HeadNormRope: "norm_rope.cu", "head_norm_rope", One;
-    HeadNormRopeBackward: "norm_rope.cu", "head_norm_rope_backward", One;
-    Matmul: "matmul.cu", "matmul", Widening;
-    FillRandom: "matmul.cu", "fill_random", One;
-    CompareWords: "matmul.cu", "compare_words", None;
-    Embedding: "rowwise.cu", "embedding", One;
-    EmbeddingBackward: "rowwise.cu", "embedding_backward", One;
-    EmbeddingBackwardVec: "rowwise.cu", "embedding_backward_vec", One;
-    GatherLastRows: "rowwise.cu", "gather_last_rows", One;
-    RmsNorm: "rowwise.cu", "rms_norm", One;
-    RmsNormBackward: "rowwise.cu", "rms_norm_backward", One;
-    RmsNormVec: "rowwise.cu", "rms_norm_vec", One;
-    RmsNormBackwardVec: "rowwise.cu", "rms_norm_backward_vec", One;
-    AttentionDelta: "rowwise.cu", "attention_delta", One;
-    ColumnSums: "rowwise.cu", "column_sums", One;
-    AddColumnSums: "rowwise.cu", "add_column_sums", None;
-    BlockSquares: "optimizer_step.cu", "block_squares", One;
-    ExactSums: "optimizer_step.cu", "exact_sums", None;
-    MergeSums: "optimizer_step.cu", "merge_sums", None;
-    CountTokens: "optimizer_step.cu", "count_tokens", None;
-    Control: "optimizer_step.cu", "control", None;
-    Optimize: "optimizer_step.cu", "optimize", None;
-    OptimizeWithThird: "optimizer_step.cu", "optimize_with_third", None;
-    StoreRows: "cached_attention.cu", "store_rows", One;
-    CachedAttention: "cached_attention.cu", "cached_attention", One;
-    Route: "route.cu", "route", One;
-    RouteCount: "route.cu", "route_count", None;
-    RouteScan: "route.cu", "route_scan", None;
-    RoutePlace: "route.cu", "route_place", None;
-    RouteProbabilities: "route.cu", "route_probabilities", One;
-    RouteBalance: "route.cu", "route_balance", None;
-    RouteBackward: "route.cu", "route_backward", One;
-    BalanceLoss: "route.cu", "balance_loss", None;
-    GatherRows: "expert_rows.cu", "gather_rows", One;
-    CombineRows: "expert_rows.cu", "combine_rows", One;
-    SwiGluRows: "expert_rows.cu", "swiglu_rows", One;
-    SwiGluRowsBackward: "expert_rows.cu", "swiglu_rows_backward", One;
-    GeGluRows: "expert_rows.cu", "geglu_rows", One;
-    GeGluRowsBackward: "expert_rows.cu", "geglu_rows_backward", One;
-    GeGluTanhRows: "expert_rows.cu", "geglu_tanh_rows", One;
-    GeGluTanhRowsBackward: "expert_rows.cu", "geglu_tanh_rows_backward", One;
-}
-
-impl EntryPoint {
-    pub(super) const fn gated_activation(activation: GatedActivation) -> Self {
-        match activation {
-            GatedActivation::Silu => Self::SwiGlu,
-            GatedActivation::Gelu => Self::GeGlu,
-            GatedActivation::GeluTanh => Self::GeGluTanh,
-        }
-    }
-
-    pub(super) const fn gated_activation_backward(activation: GatedActivation) -> Self {
-        match activation {
-            GatedActivation::Silu => Self::SwiGluBackward,
-            GatedActivation::Gelu => Self::GeGluBackward,
-            GatedActivation::GeluTanh => Self::GeGluTanhBackward,
-        }
-    }
-
-    pub(super) const fn gated_rows(activation: GatedActivation) -> Self {
-        match activation {
-            GatedActivation::Silu => Self::SwiGluRows,
-            GatedActivation::Gelu => Self::GeGluRows,
-            GatedActivation::GeluTanh => Self::GeGluTanhRows,
-        }
-    }
-
-    pub(super) const fn gated_rows_backward(activation: GatedActivation) -> Self {
-        match activation {
-            GatedActivation::Silu => Self::SwiGluRowsBackward,
-            GatedActivation::Gelu => Self::GeGluRowsBackward,
-            GatedActivation::GeluTanh => Self::GeGluTanhRowsBackward,
-        }
-    }
-}
-
-/// A data type, its suffix in kernel names, and its name in CUDA.
-const TYPES: [(DType, &str, &str); 3] =
-    [(DType::F32, "f32", "float"), (DType::Bf16, "bf16", "Bf16"), (DType::F16, "f16", "F16")];
-
-const fn dtype_index(dtype: DType) -> usize {
-    match dtype {
-        DType::F32 => 0,
-        DType::Bf16 => 1,
-        DType::F16 => 2,
-    }
-}
-
-/// Index of an instantiation in the function table. A missing type counts as index 0.
-fn function_index(entry: EntryPoint, types: &[DType]) -> usize {
-    let at = |number: usize| types.get(number).map_or(0, |&dtype| dtype_index(dtype));
-    entry as usize * 9 + at(0) * 3 + at(1)
 }
 
 /// Attention kernels: forward, dq, and dk with dv. `None` if the GPU has too little shared memory.
@@ -338,8 +212,8 @@ impl Modules {
     }
 
     /// Tile sizes of flash attention on this GPU.
-    pub(super) fn tile_configs(&self, head: usize) -> TileConfigs {
-        TileConfigs::new(head, is_hopper(&self.arch))
+    pub(super) fn tile_configs(&self, head: usize, features: Features) -> TileConfigs {
+        TileConfigs::new(head, is_hopper(&self.arch), features)
     }
 
     /// The attention kernels for a data type, compiled and loaded at the first call.
@@ -359,9 +233,9 @@ impl Modules {
             *function = driver.function(module, name)?;
         }
         let fits = match variant {
-            AttentionVariant::CudaCores => true,
-            AttentionVariant::TensorCores(head) => {
-                let mut kernels = functions.iter().zip(self.tile_configs(head).kernels());
+            AttentionVariant::CudaCores(_) => true,
+            AttentionVariant::TensorCores(head, features) => {
+                let mut kernels = functions.iter().zip(self.tile_configs(head, features).largest_kernels());
                 kernels.all(|(&function, kernel)| driver.allow_shared_memory(function, kernel.shared).is_ok())
             }
         };
@@ -453,21 +327,6 @@ impl Modules {
     }
 }
 
-impl Types {
-    fn all(self) -> Vec<(Option<DType>, Option<DType>)> {
-        let each = || TYPES.iter().map(|&(dtype, ..)| Some(dtype));
-        match self {
-            Self::None => vec![(None, None)],
-            Self::One => each().map(|dtype| (dtype, None)).collect(),
-            Self::Two => each().flat_map(|first| each().map(move |second| (first, second))).collect(),
-            Self::Widening => {
-                let wide = each().map(|dtype| (dtype, Some(DType::F32)));
-                wide.chain(each().skip(1).map(|dtype| (dtype, dtype))).collect()
-            }
-        }
-    }
-}
-
 impl Program {
     /// A program of one data type, `DTYPE` in its files.
     fn of_type(name: &str, dtype: DType, defines: &str, files: &'static [File]) -> Self {
@@ -542,9 +401,15 @@ fn compile<'a>(
 }
 
 /// Compiles kernels for an architecture such as `sm_90a`, without a GPU: flash attention for a head dimension and a 16-bit data type,
-/// or all others. Returns the size of the machine code in bytes.
-pub fn compile_kernels(arch: &str, attention: Option<(usize, DType)>) -> Result<usize, DeviceError> {
+/// causal or with the biases and dropout of encoder-decoders (`with_context`), or all others. Returns the size of the machine code in
+/// bytes.
+pub fn compile_kernels(
+    arch: &str,
+    attention: Option<(usize, DType)>,
+    with_context: bool,
+) -> Result<usize, DeviceError> {
     let compiler = Compiler::open()?;
+    let features = if with_context { Features::ALL } else { Features::CAUSAL };
     let all: Vec<Program> = if let Some((head_dim, dtype)) = attention {
         let head = padded_head_dim(head_dim).filter(|_| dtype != DType::F32);
         let head = head.ok_or_else(|| DeviceError::Operands {
@@ -553,13 +418,16 @@ pub fn compile_kernels(arch: &str, attention: Option<(usize, DType)>) -> Result<
                 "head_dim {head_dim} in {dtype}; tensor cores support multiples of 8 up to 256, in bf16 or fp16"
             ),
         })?;
-        vec![AttentionVariant::TensorCores(head).program(dtype, arch)]
+        vec![AttentionVariant::TensorCores(head, features).program(dtype, arch)]
     } else {
-        let cuda_cores = TYPES.map(|(dtype, ..)| AttentionVariant::CudaCores.program(dtype, arch));
+        let cuda_cores = |features| {
+            TYPES.map(|(dtype, ..)| AttentionVariant::CudaCores(features).program(dtype, arch)).into_iter()
+        };
+        let attention = cuda_cores(Features::CAUSAL).chain(cuda_cores(Features::GENERAL));
         let grouped = TYPES.map(|(dtype, ..)| grouped_program(dtype, false));
         let hopper = is_hopper(arch).then(|| grouped_program(DType::Bf16, true));
         let distill = TYPES.map(|(dtype, ..)| distill_program(dtype));
-        programs().into_iter().chain(cuda_cores).chain(grouped).chain(hopper).chain(distill).collect()
+        programs().into_iter().chain(attention).chain(grouped).chain(hopper).chain(distill).collect()
     };
     let images = compile(&compiler, arch, all.iter())?;
     Ok(images.iter().map(Vec::len).sum())
@@ -574,19 +442,25 @@ mod tests {
         for (number, &(entry, program, name, _)) in ENTRIES.iter().enumerate() {
             assert_eq!(entry as usize, number);
             let text = programs().iter().find(|known| known.name == program).unwrap().source();
-            // By its name, or as a first argument of a macro that appends `_backward`.
-            let argument = format!("({}, ", name.trim_end_matches("_backward"));
-            let defined = [format!("void {name}"), format!("{name}_##NAME"), argument];
+            // By its name, or as an argument of a macro that appends `_backward`.
+            let stem = name.trim_end_matches("_backward");
+            let defined = [
+                format!("void {name}"),
+                format!("{name}_##NAME"),
+                format!("({stem}, "),
+                format!(", {stem}, "),
+            ];
             assert!(defined.iter().any(|defined| text.contains(defined)), "{name}");
         }
     }
 
     #[test]
     fn attention_kernels_are_defined_for_every_architecture() {
-        for (variant, arch) in [AttentionVariant::CudaCores, AttentionVariant::TensorCores(128)]
-            .into_iter()
-            .zip(["sm_80", "sm_90a"])
-        {
+        let variants = [
+            AttentionVariant::CudaCores(Features::CAUSAL),
+            AttentionVariant::TensorCores(128, Features::ALL),
+        ];
+        for (variant, arch) in variants.into_iter().zip(["sm_80", "sm_90a"]) {
             let text = variant.program(DType::F16, arch).source();
             let named = |name: &CStr| text.contains(&format!("{}(", name.to_str().unwrap()));
             assert!(variant.names().into_iter().all(named) && text.contains("#define DTYPE F16\n"));
@@ -611,17 +485,5 @@ mod tests {
                 "{name}"
             );
         }
-    }
-
-    #[test]
-    fn every_instantiation_has_its_own_index() {
-        let mut indices = std::collections::BTreeSet::new();
-        for &(entry, _, _, types) in ENTRIES {
-            for (first, second) in types.all() {
-                let types: Vec<DType> = [first, second].into_iter().flatten().collect();
-                assert!(indices.insert(function_index(entry, &types)), "{entry:?} {types:?}");
-            }
-        }
-        assert!(indices.last().is_some_and(|&last| last < ENTRIES.len() * 9));
     }
 }

@@ -2,8 +2,8 @@
 //! both elements of their pairs; other shapes run them in sequence, with bitwise equal results.
 
 use super::driver::Address;
+use super::entry_points::EntryPoint;
 use super::launch_context::{LaunchContext, THREADS, VEC, aligned16, float};
-use super::modules::EntryPoint;
 use super::rowwise::{RowPartition, add_column_sums, norm, norm_backward, norm_gradients};
 use super::scratch::{column_sums, rotated_back};
 use zeroth_kernel::{DeviceError, Span};

@@ -4,8 +4,8 @@ use std::mem::offset_of;
 
 use super::attention::starts_of;
 use super::driver::Address;
+use super::entry_points::EntryPoint;
 use super::launch_context::{LaunchContext, THREADS, WARP};
-use super::modules::EntryPoint;
 use zeroth_kernel::{Balance, BalanceDims, Control, DeviceError, RouteDims, Span};
 
 /// Threads of the kernel that scans the segments (`SCAN_THREADS` in route.cu).

@@ -2,11 +2,11 @@
 //! vectorized kernels.
 
 use super::driver::Address;
+use super::entry_points::EntryPoint;
 use super::launch_context::{LaunchContext, THREADS, VEC, WARP, aligned16, float};
-use super::modules::EntryPoint;
 use super::scratch::{COLUMN_ROWS, column_sums};
 use zeroth_kernel::{DeviceError, Span};
-use zeroth_kernel::{EmbeddingDims, RmsNormDims};
+use zeroth_kernel::{EmbeddingDims, MAX_CLAMPED, RmsNormDims};
 
 /// Vectors of a row per thread (`VECS` in rowwise.cu).
 const VECS: usize = 4;
@@ -120,16 +120,15 @@ pub(super) fn norm(
     let (w, y) = (cx.typed("w", w, dims.width)?, cx.typed("y", y, elements)?);
     let rstd = cx.words("rstd", rstd, dims.rows)?;
     let (rows, width, eps) = (dims.rows as u64, dims.width as u64, float(dims.eps));
-    match RowPartition::new(dims.width).filter(|_| aligned16(&[x, residual, w, h, y])) {
-        Some(partition) => {
-            let arguments = [x, residual, w, h, y, rstd, rows, width, eps, partition.row_threads as u64];
-            let grid = [dims.rows.div_ceil(partition.rows_per_pass()), 1, 1];
-            cx.run(EntryPoint::RmsNormVec, &[cx.dtype], grid, THREADS, &arguments)
-        }
-        None => {
-            cx.run_rowwise(EntryPoint::RmsNorm, dims.rows, &[x, residual, w, h, y, rstd, rows, width, eps])
-        }
+    let limit = float(if dims.clamp { MAX_CLAMPED } else { f32::INFINITY });
+    if let Some(partition) = RowPartition::new(dims.width).filter(|_| aligned16(&[x, residual, w, h, y])) {
+        let row_threads = partition.row_threads as u64;
+        let arguments = [x, residual, w, h, y, rstd, rows, width, eps, row_threads, limit];
+        let grid = [dims.rows.div_ceil(partition.rows_per_pass()), 1, 1];
+        return cx.run(EntryPoint::RmsNormVec, &[cx.dtype], grid, THREADS, &arguments);
     }
+    let arguments = [x, residual, w, h, y, rstd, rows, width, eps, limit];
+    cx.run_rowwise(EntryPoint::RmsNorm, dims.rows, &arguments)
 }
 
 pub(super) fn norm_backward(

@@ -2,6 +2,7 @@
 
 use zeroth_base::DType;
 
+use super::attention::{TILE, needs_context};
 use super::cudnn::workspace;
 use super::distill;
 use super::driver::Address;
@@ -63,6 +64,11 @@ pub(super) const fn deltas(dims: &AttentionDims) -> usize {
     dims.heads * dims.rows
 }
 
+/// Bytes of the gradients of biases of each tile of queries. Tiles have at least [`TILE`] rows.
+pub(super) fn bias_partials(dims: &AttentionDims) -> u64 {
+    4 * (dims.rows.div_ceil(TILE) * dims.heads * dims.distances()) as u64
+}
+
 /// Block sums of a gradient norm.
 pub(super) const fn blocks(elements: u64) -> u64 {
     elements.div_ceil(BLOCK as u64)
@@ -88,8 +94,13 @@ pub fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
             let rotated = if dh.is_none() { rotated_back(dtype, dims) } else { 0 };
             [column_sums(norm.rows, norm.width), rotated, 0]
         }
-        Kernel::Attention { dims, .. } => [workspace(&dims, dtype), 0, 0],
-        Kernel::AttentionBackward { dims, .. } => [4 * deltas(&dims) as u64, 0, 0],
+        Kernel::Attention { dims, context, .. } if !needs_context(&dims, &context) => {
+            [workspace(&dims, dtype), 0, 0]
+        }
+        Kernel::AttentionBackward { dims, dbias, .. } => {
+            let partials = if dbias.is_some() { bias_partials(&dims) } else { 0 };
+            [4 * deltas(&dims) as u64, partials, 0]
+        }
         Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => [
             WORKSPACE,
             dtype.bytes() * (slice_rows(dims, dtype) * logits_row_stride(dims)) as u64,
@@ -137,7 +148,7 @@ impl Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeroth_kernel::Span;
+    use zeroth_kernel::{AttentionContext, BiasGrad, Span};
 
     fn head(rows: usize, vocab: usize) -> Kernel {
         let span = Span::device(0, 0);
@@ -151,6 +162,30 @@ mod tests {
         let bytes = scratch_bytes(&head(8192, 151_936), DType::Bf16);
         assert!((600 << 20..673 << 20).contains(&bytes), "{bytes}");
         assert_eq!(scratch_bytes(&head(1_000_000, 151_936), DType::Bf16) - bytes, (1_000_000 - 8192) * 4);
+    }
+
+    #[test]
+    fn gradients_of_biases_have_a_partial_sum_per_tile_of_queries() {
+        let span = Span::device(0, 0);
+        let plain = AttentionDims::new(130, 4, 2, 64, None, 1.0);
+        let dims = AttentionDims { causal: false, max_distance: Some(128), ..plain };
+        let backward = |dbias| Kernel::AttentionBackward {
+            dims,
+            context: AttentionContext { bias: Some(span), ..AttentionContext::new(span) },
+            q: span,
+            k: span,
+            v: span,
+            y: span,
+            lse: span,
+            dy: span,
+            dq: span,
+            dk: span,
+            dv: span,
+            dbias,
+        };
+        let without = scratch_bytes(&backward(None), DType::Bf16);
+        let with = scratch_bytes(&backward(Some(BiasGrad { to: span, add: false })), DType::Bf16);
+        assert_eq!(with - without, (4 * 3 * 4 * 257u64).next_multiple_of(ALIGNMENT));
     }
 
     #[test]

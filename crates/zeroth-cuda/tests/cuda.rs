@@ -5,8 +5,8 @@
 use zeroth_base::DType;
 use zeroth_cuda::compile_kernels;
 
-fn compile(arch: &str, attention: Option<(usize, DType)>) {
-    match compile_kernels(arch, attention) {
+fn compile(arch: &str, attention: Option<(usize, DType)>, with_context: bool) {
+    match compile_kernels(arch, attention, with_context) {
         Ok(bytes) => assert!(bytes > 20_000, "{bytes} bytes of machine code for {arch}, {attention:?}"),
         Err(error) if error.to_string().contains("opening libnvrtc") => println!(
             "skipped: NVRTC was not found; set ZEROTH_CUDA_LIBRARIES to the folder with libnvrtc.so to run it"
@@ -16,10 +16,10 @@ fn compile(arch: &str, attention: Option<(usize, DType)>) {
 }
 
 macro_rules! compiles {
-    ($($name:ident: $arch:literal, $attention:expr;)*) => {
+    ($($name:ident: $arch:literal, $attention:expr, $with_context:literal;)*) => {
         $(#[test]
         fn $name() {
-            compile($arch, $attention);
+            compile($arch, $attention, $with_context);
         })*
     };
 }
@@ -27,42 +27,48 @@ macro_rules! compiles {
 // One test per program, since each takes up to half a minute. bf16 and fp16 share their source, so fp16 is compiled once per
 // architecture. CI has a diagonal.
 compiles! {
-    ampere: "sm_80", None;
-    ampere_short_heads: "sm_80", Some((64, DType::Bf16));
-    ampere_long_heads: "sm_80", Some((256, DType::Bf16));
-    hopper: "sm_90a", None;
-    hopper_usual_heads: "sm_90a", Some((128, DType::Bf16));
-    blackwell_usual_heads_fp16: "sm_100", Some((128, DType::F16));
+    ampere: "sm_80", None, false;
+    ampere_short_heads: "sm_80", Some((64, DType::Bf16)), false;
+    ampere_long_heads: "sm_80", Some((256, DType::Bf16)), false;
+    hopper: "sm_90a", None, false;
+    hopper_usual_heads: "sm_90a", Some((128, DType::Bf16)), false;
+    hopper_encoder_decoders: "sm_90a", Some((128, DType::Bf16)), true;
+    ampere_encoder_decoders: "sm_80", Some((64, DType::Bf16)), true;
+    blackwell_usual_heads_fp16: "sm_100", Some((128, DType::F16)), false;
 }
 
 mod rest {
     use super::*;
 
-    fn compile(arch: &str, attention: Option<(usize, DType)>) {
+    fn compile(arch: &str, attention: Option<(usize, DType)>, with_context: bool) {
         if std::env::var_os("ZEROTH_FULL").is_some() {
-            super::compile(arch, attention);
+            super::compile(arch, attention, with_context);
         } else {
             println!("skipped: ZEROTH_FULL=1 compiles for {arch}, {attention:?}, too");
         }
     }
 
     compiles! {
-        ampere_usual_heads: "sm_80", Some((128, DType::Bf16));
-        ampere_usual_heads_fp16: "sm_80", Some((128, DType::F16));
-        hopper_short_heads: "sm_90a", Some((64, DType::Bf16));
-        hopper_usual_heads_fp16: "sm_90a", Some((128, DType::F16));
-        hopper_long_heads: "sm_90a", Some((256, DType::Bf16));
-        blackwell: "sm_100", None;
-        blackwell_short_heads: "sm_100", Some((64, DType::Bf16));
-        blackwell_usual_heads: "sm_100", Some((128, DType::Bf16));
-        blackwell_long_heads: "sm_100", Some((256, DType::Bf16));
+        ampere_usual_heads: "sm_80", Some((128, DType::Bf16)), false;
+        ampere_usual_encoder_decoders: "sm_80", Some((128, DType::F16)), true;
+        ampere_long_encoder_decoders: "sm_80", Some((256, DType::Bf16)), true;
+        ampere_usual_heads_fp16: "sm_80", Some((128, DType::F16)), false;
+        hopper_short_heads: "sm_90a", Some((64, DType::Bf16)), false;
+        hopper_short_encoder_decoders: "sm_90a", Some((64, DType::Bf16)), true;
+        hopper_long_encoder_decoders: "sm_90a", Some((256, DType::F16)), true;
+        hopper_usual_heads_fp16: "sm_90a", Some((128, DType::F16)), false;
+        hopper_long_heads: "sm_90a", Some((256, DType::Bf16)), false;
+        blackwell: "sm_100", None, false;
+        blackwell_short_heads: "sm_100", Some((64, DType::Bf16)), false;
+        blackwell_usual_heads: "sm_100", Some((128, DType::Bf16)), false;
+        blackwell_long_heads: "sm_100", Some((256, DType::Bf16)), false;
     }
 }
 
 #[test]
 fn unsupported_head_dims_and_fp32_are_rejected() {
     for attention in [(20, DType::Bf16), (264, DType::Bf16), (64, DType::F32)] {
-        let error = compile_kernels("sm_80", Some(attention)).err().unwrap().to_string();
+        let error = compile_kernels("sm_80", Some(attention), false).err().unwrap().to_string();
         assert!(error.contains("multiples of 8 up to 256") || error.contains("opening libnvrtc"), "{error}");
     }
 }

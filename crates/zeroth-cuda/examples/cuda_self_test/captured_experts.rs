@@ -4,7 +4,7 @@
 //! for every routing show that the split of rows over experts is known on the device alone.
 
 use bytemuck::cast_slice;
-use zeroth_base::{DType, GatedActivation};
+use zeroth_base::{ActivationFn, DType};
 use zeroth_kernel::{
     Device, DeviceError, ExpertRowsDims, GatedRowsDims, GradStore, GroupedLinearDims, Kernel, Launch, Queue,
     RouteDims, Span,
@@ -99,7 +99,7 @@ impl Harness {
             Kernel::GatherRows { dims: rows, order, offsets, x, y: gathered },
             Kernel::GroupedLinear { dims: up, offsets, x: gathered, w: gate_up_proj, y: gate_up },
             Kernel::GatedRows {
-                activation: GatedActivation::Silu,
+                activation: ActivationFn::Silu,
                 dims: GatedRowsDims::new(ROWS, EXPERTS, K, WIDTH),
                 order,
                 offsets,

@@ -3,7 +3,7 @@
 use bytemuck::cast_slice;
 use zeroth_base::DType;
 use zeroth_cpu::reference;
-use zeroth_kernel::AttentionDims;
+use zeroth_kernel::{AttentionContext, AttentionDims};
 use zeroth_kernel::{Device, Kernel};
 
 use crate::harness::{Harness, Outcome};
@@ -35,7 +35,7 @@ impl Harness {
             let outputs = [self.stored(self.dtype, y, 2.0), self.stored(DType::F32, lse, 2.0)];
             let kernel = Kernel::Attention {
                 dims,
-                starts: self.upload(cast_slice(&table))?,
+                context: AttentionContext::new(self.upload(cast_slice(&table))?),
                 q: self.upload_values(&q)?,
                 k: self.upload_values(&k)?,
                 v: self.upload_values(&v)?,

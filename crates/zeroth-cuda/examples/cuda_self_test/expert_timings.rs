@@ -1,6 +1,6 @@
 //! Timings of mixtures of experts, with the shapes of Qwen3-30B-A3B and 4,096 tokens.
 
-use zeroth_base::{DType, GatedActivation};
+use zeroth_base::{ActivationFn, DType};
 use zeroth_kernel::{
     Balance, ExpertRowsDims, GatedRowsDims, GradStore, GroupedLinearDims, Kernel, RouteDims,
 };
@@ -120,7 +120,7 @@ impl Harness {
         let kernel = Kernel::CombineRows { dims, places, offsets, x: y, y: x };
         self.time("", Work::Bytes(bytes), kernel)?;
         let dims = GatedRowsDims::new(TOKENS, EXPERTS, K, WIDTH / 2);
-        let (gate_up, activation) = (self.filled(bf16, SLOTS * WIDTH)?, GatedActivation::Silu);
+        let (gate_up, activation) = (self.filled(bf16, SLOTS * WIDTH)?, ActivationFn::Silu);
         let (y, dgate_up) = (self.filled(bf16, SLOTS * WIDTH / 2)?, self.allocate(2 * SLOTS * WIDTH));
         let bytes = (3 * SLOTS * WIDTH) as f64;
         let kernel = Kernel::GatedRowsBackward {

@@ -3,7 +3,7 @@
 //! Rows of padding slots are NaN in every input and must stay as they are in every output.
 
 use bytemuck::{bytes_of, cast_slice};
-use zeroth_base::{DType, GatedActivation};
+use zeroth_base::{ActivationFn, DType};
 use zeroth_graph::reference::{self, Routed};
 use zeroth_kernel::{
     Balance, BalanceDims, Control, DeviceError, ExpertRowsDims, GatedRowsDims, GradStore, GroupedLinearDims,
@@ -211,7 +211,7 @@ impl Harness {
 
     fn gated_rows(&mut self, shape: &str, dims: GatedRowsDims, routing: &Routed, routed: usize) -> Outcome {
         let (width, slots) = (dims.width, dims.slots());
-        for activation in GatedActivation::ALL {
+        for activation in ActivationFn::ALL {
             let (gate_up, dy) = (self.random(2 * slots * width), self.random(slots * width));
             // What the kernel reads, in f32.
             let weights: Vec<f64> = routing.weights.iter().map(|weight| f64::from(*weight as f32)).collect();

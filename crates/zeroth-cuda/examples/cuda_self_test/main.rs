@@ -6,7 +6,7 @@
 //! poisoned with NaN, each kernel runs twice and must be bitwise reproducible, and the bytes after an output must not change.
 //! Prints one line per kernel; exits with 1 if one fails. `quick` skips the timings, `timings` runs only them, `ranks` only tests the
 //! transports with a single rank, and `portable` uses kernels without architecture-specific features. `only=norm` runs the groups
-//! with that word in their name.
+//! with that word in their name; the group `conformance` is the test of `zeroth doctor`.
 #![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
 #![allow(
     clippy::many_single_char_names,
@@ -18,17 +18,19 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use bytemuck::{bytes_of, cast_slice};
-use zeroth_base::{DType, GatedActivation};
+use zeroth_base::{ActivationFn, DType};
 use zeroth_cpu::{self, Dropout, reference};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::{
-    AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RowKey,
+    AttentionContext, AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RowKey,
 };
 use zeroth_kernel::{Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, Queue, Span, Tier};
 
 mod captured_experts;
 mod cudnn_attention;
 mod distill;
+mod encoder_decoder;
+mod encoder_decoder_timings;
 mod expert_timings;
 mod experts;
 #[path = "../../tests/cuda/harness.rs"]
@@ -79,7 +81,7 @@ fn main() -> ExitCode {
 
 impl Harness {
     fn all(&mut self) -> Outcome {
-        let groups: [Group; 13] = [
+        let groups: [Group; 14] = [
             ("linear", Self::linears),
             ("norm", |harness| harness.each_row(Self::norm)),
             ("elementwise", |harness| harness.each_row(Self::elementwise)),
@@ -87,6 +89,7 @@ impl Harness {
             ("rope", Self::rope),
             ("head_norm_rope", Self::head_norm_rope),
             ("attention", Self::attentions),
+            ("encoder_decoder", Self::encoder_decoder),
             ("head_loss", Self::heads),
             ("distill", Self::distill),
             ("experts", Self::experts),
@@ -110,6 +113,9 @@ impl Harness {
         }
         if self.runs("optimizer_step") {
             self.controls()?;
+        }
+        if self.runs("conformance") {
+            self.conformance()?;
         }
         self.dtype = DType::Bf16;
         if self.runs("linear") {
@@ -227,7 +233,7 @@ impl Harness {
         let y = self.overwritten(add(&a, &b));
         let (a_span, b_span) = (self.upload_values(&a)?, self.upload_values(&b)?);
         self.case(&shape, Kernel::Sum { a: a_span, b: b_span, y: y.span }, &[y])?;
-        for activation in GatedActivation::ALL {
+        for activation in ActivationFn::ALL {
             let y = self.overwritten(reference::gated_activation(activation, &a, &b));
             let (gate, up) = (self.upload_values(&a)?, self.upload_values(&b)?);
             self.case(&shape, Kernel::GatedActivation { activation, gate, up, y: y.span }, &[y])?;
@@ -331,7 +337,7 @@ impl Harness {
         let outputs = [self.stored(self.dtype, y.clone(), 2.0), self.stored(DType::F32, lse.clone(), 2.0)];
         let kernel = Kernel::Attention {
             dims,
-            starts: self.upload(cast_slice(&table))?,
+            context: AttentionContext::new(self.upload(cast_slice(&table))?),
             q: self.upload_values(&padded(&q, heads))?,
             k: self.upload_values(&padded(&k, kv_heads))?,
             v: self.upload_values(&padded(&v, kv_heads))?,
@@ -343,7 +349,7 @@ impl Harness {
         let [dq, dk, dv] = grads.map(|grads| self.stored(self.dtype, grads, 2.0));
         let kernel = Kernel::AttentionBackward {
             dims,
-            starts: self.upload(cast_slice(&table))?,
+            context: AttentionContext::new(self.upload(cast_slice(&table))?),
             q: self.upload_values(&padded(&q, heads))?,
             k: self.upload_values(&padded(&k, kv_heads))?,
             v: self.upload_values(&padded(&v, kv_heads))?,
@@ -353,6 +359,7 @@ impl Harness {
             dq: dq.span,
             dk: dk.span,
             dv: dv.span,
+            dbias: None,
         };
         self.case(&shape, kernel, &[dq, dk, dv])
     }
@@ -378,7 +385,7 @@ impl Harness {
         behind.iter_mut().zip(&tensors).for_each(|(all, tensor)| all.extend(tensor));
         let rows = before + length;
         let starts = [3, 0, before as u32, rows as u32];
-        let packed = self.run_attention(AttentionDims { rows, ..dims }, &starts, &behind)?;
+        let packed = self.run_attention(AttentionDims { rows, kv_rows: rows, ..dims }, &starts, &behind)?;
         // lse is stored by head, everything else by row.
         let statistics = |rows: usize, all: &[u8]| {
             let of_head = all.chunks(4 * rows).map(|head| head[4 * (rows - length)..].to_vec());
@@ -402,13 +409,14 @@ impl Harness {
         starts: &[u32],
         [q, k, v, dy]: &[Vec<f64>; 4],
     ) -> Result<Vec<Vec<u8>>, DeviceError> {
-        let starts = self.upload(cast_slice(starts))?;
+        let context = AttentionContext::new(self.upload(cast_slice(starts))?);
         let (q, k, v, dy) =
             (self.upload_values(q)?, self.upload_values(k)?, self.upload_values(v)?, self.upload_values(dy)?);
         let lse = self.allocate(4 * dims.heads * dims.rows);
         let [y, dq, dk, dv] = [q, q, k, v].map(|like| self.allocate(like.bytes as usize));
-        let forward = Kernel::Attention { dims, starts, q, k, v, y, lse };
-        let backward = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
+        let forward = Kernel::Attention { dims, context, q, k, v, y, lse };
+        let backward =
+            Kernel::AttentionBackward { dims, context, q, k, v, y, lse, dy, dq, dk, dv, dbias: None };
         for kernel in [forward, backward] {
             let dtype = self.dtype;
             let scratch = self.allocate(zeroth_cuda::scratch_bytes(&kernel, dtype) as usize);

@@ -1,10 +1,10 @@
 //! Timings of kernels, for information, with the shapes of a 0.6B model and 16,384 tokens.
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
-use zeroth_base::{DType, GatedActivation};
+use zeroth_base::{ActivationFn, DType};
 use zeroth_kernel::{
-    AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims, RmsNormDims,
-    RopeDims, RowKey,
+    AttentionContext, AttentionDims, EmbeddingDims, ExactSum, HeadLossDims, HeadNormRopeDims, LinearDims,
+    RmsNormDims, RopeDims, RowKey,
 };
 use zeroth_kernel::{
     Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, MasterForm, Optimizer, Queue, Span,
@@ -19,7 +19,7 @@ const HIDDEN: usize = 1024;
 impl Harness {
     pub(crate) fn timings(&mut self) -> Outcome {
         self.dtype = DType::Bf16;
-        let parts: [Group; 12] = [
+        let parts: [Group; 13] = [
             ("linear", Self::time_matmuls),
             ("adapter", Self::time_adapters),
             ("attention", Self::time_attention),
@@ -29,6 +29,7 @@ impl Harness {
             ("embedding", Self::time_embedding),
             ("head_loss", Self::time_head),
             ("distill", Self::time_distill),
+            ("encoder_decoder", Self::time_encoder_decoder),
             ("experts", Self::time_experts),
             ("grouped", Self::time_grouped),
             ("optimizer_step", Self::time_update),
@@ -117,12 +118,12 @@ impl Harness {
                 let table: Vec<u32> = std::iter::once(sequences as u32 + 1)
                     .chain((0..=sequences).map(|sequence| (sequence * length) as u32))
                     .collect();
-                let starts = self.upload(cast_slice(&table))?;
+                let context = AttentionContext::new(self.upload(cast_slice(&table))?);
                 let (y, lse) = (self.allocate(2 * wide), self.allocate(4 * rows * heads));
                 // Two matmuls over half of [length, length, head_dim] per head and sequence.
                 let flops = 2.0 * (rows * length) as f64 * (heads * head_dim) as f64;
                 let shape = format!("{sequences}x{length}, {heads}/{kv_heads} heads of {head_dim}");
-                let forward = Kernel::Attention { dims, starts, q, k, v, y, lse };
+                let forward = Kernel::Attention { dims, context, q, k, v, y, lse };
                 self.device.equal_sequences(Some(length));
                 let has_cudnn = self.device.check_cudnn().is_ok();
                 for cudnn in [true, false].into_iter().filter(|cudnn| has_cudnn || !cudnn) {
@@ -133,7 +134,9 @@ impl Harness {
                 self.device.equal_sequences(None);
                 let (dq, dk, dv) =
                     (self.allocate(2 * wide), self.allocate(2 * narrow), self.allocate(2 * narrow));
-                let kernel = Kernel::AttentionBackward { dims, starts, q, k, v, y, lse, dy, dq, dk, dv };
+                let dbias = None;
+                let kernel =
+                    Kernel::AttentionBackward { dims, context, q, k, v, y, lse, dy, dq, dk, dv, dbias };
                 self.time(&shape, Work::Flops(2.5 * flops), kernel)?;
                 self.next = 0;
             }
@@ -229,7 +232,7 @@ impl Harness {
         let count = ROWS * 3072;
         let (gate, up) = (self.filled(DType::Bf16, count)?, self.filled(DType::Bf16, count)?);
         let [dy, dgate, dup] = [(); 3].map(|()| self.allocate(2 * count));
-        for activation in GatedActivation::ALL {
+        for activation in ActivationFn::ALL {
             let kernel = Kernel::GatedActivation { activation, gate, up, y: dy };
             self.time("16384x3072", Work::Bytes(6.0 * count as f64), kernel)?;
             let kernel = Kernel::GatedActivationBackward { activation, dy, gate, up, dgate, dup };

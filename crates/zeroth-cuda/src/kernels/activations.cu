@@ -1,4 +1,4 @@
-// The activations of gated linear units.
+// The activations of feed-forward layers, with and without a gate.
 
 // An activation f: `value` is f(x), `value_and_slope` stores f'(x) too.
 struct Silu {
@@ -46,5 +46,15 @@ struct GeluTanh {
         float tail, near = clamp20(x), cdf = sigmoid<T>(near, tail);
         slope = cdf + tail * (1.0f - tail) * near * (LINEAR + 3.0f * CUBIC * near * near);
         return x * cdf;
+    }
+};
+
+// max(x, 0); keeps NaN.
+struct Relu {
+    template <typename T> static __device__ __forceinline__ float value(float x) { return x < 0.0f ? 0.0f : x; }
+
+    template <typename T> static __device__ __forceinline__ float value_and_slope(float x, float &slope) {
+        slope = x > 0.0f ? 1.0f : 0.0f;
+        return x < 0.0f ? 0.0f : x;
     }
 };

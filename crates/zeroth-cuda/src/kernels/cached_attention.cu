@@ -25,7 +25,8 @@ __device__ void store_rows(const CacheRange *ranges, const T *x, T *cache, u64 w
 
 template <typename T>
 __device__ void cached_attention(const CacheRange *ranges, const T *q, const T *k, const T *v, T *y, u64 heads,
-                                 u64 kv_heads, u64 head_dim, u64 cached, u64 window, float scale) {
+                                 u64 kv_heads, u64 head_dim, u64 cached, u64 window, float scale, const float *bias,
+                                 u64 max_distance) {
     __shared__ float weights[THREADS], warp_maxima[WARPS];
     u64 row = blockIdx.x, head = blockIdx.y, kv_head = head / (heads / kv_heads), kv_stride = kv_heads * head_dim;
     u64 element = (u64)blockIdx.z * THREADS + threadIdx.x;
@@ -39,6 +40,7 @@ __device__ void cached_attention(const CacheRange *ranges, const T *q, const T *
     y += (row * heads + head) * head_dim;
     k += kv_head * head_dim;
     v += kv_head * head_dim;
+    if (bias) bias += head * (2 * max_distance + 1);
     float maximum = -INF, sum = 0.0f, acc = 0.0f;
     for (u64 tile = first; tile < end; tile += THREADS) {
         u32 keys = end - tile < THREADS ? (u32)(end - tile) : THREADS;
@@ -47,7 +49,10 @@ __device__ void cached_attention(const CacheRange *ranges, const T *q, const T *
             float dot = 0.0f;
             for (u64 i = lane; i < head_dim; i += WARP) dot = fmaf(to_f32(q[i]), to_f32(at[i]), dot);
             dot = warp_reduce_sum(dot);
-            if (lane == 0) weights[key] = dot * scale;
+            // The query is at the last key: distances are at most 0.
+            u64 distance = end - 1 - (tile + key);
+            float added = bias ? bias[max_distance - (distance < max_distance ? distance : max_distance)] : 0.0f;
+            if (lane == 0) weights[key] = bias ? dot * scale + added : dot * scale;
         }
         __syncthreads();
         float score = threadIdx.x < keys ? weights[threadIdx.x] : -INF, largest = score;
@@ -81,8 +86,9 @@ __device__ void cached_attention(const CacheRange *ranges, const T *q, const T *
     }                                                                                                                  \
     extern "C" __global__ void cached_attention_##NAME(const CacheRange *ranges, const T *q, const T *k, const T *v,   \
                                                        T *y, u64 heads, u64 kv_heads, u64 head_dim, u64 cached,        \
-                                                       u64 window, float scale) {                                      \
-        cached_attention(ranges, q, k, v, y, heads, kv_heads, head_dim, cached, window, scale);                        \
+                                                       u64 window, float scale, const float *bias,                     \
+                                                       u64 max_distance) {                                             \
+        cached_attention(ranges, q, k, v, y, heads, kv_heads, head_dim, cached, window, scale, bias, max_distance);    \
     }
 
 FOR_EACH_DTYPE(INSTANTIATE)

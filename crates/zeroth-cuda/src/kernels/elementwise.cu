@@ -1,6 +1,47 @@
 // Elementwise kernels: activations, RoPE, dropout, casts and reductions over ranks. One thread handles VEC elements.
 
 template <typename F, typename T>
+__device__ void activation(const T *x, T *y, u64 count) {
+    u64 first = global_thread() * VEC;
+    if (first >= count) return;
+    bool full = first + VEC <= count && aligned16(x, y);
+    float vec[VEC];
+    load_bounded(vec, x, first, count, full);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) vec[i] = F::template value<T>(vec[i]);
+    store_bounded(y, first, count, full, vec);
+}
+
+template <typename F, typename T>
+__device__ void activation_backward(const T *dy, const T *x, T *dx, u64 count) {
+    u64 first = global_thread() * VEC;
+    if (first >= count) return;
+    bool full = first + VEC <= count && aligned16(dy, x, dx);
+    float grad[VEC], vec[VEC];
+    load_bounded(grad, dy, first, count, full);
+    load_bounded(vec, x, first, count, full);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        float slope;
+        F::template value_and_slope<T>(vec[i], slope);
+        grad[i] *= slope;
+    }
+    store_bounded(dx, first, count, full, grad);
+}
+
+template <typename T>
+__device__ void scale(float factor, const T *x, T *y, u64 count) {
+    u64 first = global_thread() * VEC;
+    if (first >= count) return;
+    bool full = first + VEC <= count && aligned16(x, y);
+    float vec[VEC];
+    load_bounded(vec, x, first, count, full);
+#pragma unroll
+    for (int i = 0; i < VEC; i++) vec[i] *= factor;
+    store_bounded(y, first, count, full, vec);
+}
+
+template <typename F, typename T>
 __device__ void gated_activation(const T *gate, const T *up, T *y, u64 count) {
     u64 first = global_thread() * VEC;
     if (first >= count) return;
@@ -201,19 +242,25 @@ __device__ void dropout(const RowKey *keys, const T *x, T *y, u64 rows, u64 widt
     }
 }
 
-#define INSTANTIATE_GATED(OP, F, NAME, T)                                                                              \
-    extern "C" __global__ void OP##_##NAME(const T *gate, const T *up, T *y, u64 count) {                              \
+#define INSTANTIATE_ACTIVATION(GATED, PLAIN, F, NAME, T)                                                               \
+    extern "C" __global__ void PLAIN##_##NAME(const T *x, T *y, u64 count) { activation<F>(x, y, count); }             \
+    extern "C" __global__ void PLAIN##_backward_##NAME(const T *dy, const T *x, T *dx, u64 count) {                    \
+        activation_backward<F>(dy, x, dx, count);                                                                      \
+    }                                                                                                                  \
+    extern "C" __global__ void GATED##_##NAME(const T *gate, const T *up, T *y, u64 count) {                           \
         gated_activation<F>(gate, up, y, count);                                                                       \
     }                                                                                                                  \
-    extern "C" __global__ void OP##_backward_##NAME(const T *dy, const T *gate, const T *up, T *dgate, T *dup,         \
-                                                    u64 count) {                                                       \
+    extern "C" __global__ void GATED##_backward_##NAME(const T *dy, const T *gate, const T *up, T *dgate, T *dup,      \
+                                                       u64 count) {                                                    \
         gated_activation_backward<F>(dy, gate, up, dgate, dup, count);                                                 \
     }
 
 #define INSTANTIATE(NAME, T)                                                                                           \
-    INSTANTIATE_GATED(swiglu, Silu, NAME, T)                                                                           \
-    INSTANTIATE_GATED(geglu, Gelu, NAME, T)                                                                            \
-    INSTANTIATE_GATED(geglu_tanh, GeluTanh, NAME, T)                                                                   \
+    INSTANTIATE_ACTIVATION(swiglu, silu, Silu, NAME, T)                                                                \
+    INSTANTIATE_ACTIVATION(geglu, gelu, Gelu, NAME, T)                                                                 \
+    INSTANTIATE_ACTIVATION(geglu_tanh, gelu_tanh, GeluTanh, NAME, T)                                                   \
+    INSTANTIATE_ACTIVATION(reglu, relu, Relu, NAME, T)                                                                 \
+    extern "C" __global__ void scale_##NAME(float factor, const T *x, T *y, u64 count) { scale(factor, x, y, count); } \
     extern "C" __global__ void add_##NAME(const T *a, const T *b, T *y, u64 count) { add(a, b, y, count); }            \
     extern "C" __global__ void sum_ranks_##NAME##_f32(const T *parts, u64 ranks, float *to, u64 count,                 \
                                                       u64 accumulate) {                                                \

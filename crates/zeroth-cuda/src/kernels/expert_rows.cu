@@ -113,7 +113,8 @@ __device__ void gated_rows_backward(const i32 *order, const i32 *routed, const f
     }                                                                                                             \
     INSTANTIATE_GATED(swiglu_rows, NAME, Silu, T)                                                                 \
     INSTANTIATE_GATED(geglu_rows, NAME, Gelu, T)                                                                  \
-    INSTANTIATE_GATED(geglu_tanh_rows, NAME, GeluTanh, T)
+    INSTANTIATE_GATED(geglu_tanh_rows, NAME, GeluTanh, T)                                                         \
+    INSTANTIATE_GATED(reglu_rows, NAME, Relu, T)
 
 #define INSTANTIATE_GATED(GATED, NAME, F, T)                                                                      \
     extern "C" __global__ void GATED##_##NAME(const i32 *order, const i32 *routed, const float *weights,          \

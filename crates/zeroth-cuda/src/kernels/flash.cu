@@ -1,12 +1,13 @@
-// Causal flash attention over packed sequences on tensor cores, forward and backward: bf16 and fp16, head_dim a
-// multiple of 8 up to HEAD_DIM, scale above 0, 16-byte aligned operands. For all GPUs except Hopper.
+// Flash attention over packed sequences on tensor cores, forward and backward: bf16 and fp16, head_dim a multiple of 8
+// up to HEAD_DIM, scale above 0, 16-byte aligned operands. For all GPUs except Hopper.
 //
 // A block computes a tile of rows of one head, a warp 16 of them. Tiles of the other operand are double-buffered in
 // shared memory: the next one is copied while the current one is used. Rounding, the order of sums and the macros set
 // by the host are those of flash_hopper.cu.
 
 template <typename T>
-INLINE void flash(Starts starts, const T *q, const T *k, const T *v, T *y, float *lse, const Shape &shape) {
+INLINE void flash(Starts starts, const T *q, const T *k, const T *v, T *y, float *lse, const Shape &shape,
+                  const Context &context) {
     constexpr int ROWS = FORWARD_WARPGROUPS * WARPGROUP_ROWS, THREADS = FORWARD_WARPGROUPS * WARPGROUP,
                   KEYS = FORWARD_KEYS;
     BlockTile block = query_tile(shape, ROWS, blockIdx.x);
@@ -16,13 +17,20 @@ INLINE void flash(Starts starts, const T *q, const T *k, const T *v, T *y, float
     k += block.kv_head * block.head_dim;
     v += block.kv_head * block.head_dim;
     lse += block.head * block.rows;
+    auto biases = BiasTable<KEYS>::template copy<THREADS>(context, block.head, 1, v_tiles + 2 * tile_bytes(KEYS));
     float scale = shape.scale * LOG2_E;
     int thread = threadIdx.x;
-    zero_padding<THREADS>(used_rows(starts), block, y, block.q_stride);
-    for (int row = imax(block.tile, used_rows(starts)) + threadIdx.x; row < block.tile_end; row += THREADS)
-        lse[row] = 0.0f;
-    for_each_sequence(starts, block, [&](int sequence, int, int first, int end) {
-        int key = first_key_tile<KEYS>(block, sequence, first), tiles = (end - key + KEYS - 1) / KEYS;
+    zero_padding<THREADS>(starts, block, y, block.q_stride);
+    zero_padding<THREADS>(starts, block, lse);
+    for_each_sequence_of_queries(starts, context, block, [&](const Overlap &at) {
+        int first = at.first, end = at.end, key = first_key<KEYS>(block, at), last = keys_end(block, at);
+        int tiles = (last - key + KEYS - 1) / KEYS, query = first - at.sequence + at.other;
+        if (GENERAL && last <= key) {
+            zero_rows<THREADS>(first, end, block.head_dim, y, block.q_stride);
+            zero_statistics<THREADS>(first, end, lse);
+            return;
+        }
+        ThreadDropout dropout(context, block, first);
         float acc[HEAD_DIM / 8][4], scores[KEYS / 8][4], rescale[2];
         u32 probs[KEYS / 16][4];
         OnlineSoftmax softmax = {{-INF, -INF}, {0.0f, 0.0f}};
@@ -30,14 +38,16 @@ INLINE void flash(Starts starts, const T *q, const T *k, const T *v, T *y, float
         auto copy_keys = [&](u32 tiles_at, const T *from, int tile) {
             int row = key + tile * KEYS;
             u32 to = tiles_at + tile % 2 * tile_bytes(KEYS);
-            int valid = imin(end - row, KEYS);
+            int valid = imin(last - row, KEYS);
             copy_tile<KEYS, THREADS>(to, from + (i64)row * block.kv_stride, block.kv_stride, valid, block.head_dim,
                                      thread);
         };
         auto apply_softmax = [&](int tile) {
             int row = key + tile * KEYS;
-            if (!all_keys_visible<KEYS>(first, row, block.window)) mask_keys<KEYS>(scores, first, row, block.window);
-            softmax.update<KEYS>(scores, scale, rescale);
+            if constexpr (BIAS) add_biases<KEYS, false>(scores, scale, biases, row - query);
+            mask_scores<KEYS>(scores, block, query, row, last);
+            softmax.update<KEYS>(scores, BIAS ? 1.0f : scale, rescale);
+            if constexpr (DROPOUT) dropout.drop<KEYS>(scores, context.threshold, row - at.other);
         };
         // The previous sequence's tiles are no longer in use.
         __syncthreads();
@@ -76,10 +86,10 @@ INLINE void flash(Starts starts, const T *q, const T *k, const T *v, T *y, float
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = row_sum(softmax.sums[half]);
-            factors[half] = 1.0f / sum;
+            factors[half] = (DROPOUT ? context.dropout_scale : 1.0f) / sum;
             int row = thread_row() + 8 * half;
             bool owns_row = threadIdx.x % 4 == 0 && row < end - first;
-            if (owns_row) lse[first + row] = fmaf(softmax.maxima[half], shape.scale, logf(sum));
+            if (owns_row) lse[first + row] = fmaf(softmax.maxima[half], BIAS ? LN2 : shape.scale, logf(sum));
         }
         store_tile(y + (i64)first * block.q_stride, block.q_stride, end - first, block.head_dim, 0, acc, factors);
     });
@@ -88,7 +98,7 @@ INLINE void flash(Starts starts, const T *q, const T *k, const T *v, T *y, float
 // dscores holds the gradients of the softmax weights, then those of the scores without the scale.
 template <typename T>
 INLINE void flash_dq(Starts starts, const T *q, const T *k, const T *v, const float *lse, const T *dy,
-                     const float *delta, T *dq, const Shape &shape) {
+                     const float *delta, T *dq, float *partials, const Shape &shape, const Context &context) {
     constexpr int ROWS = DQ_WARPGROUPS * WARPGROUP_ROWS, THREADS = DQ_WARPGROUPS * WARPGROUP, KEYS = DQ_KEYS;
     BlockTile block = query_tile(shape, ROWS, blockIdx.x);
     u32 q_tile = shared_begin(), dy_tile = q_tile + tile_bytes(ROWS), k_tiles = dy_tile + tile_bytes(ROWS);
@@ -98,13 +108,21 @@ INLINE void flash_dq(Starts starts, const T *q, const T *k, const T *v, const fl
     dq += block.head * block.head_dim;
     k += block.kv_head * block.head_dim;
     v += block.kv_head * block.head_dim;
+    auto biases = BiasTable<KEYS>::template copy<THREADS>(context, block.head, 1, v_tiles + 2 * tile_bytes(KEYS));
+    DistanceSums<KEYS, THREADS / WARP> bias_grads(context, biases.end(1));
     float scale = shape.scale * LOG2_E;
     int thread = threadIdx.x;
-    zero_padding<THREADS>(used_rows(starts), block, dq, block.q_stride);
-    for_each_sequence(starts, block, [&](int sequence, int, int first, int end) {
-        int key = first_key_tile<KEYS>(block, sequence, first), tiles = (end - key + KEYS - 1) / KEYS;
+    zero_padding<THREADS>(starts, block, dq, block.q_stride);
+    for_each_sequence_of_queries(starts, context, block, [&](const Overlap &at) {
+        int first = at.first, end = at.end, key = first_key<KEYS>(block, at), last = keys_end(block, at);
+        int tiles = (last - key + KEYS - 1) / KEYS, query = first - at.sequence + at.other;
+        if (GENERAL && last <= key) {
+            zero_rows<THREADS>(first, end, block.head_dim, dq, block.q_stride);
+            return;
+        }
+        ThreadDropout dropout(context, block, first);
         auto copy_keys = [&](int tile) {
-            int row = key + tile * KEYS, valid = imin(end - row, KEYS);
+            int row = key + tile * KEYS, valid = imin(last - row, KEYS);
             u32 stage = tile % 2 * tile_bytes(KEYS);
             i64 from = (i64)row * block.kv_stride;
             copy_tile<KEYS, THREADS>(k_tiles + stage, k + from, block.kv_stride, valid, block.head_dim, thread);
@@ -124,7 +142,8 @@ INLINE void flash_dq(Starts starts, const T *q, const T *k, const T *v, const fl
         for (int half = 0; half < 2; half++) {
             int row = first + thread_row() + 8 * half;
             i64 from = block.head * block.rows + row;
-            logs[half] = row < end ? lse[from] * LOG2_E : 0.0f;
+            // Rows beyond the tile have weights of 0 for the gradients of biases.
+            logs[half] = row < end ? lse[from] * LOG2_E : BIAS ? INF : 0.0f;
             deltas[half] = row < end ? delta[from] : 0.0f;
         }
 #pragma unroll 1
@@ -136,47 +155,69 @@ INLINE void flash_dq(Starts starts, const T *q, const T *k, const T *v, const fl
             if (tile + 1 < tiles) copy_keys(tile + 1);
             mma_abt<T, ROWS, KEYS>(scores, q_tile, k_tiles + stage);
             mma_abt<T, ROWS, KEYS>(dscores, dy_tile, v_tiles + stage);
-            if (!all_keys_visible<KEYS>(first, row, block.window)) mask_keys<KEYS>(scores, first, row, block.window);
+            if constexpr (BIAS) add_biases<KEYS, false>(scores, scale, biases, row - query);
+            mask_scores<KEYS>(scores, block, query, row, last);
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) scores[i][j] = fast_exp2(fmaf(scores[i][j], scale, -logs[j / 2]));
+                for (int j = 0; j < 4; j++)
+                    scores[i][j] = fast_exp2(fmaf(scores[i][j], BIAS ? 1.0f : scale, -logs[j / 2]));
+            if constexpr (DROPOUT) dropout.drop<KEYS>(dscores, context.threshold, row - at.other);
 #pragma unroll
             for (int i = 0; i < KEYS / 8; i++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) dscores[i][j] = scores[i][j] * (dscores[i][j] - deltas[j / 2]);
+                for (int j = 0; j < 4; j++) {
+                    float grad = DROPOUT ? dscores[i][j] * context.dropout_scale : dscores[i][j];
+                    dscores[i][j] = scores[i][j] * (grad - deltas[j / 2]);
+                }
+            if (BIAS && partials) bias_grads.add(dscores, row - query);
             to_a_fragment<T, KEYS>(fragment, dscores);
             mma_ab<T, KEYS, HEAD_DIM>(acc, fragment, k_tiles + stage, 0);
         }
         float factors[2] = {shape.scale, shape.scale};
         store_tile(dq + (i64)first * block.q_stride, block.q_stride, end - first, block.head_dim, 0, acc, factors);
     });
+    if (BIAS && partials) {
+        bias_grads.finish();
+        __syncthreads();
+        bias_grads.store(partials_of(partials, context, block, shape.heads, ROWS));
+    }
 }
 
 // One block per tile of keys: rows of its scores are keys, columns are queries. For wide heads a block computes half of
 // dk and dv.
 template <typename T>
 INLINE void flash_dkv(Starts starts, const T *q, const T *k, const T *v, const float *lse, const T *dy,
-                      const float *delta, T *dk, T *dv, const Shape &shape) {
+                      const float *delta, T *dk, T *dv, const Shape &shape, const Context &context) {
     constexpr int ROWS = DKV_WARPGROUPS * WARPGROUP_ROWS, THREADS = DKV_WARPGROUPS * WARPGROUP, QUERIES = DKV_QUERIES;
     constexpr int WIDTH = HEAD_DIM > 128 ? 128 : HEAD_DIM;
     BlockTile block = key_tile(shape, ROWS, blockIdx.x);
     u32 k_tile = shared_begin(), v_tile = k_tile + tile_bytes(ROWS), q_tiles = v_tile + tile_bytes(ROWS);
     u32 dy_tiles = q_tiles + 2 * tile_bytes(QUERIES), statistics = dy_tiles + 2 * tile_bytes(QUERIES);
+    using Kept = KeptBits<ROWS, QUERIES>;
+    u32 kept = statistics + 16 * QUERIES;
     int group = (int)(shape.heads / shape.kv_heads), first_column = blockIdx.z * WIDTH;
     k += block.kv_head * block.head_dim;
     v += block.kv_head * block.head_dim;
     dk += block.kv_head * block.head_dim;
     dv += block.kv_head * block.head_dim;
+    auto biases =
+        BiasTable<QUERIES>::template copy<THREADS>(context, block.kv_head * group, group, kept + 2 * Kept::BYTES);
     float scale = shape.scale * LOG2_E;
     int thread = threadIdx.x;
     if (blockIdx.z == 0) {
-        zero_padding<THREADS>(used_rows(starts), block, dk, block.kv_stride);
-        zero_padding<THREADS>(used_rows(starts), block, dv, block.kv_stride);
+        zero_padding<THREADS>(context.kv_starts, block, dk, block.kv_stride);
+        zero_padding<THREADS>(context.kv_starts, block, dv, block.kv_stride);
     }
-    for_each_sequence(starts, block, [&](int sequence, int sequence_end, int first, int end) {
-        int last = query_end(block, sequence_end, end), query = first_query_tile<QUERIES>(sequence, first);
-        int tiles = (last - query + QUERIES - 1) / QUERIES, all = tiles * group;
+    for_each_sequence_of_keys(starts, context, block, [&](const Overlap &at) {
+        int first = at.first, end = at.end, query = first_query<QUERIES>(block, at), last = queries_end(block, at);
+        int tiles = (last - query + QUERIES - 1) / QUERIES, all = tiles * group, key = first - at.sequence;
+        if (GENERAL && last <= query) {
+            if (blockIdx.z > 0) return;
+            zero_rows<THREADS>(first, end, block.head_dim, dk, block.kv_stride);
+            zero_rows<THREADS>(first, end, block.head_dim, dv, block.kv_stride);
+            return;
+        }
         auto copy_queries = [&](int tile) {
             int head = block.kv_head * group + tile / tiles, row = query + tile % tiles * QUERIES;
             int valid = imin(last - row, QUERIES), i = thread;
@@ -191,12 +232,18 @@ INLINE void flash_dkv(Starts starts, const T *q, const T *k, const T *v, const f
             }
             commit_copies();
         };
+        auto store_kept = [&](int tile) {
+            int head = block.kv_head * group + tile / tiles, row = query + tile % tiles * QUERIES;
+            Kept::template store<THREADS>(kept + tile % 2 * Kept::BYTES, context, head, key, row,
+                                          imin(last - row, QUERIES), thread);
+        };
         __syncthreads();
         copy_tile<ROWS, THREADS>(k_tile, k + (i64)first * block.kv_stride, block.kv_stride, end - first, block.head_dim,
                                  thread);
         copy_tile<ROWS, THREADS>(v_tile, v + (i64)first * block.kv_stride, block.kv_stride, end - first, block.head_dim,
                                  thread);
         copy_queries(0);
+        if constexpr (DROPOUT) store_kept(0);
         float dk_acc[WIDTH / 8][4], dv_acc[WIDTH / 8][4], scores[QUERIES / 8][4], dscores[QUERIES / 8][4];
         u32 probs[QUERIES / 16][4], fragment[QUERIES / 16][4];
         clear(dk_acc);
@@ -210,21 +257,25 @@ INLINE void flash_dkv(Starts starts, const T *q, const T *k, const T *v, const f
             if (tile + 1 < all) copy_queries(tile + 1);
             mma_abt<T, ROWS, QUERIES>(scores, k_tile, q_tiles + stage);
             mma_abt<T, ROWS, QUERIES>(dscores, v_tile, dy_tiles + stage);
-            if (!all_queries_see<QUERIES>(first, row, block.window))
-                mask_queries<QUERIES>(scores, first, row, block.window);
+            if (DROPOUT && tile + 1 < all) store_kept(tile + 1);
+            if constexpr (BIAS)
+                add_biases<QUERIES, true>(scores, scale, biases.after(tile / tiles), key - (row - at.other));
+            mask_transposed<QUERIES>(scores, block, first, row, last);
 #pragma unroll
             for (int i = 0; i < QUERIES / 8; i++) {
                 float2 logs = load_shared_f32x2(stats + 4 * (8 * i + thread_column()));
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float log = j % 2 ? logs.y : logs.x;
-                    scores[i][j] = fast_exp2(fmaf(scores[i][j], scale, -log * LOG2_E));
+                    scores[i][j] = fast_exp2(fmaf(scores[i][j], BIAS ? 1.0f : scale, -log * LOG2_E));
                 }
             }
+            if constexpr (DROPOUT)
+                Kept::apply(scores, dscores, kept + tile % 2 * Kept::BYTES, stats + 4 * QUERIES, context.dropout_scale);
             to_a_fragment<T, QUERIES>(probs, scores);
             mma_ab<T, QUERIES, WIDTH>(dv_acc, probs, dy_tiles + stage, first_column);
 #pragma unroll
-            for (int i = 0; i < QUERIES / 8; i++) {
+            for (int i = 0; i < (DROPOUT ? 0 : QUERIES / 8); i++) {
                 float2 deltas = load_shared_f32x2(stats + 4 * (QUERIES + 8 * i + thread_column()));
 #pragma unroll
                 for (int j = 0; j < 4; j++)
@@ -233,10 +284,11 @@ INLINE void flash_dkv(Starts starts, const T *q, const T *k, const T *v, const f
             to_a_fragment<T, QUERIES>(fragment, dscores);
             mma_ab<T, QUERIES, WIDTH>(dk_acc, fragment, q_tiles + stage, first_column);
         }
-        float ones[2] = {1.0f, 1.0f}, scales[2] = {shape.scale, shape.scale};
+        float weight = DROPOUT ? context.dropout_scale : 1.0f;
+        float weights[2] = {weight, weight}, scales[2] = {shape.scale, shape.scale};
         int valid = end - first;
         store_tile(dv + (i64)first * block.kv_stride, block.kv_stride, valid, block.head_dim, first_column, dv_acc,
-                   ones);
+                   weights);
         store_tile(dk + (i64)first * block.kv_stride, block.kv_stride, valid, block.head_dim, first_column, dk_acc,
                    scales);
     });

@@ -11,6 +11,10 @@ struct Shape {
     // Sliding window in keys; 0: none.
     i64 window;
     float scale;
+    // Rows of k and v.
+    i64 kv_rows;
+    // Whether a query sees the keys up to its own only; its sequence is then that of the keys, too.
+    bool causal;
 };
 
 __device__ Starts read_starts(const u32 *starts, u64 capacity) {
@@ -36,8 +40,4 @@ __device__ __forceinline__ i64 max64(i64 a, i64 b) { return a > b ? a : b; }
 
 __device__ __forceinline__ i64 first_visible_key(const Shape &shape, i64 sequence, i64 query) {
     return shape.window ? max64(sequence, query + 1 - shape.window) : sequence;
-}
-
-__device__ __forceinline__ bool is_visible(const Shape &shape, i64 sequence, i64 query, i64 key) {
-    return key <= query && key >= first_visible_key(shape, sequence, query);
 }

@@ -94,10 +94,15 @@ __device__ void gather_last_rows(const u32 *starts, u64 capacity, const T *x, T 
     }
 }
 
-// One warp per row. With a residual, h = residual + x is stored and normalized.
+// Limits a sum to +-limit; keeps NaN.
+__device__ __forceinline__ float limited(float sum, float limit) {
+    return sum < -limit ? -limit : sum > limit ? limit : sum;
+}
+
+// One warp per row. With a residual, h = residual + x, within +-limit, is stored and normalized.
 template <typename T>
 __device__ void rms_norm(const T *x, const T *residual, const T *w, T *h, T *y, float *rstds, u64 rows, u64 width,
-                         float eps) {
+                         float eps, float limit) {
     u64 row = (u64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (row >= rows) return;
     u64 lane = threadIdx.x % WARP, at = row * width;
@@ -105,7 +110,7 @@ __device__ void rms_norm(const T *x, const T *residual, const T *w, T *h, T *y, 
     for (u64 i = lane; i < width; i += WARP) {
         T stored = x[at + i];
         if (residual) {
-            stored = from_f32<T>(to_f32(residual[at + i]) + to_f32(stored));
+            stored = from_f32<T>(limited(to_f32(residual[at + i]) + to_f32(stored), limit));
             h[at + i] = stored;
         }
         float value = to_f32(stored);
@@ -157,7 +162,7 @@ __device__ __forceinline__ float row_reduce_sum(float value, u32 row_threads) {
 // `rms_norm` for widths that are a multiple of VEC: `row_threads` threads hold a row in registers.
 template <typename T>
 __device__ void rms_norm_vec(const T *x, const T *residual, const T *w, T *h, T *y, float *rstds, u64 rows, u32 width,
-                             float eps, u32 row_threads) {
+                             float eps, u32 row_threads, float limit) {
     u64 row = (u64)blockIdx.x * (THREADS / row_threads) + threadIdx.x / row_threads, at = row * width;
     u32 lane = threadIdx.x % row_threads;
     Packed<T> x_vecs[VECS], residual_vecs[VECS];
@@ -178,7 +183,7 @@ __device__ void rms_norm_vec(const T *x, const T *residual, const T *w, T *h, T 
             float other[VEC];
             unpack(other, residual_vecs[i]);
 #pragma unroll
-            for (int j = 0; j < VEC; j++) vec[j] = other[j] + vec[j];
+            for (int j = 0; j < VEC; j++) vec[j] = limited(other[j] + vec[j], limit);
             x_vecs[i] = pack<T>(vec);
             store_packed(h + at + column, x_vecs[i]);
             unpack(vec, x_vecs[i]);
@@ -346,8 +351,8 @@ extern "C" __global__ void add_column_sums(const float *partials, float *total, 
         gather_last_rows(starts, capacity, x, last, rows, width);                                                      \
     }                                                                                                                  \
     extern "C" __global__ void rms_norm_##NAME(const T *x, const T *residual, const T *w, T *h, T *y, float *rstds,    \
-                                               u64 rows, u64 width, float eps) {                                       \
-        rms_norm(x, residual, w, h, y, rstds, rows, width, eps);                                                       \
+                                               u64 rows, u64 width, float eps, float limit) {                          \
+        rms_norm(x, residual, w, h, y, rstds, rows, width, eps, limit);                                                \
     }                                                                                                                  \
     extern "C" __global__ void rms_norm_backward_##NAME(const T *dy, const T *h, const float *rstds, const T *w,       \
                                                         const T *residual, T *dh, u64 rows, u64 width) {               \
@@ -355,8 +360,8 @@ extern "C" __global__ void add_column_sums(const float *partials, float *total, 
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         rms_norm_vec_##NAME(const T *x, const T *residual, const T *w, T *h, T *y, float *rstds, u64 rows, u64 width,  \
-                            float eps, u64 row_threads) {                                                              \
-        rms_norm_vec(x, residual, w, h, y, rstds, rows, (u32)width, eps, (u32)row_threads);                            \
+                            float eps, u64 row_threads, float limit) {                                                 \
+        rms_norm_vec(x, residual, w, h, y, rstds, rows, (u32)width, eps, (u32)row_threads, limit);                     \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
         rms_norm_backward_vec_##NAME(const T *dy, const T *h, const float *rstds, const T *w, const T *residual,       \

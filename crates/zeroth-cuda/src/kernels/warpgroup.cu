@@ -54,6 +54,11 @@ template <int WARPGROUPS> __device__ __forceinline__ void acquire_registers() {
     else asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
 }
 
+// A barrier of the consumers alone.
+template <int CONSUMERS> __device__ __forceinline__ void sync_consumers() {
+    asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
+}
+
 // wgmma is asynchronous: fence, issue, commit, and later wait.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -4,6 +4,9 @@
 // Producer threads of a block: they copy tiles to shared memory.
 #define PRODUCERS WARPGROUP
 
+// Bytes of the mbarriers of a block, before what follows them.
+#define BARRIERS 128
+
 // One stage of the pipeline: a tile in shared memory with its two barriers.
 struct PipelineSlot {
     Barrier full, empty;
@@ -13,12 +16,12 @@ __device__ __forceinline__ PipelineSlot slot_at(u32 barriers, int index) {
     return {{barriers + 16 * index}, {barriers + 16 * index + 8}};
 }
 
-// One thread initializes all barriers before any thread uses them.
+// One thread initializes all barriers before any thread uses them. A slot is full after so many arrivals.
 template <int CONSUMERS>
-__device__ __forceinline__ void init_barriers(u32 barriers, int slots) {
+__device__ __forceinline__ void init_barriers(u32 barriers, int slots, int arrivals = PRODUCERS) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < slots; i++) {
-            slot_at(barriers, i).full.init(PRODUCERS);
+            slot_at(barriers, i).full.init(arrivals);
             slot_at(barriers, i).empty.init(CONSUMERS / WARP);
         }
     }
