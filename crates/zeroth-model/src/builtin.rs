@@ -136,24 +136,40 @@ const SERIES: &[Series] = &[
     },
     Series {
         shared: r#"{"model_type": "t5", "vocab_size": 32128, "relative_attention_num_buckets": 32,
-            "layer_norm_epsilon": 1e-6}"#,
+            "layer_norm_epsilon": 1e-6, "dropout_rate": 0.1, "decoder_start_token_id": 0}"#,
         columns: T5,
         models: &[
             (&["t5-small", "google-t5/t5-small"], &[512, 2048, 6, 8, 64]),
             (&["t5-base", "google-t5/t5-base"], &[768, 3072, 12, 12, 64]),
             (&["t5-large", "google-t5/t5-large"], &[1024, 4096, 24, 16, 64]),
             (&["t5-3b", "google-t5/t5-3b"], &[1024, 16384, 24, 32, 128]),
+            (&["t5-11b", "google-t5/t5-11b"], &[1024, 65536, 24, 128, 128]),
         ],
     },
     Series {
         shared: r#"{"model_type": "t5", "vocab_size": 32128, "relative_attention_num_buckets": 32,
-            "layer_norm_epsilon": 1e-6, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false}"#,
+            "layer_norm_epsilon": 1e-6, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false,
+            "dropout_rate": 0.1, "decoder_start_token_id": 0}"#,
         columns: T5,
         models: &[
             (&["google/flan-t5-small", "google/t5-v1_1-small"], &[512, 1024, 8, 6, 64]),
             (&["google/flan-t5-base", "google/t5-v1_1-base"], &[768, 2048, 12, 12, 64]),
             (&["google/flan-t5-large", "google/t5-v1_1-large"], &[1024, 2816, 24, 16, 64]),
             (&["google/flan-t5-xl", "google/t5-v1_1-xl"], &[2048, 5120, 24, 32, 64]),
+            (&["google/flan-t5-xxl", "google/t5-v1_1-xxl"], &[4096, 10240, 24, 64, 64]),
+        ],
+    },
+    Series {
+        shared: r#"{"model_type": "mt5", "vocab_size": 250112, "relative_attention_num_buckets": 32,
+            "layer_norm_epsilon": 1e-6, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false,
+            "dropout_rate": 0.1, "decoder_start_token_id": 0}"#,
+        columns: T5,
+        models: &[
+            (&["google/mt5-small"], &[512, 1024, 8, 6, 64]),
+            (&["google/mt5-base"], &[768, 2048, 12, 12, 64]),
+            (&["google/mt5-large"], &[1024, 2816, 24, 16, 64]),
+            (&["google/mt5-xl"], &[2048, 5120, 24, 32, 64]),
+            (&["google/mt5-xxl"], &[4096, 10240, 24, 64, 64]),
         ],
     },
 ];

@@ -54,12 +54,29 @@ pub struct ModelConfig {
     pub max_positions: Option<u64>,
     /// The mixture of experts.
     pub experts: Option<Experts>,
-    /// The standard deviation of new weights.
+    /// The standard deviation of new weights of a decoder-only model.
     pub initializer_range: f64,
-    /// The share of attention weights that transformers would drop in training. Here none are.
+    /// The factor of new weights of an encoder-decoder, whose standard deviations follow from its sizes; 1 elsewhere.
+    pub initializer_factor: f64,
+    /// The share of attention weights that transformers would drop in training of a decoder-only model. Here none are.
     pub attention_dropout: f64,
+    /// The probability of dropout in training, everywhere in an encoder-decoder; 0 elsewhere.
+    pub dropout_rate: f64,
+    /// The tokens that frame the targets of an encoder-decoder; `None` elsewhere.
+    pub target_tokens: Option<TargetTokens>,
     /// The type its weights were saved in, if the file says so.
     pub dtype: Option<DType>,
+}
+
+/// The tokens that frame the targets of an encoder-decoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TargetTokens {
+    /// The first input of the decoder, before the first token of a target: `decoder_start_token_id`, else `pad_token_id`.
+    pub start: u64,
+    /// The input in place of a token that is not trained: `pad_token_id`.
+    pub pad: Option<u64>,
+    /// The end of a target, the first where there are several: `eos_token_id`.
+    pub eos: Option<u64>,
 }
 
 /// A function between the matrices of a feed-forward part.

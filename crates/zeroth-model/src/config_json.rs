@@ -12,16 +12,11 @@ use crate::config::{Activation, Experts, ModelConfig, Positions};
 use crate::decoder::AUX_LOSS_COEFFICIENT;
 use crate::family::Family;
 use crate::rope::{Rope, RopeScaling};
+use crate::t5;
 
 /// A model that no `config.json` written here describes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnwritableConfig {
-    /// A family whose configs are read and not written.
-    #[error("a config.json is written for {}, and this model is of the family {family}", Family::trainable())]
-    Family {
-        /// The model's.
-        family: Family,
-    },
     /// A description that the family's configs cannot express.
     #[error(
         "a config.json of the family {family} cannot say this model's {fields}: it would be read as another model"
@@ -38,22 +33,39 @@ impl ModelConfig {
     /// The model's `config.json`.
     pub fn to_json(&self) -> Result<Map<String, Value>, UnwritableConfig> {
         let family = self.family;
-        let Stack::Decoder(decoder) = &family.architecture().stack else {
-            return Err(UnwritableConfig::Family { family });
+        let map = match &family.architecture().stack {
+            Stack::Decoder(decoder) => self.fields(decoder),
+            Stack::EncoderDecoder(_) => self.encoder_decoder_fields(),
         };
-        let map = self.fields(decoder);
         let refused = |fields: String| UnwritableConfig::Fields { family, fields };
         let again = Self::from_map(&map, "config.json").map_err(|error| refused(error.to_string()))?;
         if again == *self { Ok(map) } else { Err(refused(differences(self, &again).join(", "))) }
     }
 
+    /// The fields of all families.
+    fn shared_fields(&self) -> Map<String, Value> {
+        let mut fields = vec![
+            ("architectures", json!([self.family.class()])),
+            ("model_type", json!(self.family.model_type())),
+            ("use_cache", json!(true)),
+        ];
+        if let Some(dtype) = self.dtype {
+            fields.extend(["dtype", "torch_dtype"].map(|field| (field, json!(torch_name(dtype)))));
+        }
+        owned(fields)
+    }
+
+    fn encoder_decoder_fields(&self) -> Map<String, Value> {
+        let mut map = self.shared_fields();
+        map.extend(owned(t5::fields(self)));
+        map
+    }
+
     fn fields(&self, decoder: &Decoder) -> Map<String, Value> {
-        let mut map = Map::new();
+        let mut map = self.shared_fields();
         let mut set = |field: &str, value: Value| {
             map.insert(field.to_owned(), value);
         };
-        set("architectures", json!([self.family.class()]));
-        set("model_type", json!(self.family.model_type()));
         set("vocab_size", json!(self.vocab));
         set("hidden_size", json!(self.hidden));
         set("intermediate_size", json!(self.ffn));
@@ -72,7 +84,6 @@ impl ModelConfig {
         }
         set("attention_dropout", json!(self.attention_dropout));
         set("initializer_range", json!(self.initializer_range));
-        set("use_cache", json!(true));
         self.window_fields(decoder.windows, &mut set);
         if let Some((experts, mixture)) = self.experts.as_ref().zip(decoder.mixture) {
             expert_fields(experts, mixture.config, &mut set);
@@ -87,10 +98,6 @@ impl ModelConfig {
             let stretched = rope.scaling != RopeScaling::Default;
             set("rope_scaling", if stretched { Value::Object(scaling) } else { Value::Null });
             set("rope_parameters", Value::Object(parameters));
-        }
-        if let Some(dtype) = self.dtype {
-            set("dtype", json!(torch_name(dtype)));
-            set("torch_dtype", json!(torch_name(dtype)));
         }
         map
     }
@@ -141,6 +148,10 @@ fn expert_fields(experts: &Experts, config: MixtureConfig, set: &mut impl FnMut(
     set("num_experts_per_tok", json!(experts.per_token));
     set("output_router_logits", json!(experts.aux_loss.is_some()));
     set("router_aux_loss_coef", json!(experts.aux_loss.unwrap_or(AUX_LOSS_COEFFICIENT)));
+}
+
+fn owned(fields: Vec<(&str, Value)>) -> Map<String, Value> {
+    fields.into_iter().map(|(field, value)| (field.to_owned(), value)).collect()
 }
 
 fn activation_word(activation: Activation) -> &'static str {
@@ -205,13 +216,15 @@ fn rope_scaling(rope: &Rope) -> Map<String, Value> {
         }
     };
     fields.push(("rope_type", json!(kind)));
-    fields.into_iter().map(|(field, value)| (field.to_owned(), value)).collect()
+    owned(fields)
 }
 
 /// The names of what two descriptions of one model disagree on.
 fn differences(a: &ModelConfig, b: &ModelConfig) -> Vec<&'static str> {
     [
         ("encoder_blocks", a.encoder_blocks != b.encoder_blocks),
+        ("kv_heads", a.kv_heads != b.kv_heads),
+        ("activation", a.activation != b.activation),
         ("gated", a.gated != b.gated),
         ("scaled_head", a.scaled_head != b.scaled_head),
         ("norm_eps", a.norm_eps != b.norm_eps),
@@ -223,6 +236,11 @@ fn differences(a: &ModelConfig, b: &ModelConfig) -> Vec<&'static str> {
         ("positions", a.positions != b.positions),
         ("max_positions", a.max_positions != b.max_positions),
         ("experts", a.experts != b.experts),
+        ("initializer_range", a.initializer_range != b.initializer_range),
+        ("initializer_factor", a.initializer_factor != b.initializer_factor),
+        ("attention_dropout", a.attention_dropout != b.attention_dropout),
+        ("dropout_rate", a.dropout_rate != b.dropout_rate),
+        ("target_tokens", a.target_tokens != b.target_tokens),
     ]
     .into_iter()
     .filter_map(|(field, differ)| differ.then_some(field))

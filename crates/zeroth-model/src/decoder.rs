@@ -84,7 +84,10 @@ pub(crate) fn read(
             None => None,
         },
         initializer_range: fields.not_negative("initializer_range")?.unwrap_or(INITIALIZER_RANGE),
+        initializer_factor: 1.0,
         attention_dropout: fields.number("attention_dropout")?.unwrap_or(0.0),
+        dropout_rate: 0.0,
+        target_tokens: None,
         dtype: read_dtype(fields)?,
     })
 }

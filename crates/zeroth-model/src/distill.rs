@@ -52,11 +52,13 @@ pub fn forward_distilled(
     let Some(Distilled { teacher, spec, alpha }) = distilled else {
         return crate::forward(config, table, batch);
     };
+    refuse_encoder("the student", config)?;
     let mut b = Builder::new(&[batch.tokens]);
-    let student = Decoder::new(config, table)?;
+    let student = Decoder::new(config, table);
     let teacher = match teacher {
         TeacherForward::Weights { config, table } => {
-            let output = Decoder::teacher(config, table)?.add(&mut b, &|_| false)?;
+            refuse_encoder("the teacher", config)?;
+            let output = Decoder::teacher(config, table).add(&mut b, &|_| false)?;
             Teacher::Hidden { x: output.normed, weight: output.head }
         }
         TeacherForward::TopK { k, vocab, tail } => {
@@ -69,6 +71,13 @@ pub fn forward_distilled(
     b.distill_loss(output.normed, output.head, teacher, spec, alpha)?;
     output.aux_loss(&mut b, config)?;
     Ok(b.finish()?)
+}
+
+fn refuse_encoder(who: &'static str, config: &ModelConfig) -> Result<(), ForwardError> {
+    if config.family.is_encoder_decoder() {
+        return Err(ForwardError::DistilledEncoder { who, family: config.family });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -100,7 +109,7 @@ mod tests {
             spec: SPEC,
             alpha: 0.3,
         };
-        let graph = forward_distilled(&student, &own, Some(distilled), Batch { tokens: 4 }).unwrap();
+        let graph = forward_distilled(&student, &own, Some(distilled), Batch::of_tokens(4)).unwrap();
         let of_teacher = |group| graph.units.iter().filter(|unit| unit.group == group).count();
         assert_eq!(of_teacher(Group::Teacher), table.units.len());
         assert_eq!(of_teacher(Group::Model), own.units.len());
@@ -121,11 +130,11 @@ mod tests {
         let (student, own) = model("");
         let teacher = TeacherForward::TopK { k: 3, vocab: 20, tail: true };
         let distilled = Distilled { teacher, spec: SPEC, alpha: 1.0 };
-        let graph = forward_distilled(&student, &own, Some(distilled), Batch { tokens: 4 }).unwrap();
+        let graph = forward_distilled(&student, &own, Some(distilled), Batch::of_tokens(4)).unwrap();
         assert_eq!(graph.params.len(), own.iter().count());
         let widths: Vec<u64> = graph.inputs.iter().map(|input| graph.info(*input).width).collect();
         assert_eq!(widths, [1, 1, 1, 3, 3]);
-        let plain = forward_distilled(&student, &own, None, Batch { tokens: 4 }).unwrap();
-        assert_eq!(plain, crate::forward(&student, &own, Batch { tokens: 4 }).unwrap());
+        let plain = forward_distilled(&student, &own, None, Batch::of_tokens(4)).unwrap();
+        assert_eq!(plain, crate::forward(&student, &own, Batch::of_tokens(4)).unwrap());
     }
 }

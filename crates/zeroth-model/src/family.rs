@@ -74,29 +74,11 @@ impl Family {
         matches!(self.architecture().stack, Stack::EncoderDecoder(_))
     }
 
-    /// Whether its models can be trained and its configs written: decoder-only families.
-    pub(crate) const fn is_trainable(self) -> bool {
-        matches!(self.architecture().stack, Stack::Decoder(_))
-    }
-
     /// The mixture of experts of its models, where they may have one.
     pub(crate) const fn mixture(self) -> Option<Mixture> {
         match &self.architecture().stack {
             Stack::Decoder(decoder) => decoder.mixture,
             Stack::EncoderDecoder(_) => None,
-        }
-    }
-
-    /// The trainable families, for messages: `llama, mistral and qwen2`.
-    pub(crate) fn trainable() -> String {
-        let names: Vec<&str> = Self::ALL
-            .iter()
-            .filter(|family| family.is_trainable())
-            .map(|family| family.model_type())
-            .collect();
-        match names.split_last() {
-            Some((last, others)) => format!("{} and {last}", others.join(", ")),
-            None => String::new(),
         }
     }
 

@@ -92,6 +92,16 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A whole number from `least` to `most`, or the first of a list of them.
+    pub(crate) fn first_size_in(&self, field: &str, least: u64, most: u64) -> Result<Given<u64>, FieldError> {
+        let Some(list) = self.map.get(field).and_then(Value::as_array) else {
+            return self.size_in(field, least, most);
+        };
+        let Some(first) = list.first() else { return Ok(Given::Null) };
+        let alone = Map::from_iter([(field.to_owned(), first.clone())]);
+        Fields { map: &alone, within: self.within }.size_in(field, least, most)
+    }
+
     /// A size that must be there, from 1 to `most`.
     pub(crate) fn size(&self, field: &str, most: u64) -> Result<u64, FieldError> {
         self.size_in(field, 1, most)?.value().ok_or_else(|| self.missing(field))

@@ -10,33 +10,65 @@ use std::ops::Range;
 
 use zeroth_base::philox4x32;
 
-use crate::{LoraInit, Parameter, ParameterKind};
+use crate::{LoraInit, ModelConfig, Parameter, ParameterKind, t5};
 
 /// The standard deviation of new weights where a config has no `initializer_range`, as in transformers.
 pub const INITIALIZER_RANGE: f64 = 0.02;
 
-/// Fills `out` with the new values of a range of a parameter's elements: ones for norms, zeros for biases and for a
-/// LoRA adapter's outer matrix, uniform numbers up to 1/√in for its inner one (as peft), and normal numbers of
-/// standard deviation `deviation` for all else.
+/// The distribution of a parameter's new values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum NewValues {
+    /// All of them this one.
+    Constant(f32),
+    /// Normal numbers of this standard deviation.
+    Normal(f32),
+    /// Those of an adapter: zeros for its outer matrix, uniform numbers up to 1/√in for its inner one (as PEFT).
+    Adapter,
+}
+
+impl NewValues {
+    /// Those of a decoder-only model: ones for norms, zeros for biases, and normal numbers for all else but adapters.
+    pub const fn of(parameter: &Parameter, deviation: f32) -> Self {
+        match parameter.kind {
+            ParameterKind::Norm => Self::Constant(1.0),
+            ParameterKind::Bias => Self::Constant(0.0),
+            ParameterKind::LoraA | ParameterKind::LoraB => Self::Adapter,
+            ParameterKind::Embedding
+            | ParameterKind::PositionBias
+            | ParameterKind::Linear
+            | ParameterKind::Expert
+            | ParameterKind::Router
+            | ParameterKind::Head => Self::Normal(deviation),
+        }
+    }
+}
+
+impl ModelConfig {
+    /// The distribution of a parameter's new values: that of transformers.
+    pub fn new_values(&self, parameter: &Parameter) -> NewValues {
+        if !self.family.is_encoder_decoder() {
+            return NewValues::of(parameter, self.initializer_range as f32);
+        }
+        let deviation = t5::initial_deviation(self, parameter) as f32;
+        match parameter.kind {
+            ParameterKind::Norm => NewValues::Constant(deviation),
+            _ => NewValues::of(parameter, deviation),
+        }
+    }
+}
+
+/// Fills `out` with the new values of a range of a parameter's elements.
 ///
 /// # Panics
 ///
 /// If `out` does not hold exactly the range.
-pub fn fill_new(seed: u64, deviation: f32, parameter: &Parameter, elements: Range<u64>, out: &mut [f32]) {
+pub fn fill_new(seed: u64, values: NewValues, parameter: &Parameter, elements: Range<u64>, out: &mut [f32]) {
     assert_eq!(elements.end.checked_sub(elements.start), Some(out.len() as u64), "the buffer is the range");
-    let stream = Stream::new(seed, &parameter.name);
-    match parameter.kind {
-        ParameterKind::Norm => out.fill(1.0),
-        ParameterKind::Bias => out.fill(0.0),
-        ParameterKind::LoraA | ParameterKind::LoraB => {
-            fill_adapter(seed, LoraInit::Kaiming, parameter, elements, out);
-        }
-        ParameterKind::Embedding
-        | ParameterKind::PositionBias
-        | ParameterKind::Linear
-        | ParameterKind::Expert
-        | ParameterKind::Router
-        | ParameterKind::Head => {
+    match values {
+        NewValues::Constant(value) => out.fill(value),
+        NewValues::Adapter => fill_adapter(seed, LoraInit::Kaiming, parameter, elements, out),
+        NewValues::Normal(deviation) => {
+            let stream = Stream::new(seed, &parameter.name);
             stream.fill(elements.start, out, |words| four_normals(words).map(|normal| deviation * normal));
         }
     }

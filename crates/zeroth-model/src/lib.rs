@@ -34,14 +34,14 @@ mod table;
 
 pub use auto::hidden_size_for_auto;
 pub use builtin::builtin_names;
-pub use config::{Activation, Experts, ModelConfig, Positions};
+pub use config::{Activation, Experts, ModelConfig, Positions, TargetTokens};
 pub use config_json::UnwritableConfig;
 pub use distill::{Distilled, TEACHER_PREFIX, TeacherForward, forward_distilled};
 pub use error::{FieldError, ModelError, Needs};
 pub use family::Family;
 pub use folder::{HubCache, NamedConfig, locate, named_config, read_config};
 pub use forward::{Batch, ForwardError, forward, forward_training};
-pub use init::{INITIALIZER_RANGE, fill_adapter, fill_new};
+pub use init::{INITIALIZER_RANGE, NewValues, fill_adapter, fill_new};
 pub use limits::MAX_PARAMETERS;
 pub use load::table;
 pub use lora::{Lora, LoraError, LoraInit, LoraTargets, adapts_experts, add_adapters, lora_table};

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use zeroth_base::{DType, PublishError, publish};
 
 use crate::architecture::MixtureConfig;
-use crate::init::fill_new;
+use crate::init::{NewValues, fill_new};
 use crate::safetensors::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, WrittenWeights};
 use crate::{Family, FieldError, ModelConfig, ModelError, Parameter, UnwritableConfig, table};
 
@@ -23,15 +23,15 @@ const MOST_THREADS: usize = 16;
 /// The sizes of a new model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSizes {
-    /// A trainable family: any decoder-only one.
+    /// The family. One of the family t5 is a T5 where its head is tied (relu), else a T5 v1.1 (gated-gelu).
     pub family: Family,
     /// Width of the residual stream.
     pub hidden: u64,
-    /// Blocks.
+    /// Blocks; of an encoder-decoder, those of each stack.
     pub blocks: u64,
     /// Attention heads.
     pub heads: u64,
-    /// Heads of keys and values; as many as heads where not given.
+    /// Heads of keys and values; as many as heads where not given, and always of an encoder-decoder.
     pub kv_heads: Option<u64>,
     /// Width of one head; the model's width shared by the heads where not given.
     pub head_dim: Option<u64>,
@@ -41,9 +41,9 @@ pub struct ModelSizes {
     pub vocab: u64,
     /// Whether the head is the embedding.
     pub tied: bool,
-    /// The longest sequence it is meant for; the family's default where not given.
+    /// The longest sequence it is meant for; the family's default where not given. An encoder-decoder has no such limit.
     pub max_positions: Option<u64>,
-    /// The base of rotary frequencies; the family's default where not given.
+    /// The base of rotary frequencies; the family's default where not given. An encoder-decoder has none.
     pub rope_theta: Option<f64>,
     /// The experts of every block, for the families that have some.
     pub experts: Option<ExpertSizes>,
@@ -72,13 +72,6 @@ impl ModelConfig {
 const ORIGIN: &str = "the sizes given";
 
 fn fields(sizes: &ModelSizes) -> Result<Map<String, Value>, FieldError> {
-    if !sizes.family.is_trainable() {
-        return Err(FieldError::Unsupported {
-            field: "model_type".to_owned(),
-            found: sizes.family.to_string(),
-            why: format!("new models are of the families {}", Family::trainable()),
-        });
-    }
     // JSON would say null, which means the default.
     if let Some(theta) = sizes.rope_theta.filter(|theta| !theta.is_finite()) {
         let (field, found) = ("rope_theta".to_owned(), theta.to_string());
@@ -90,6 +83,9 @@ fn fields(sizes: &ModelSizes) -> Result<Map<String, Value>, FieldError> {
         None if sizes.heads > 0 && sizes.hidden.is_multiple_of(sizes.heads) => sizes.hidden / sizes.heads,
         None => return Err(FieldError::HeadDim { hidden: sizes.hidden, heads: sizes.heads }),
     };
+    if sizes.family.is_encoder_decoder() {
+        return encoder_decoder_fields(sizes, head_dim);
+    }
     let mut fields = vec![
         ("model_type", json!(sizes.family.model_type())),
         ("hidden_size", json!(sizes.hidden)),
@@ -104,6 +100,39 @@ fn fields(sizes: &ModelSizes) -> Result<Map<String, Value>, FieldError> {
         ("rope_theta", json!(sizes.rope_theta)),
         ("sliding_window", Value::Null),
     ];
+    fields.extend(expert_fields(sizes)?);
+    Ok(fields.into_iter().map(|(field, value)| (field.to_owned(), value)).collect())
+}
+
+/// The fields of an encoder-decoder with as many blocks in each stack.
+fn encoder_decoder_fields(sizes: &ModelSizes, head_dim: u64) -> Result<Map<String, Value>, FieldError> {
+    let family = sizes.family;
+    let without = [
+        ("num_key_value_heads", sizes.kv_heads.filter(|kv_heads| *kv_heads != sizes.heads)),
+        ("max_position_embeddings", sizes.max_positions),
+    ];
+    let without = without.into_iter().map(|(field, given)| (field, given.map(|given| given.to_string())));
+    let theta = ("rope_theta", sizes.rope_theta.map(|theta| theta.to_string()));
+    if let Some((field, found)) =
+        without.chain([theta]).find_map(|(field, given)| Some((field.to_owned(), given?)))
+    {
+        let why = format!("models of the family {family} have none: leave it out");
+        return Err(FieldError::Unsupported { field, found, why });
+    }
+    let mut fields = vec![
+        ("model_type", json!(family.model_type())),
+        ("d_model", json!(sizes.hidden)),
+        ("d_kv", json!(head_dim)),
+        ("d_ff", json!(sizes.ffn)),
+        ("num_layers", json!(sizes.blocks)),
+        ("num_heads", json!(sizes.heads)),
+        ("vocab_size", json!(sizes.vocab)),
+        ("tie_word_embeddings", json!(sizes.tied)),
+        ("decoder_start_token_id", json!(0)),
+    ];
+    if family == Family::T5 && !sizes.tied {
+        fields.push(("feed_forward_proj", json!("gated-gelu")));
+    }
     fields.extend(expert_fields(sizes)?);
     Ok(fields.into_iter().map(|(field, value)| (field.to_owned(), value)).collect())
 }
@@ -222,7 +251,7 @@ pub fn new_folder(
         let elements = parameter.elements();
         for start in (0..elements).step_by(threads * PIECE) {
             values.resize((elements - start).min((threads * PIECE) as u64) as usize, 0.0);
-            fill_in_parallel(new.seed, config.initializer_range as f32, parameter, start, &mut values);
+            fill_in_parallel(new.seed, config.new_values(parameter), parameter, start, &mut values);
             writer.append_parameter(parameter, &values)?;
         }
     }
@@ -238,10 +267,10 @@ pub fn new_folder(
 }
 
 /// Fills `values` with new elements from `start`, a piece a thread. The cuts change no bit.
-fn fill_in_parallel(seed: u64, deviation: f32, parameter: &Parameter, start: u64, values: &mut [f32]) {
+fn fill_in_parallel(seed: u64, new: NewValues, parameter: &Parameter, start: u64, values: &mut [f32]) {
     let fill = |(index, piece): (usize, &mut [f32])| {
         let start = start + (index * PIECE) as u64;
-        fill_new(seed, deviation, parameter, start..start + piece.len() as u64, piece);
+        fill_new(seed, new, parameter, start..start + piece.len() as u64, piece);
     };
     let threads = values.len().div_ceil(PIECE);
     let pieces = Mutex::new(values.chunks_mut(PIECE).enumerate());
@@ -272,8 +301,8 @@ mod tests {
         let (start, length) = (7, 2 * PIECE + 5);
         let parameter = Parameter::new("w".to_owned(), vec![start + length as u64], ParameterKind::Linear);
         let (mut together, mut alone) = (vec![0.0; length], vec![1.0; length]);
-        fill_in_parallel(3, 0.02, &parameter, start, &mut together);
-        fill_new(3, 0.02, &parameter, start..start + length as u64, &mut alone);
+        fill_in_parallel(3, NewValues::Normal(0.02), &parameter, start, &mut together);
+        fill_new(3, NewValues::Normal(0.02), &parameter, start..start + length as u64, &mut alone);
         assert!(together == alone);
     }
 }

@@ -241,6 +241,11 @@ impl ParameterTable {
         self.total() - of_experts / experts * (experts - per_token)
     }
 
+    /// Whether an encoder reads what the decoder continues.
+    pub fn has_encoder(&self) -> bool {
+        self.units.iter().any(|unit| matches!(unit.name, UnitName::EncoderBlock(_)))
+    }
+
     /// The blocks of encoder and decoder.
     pub fn blocks(&self) -> impl Iterator<Item = &Unit> {
         self.units.iter().filter(|unit| matches!(unit.name, UnitName::Block(_) | UnitName::EncoderBlock(_)))

@@ -5,7 +5,7 @@
 use zeroth_model::{ModelConfig, builtin_names, named_config, table};
 
 /// Published counts: sums over the tensors of the safetensors files.
-const TOTALS: [(&str, u64); 27] = [
+const TOTALS: [(&str, u64); 39] = [
     ("Qwen/Qwen3-0.6B", 596_049_920),
     ("Qwen/Qwen3-1.7B", 1_720_574_976),
     ("Qwen/Qwen3-4B", 4_022_468_096),
@@ -30,7 +30,19 @@ const TOTALS: [(&str, u64); 27] = [
     ("meta-llama/Llama-3.2-1B", 1_235_814_400),
     ("meta-llama/Llama-3.2-3B", 3_212_749_824),
     ("mistralai/Mistral-7B-v0.3", 7_248_023_552),
+    ("t5-small", 60_506_624),
+    ("t5-base", 222_903_552),
+    ("t5-large", 737_668_096),
     ("t5-3b", 2_851_598_336),
+    ("t5-11b", 11_307_321_344),
+    ("google/t5-v1_1-base", 247_577_856),
+    ("google/flan-t5-large", 783_150_080),
+    ("google/flan-t5-xxl", 11_135_332_352),
+    ("google/mt5-small", 300_176_768),
+    ("google/mt5-base", 582_401_280),
+    ("google/mt5-large", 1_229_581_312),
+    ("google/mt5-xl", 3_742_619_648),
+    ("google/mt5-xxl", 12_921_057_280),
     ("google/flan-t5-small", 76_961_152),
     ("google/flan-t5-xl", 2_849_757_184),
 ];
@@ -71,6 +83,8 @@ fn built_in_configs_are_those_of_the_hub() {
         ("mistralai/Mistral-7B-v0.3", "Mistral-7B-v0.3"),
         ("t5-base", "t5-base"),
         ("google/flan-t5-small", "flan-t5-small"),
+        ("google/mt5-small", "mt5-small"),
+        ("t5-small", "t5-small"),
     ] {
         let builtin = ModelConfig::from_named(&named_config(name).unwrap()).unwrap();
         let folder = format!("{}/tests/configs/{folder}", env!("CARGO_MANIFEST_DIR"));

@@ -8,7 +8,7 @@
 Needs torch, transformers (4 or 5), safetensors and numpy. For each family, tied and not, in bf16 and fp32, in one file
 and in several:
 
-  - AutoModelForCausalLM.from_pretrained loads the folder with no missing, unexpected or mismatched key, in the type
+  - from_pretrained of AutoModelForCausalLM, or of AutoModelForSeq2SeqLM for encoder-decoders, loads the folder with no missing, unexpected or mismatched key, in the type
     asked for, and a forward pass gives finite logits;
   - the sizes, the rope and the head that transformers understands are those that were typed;
   - every value that our reader reads is the one that transformers has, bit by bit;
@@ -25,13 +25,16 @@ import tempfile
 import numpy
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 SIZES = {
     "--hidden": 48, "--layers": 2, "--heads": 6, "--kv-heads": 2, "--head-dim": 16, "--intermediate-size": 80,
     "--vocab-size": 300, "--max-positions": 512, "--rope-theta": 50000, "--seed": 123456789012345,
 }
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "t5", "mt5"]
+ENCODER_DECODERS = ["t5", "mt5"]
+# What encoder-decoders do not have.
+NOT_THEIRS = ["--kv-heads", "--max-positions", "--rope-theta"]
 
 
 def fnv(data):
@@ -73,33 +76,63 @@ def normals(seed, name, count):
     return numpy.stack([radius * numpy.cos(angle), radius * numpy.sin(angle)], 2).reshape(-1)[:count]
 
 
-def defined(seed, name, shape):
+def deviation(family, name):
+    """Of T5's _init_weights, with an initializer_factor of 1."""
+    width, head = SIZES["--hidden"], SIZES["--head-dim"]
+    if family not in ENCODER_DECODERS:
+        return 0.02
+    match name.split(".")[-2]:
+        case "shared" | "lm_head":
+            return 1.0
+        case "q":
+            return (width * head) ** -0.5
+        case "o":
+            return (SIZES["--heads"] * head) ** -0.5
+        case "wo":
+            return SIZES["--intermediate-size"] ** -0.5
+        case _:
+            return width ** -0.5
+
+
+def defined(family, seed, name, shape):
     if name.endswith("norm.weight"):
         return numpy.ones(shape)
     if name.endswith(".bias"):
         return numpy.zeros(shape)
-    return 0.02 * normals(seed, name, int(numpy.prod(shape))).reshape(shape)
+    return deviation(family, name) * normals(seed, name, int(numpy.prod(shape))).reshape(shape)
 
 
 def check(zeroth, reader, folder, family, tied, dtype, shard):
     command = [zeroth, "init", "--family", family, "--dtype", dtype, "--output", folder, "--max-shard-size", shard]
-    command += [str(word) for pair in SIZES.items() for word in pair] + (["--tied"] if tied else [])
+    is_pair = family in ENCODER_DECODERS
+    sizes = [pair for pair in SIZES.items() if not (is_pair and pair[0] in NOT_THEIRS)]
+    command += [str(word) for pair in sizes for word in pair] + (["--tied"] if tied else [])
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
 
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype="auto")
+    auto = AutoModelForSeq2SeqLM if is_pair else AutoModelForCausalLM
+    model, info = auto.from_pretrained(folder, output_loading_info=True, dtype="auto")
     wrong = {key: value for key, value in info.items() if value}
     assert not wrong, wrong
     config = model.config
     assert config.model_type == family and config.num_hidden_layers == SIZES["--layers"]
-    assert config.hidden_size == SIZES["--hidden"] and config.num_key_value_heads == SIZES["--kv-heads"]
-    assert config.head_dim == SIZES["--head-dim"] and config.max_position_embeddings == SIZES["--max-positions"]
-    rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
-    assert rope["rope_theta"] == SIZES["--rope-theta"], rope
-    assert config.tie_word_embeddings == tied
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert config.hidden_size == SIZES["--hidden"] and config.num_attention_heads == SIZES["--heads"]
+    if is_pair:
+        assert config.d_kv == SIZES["--head-dim"] and config.num_decoder_layers == SIZES["--layers"]
+        assert config.d_ff == SIZES["--intermediate-size"] and config.decoder_start_token_id == 0
+        assert config.feed_forward_proj == ("relu" if family == "t5" and tied else "gated-gelu")
+        assert getattr(config, "scale_decoder_outputs", False) == (family == "t5" and tied)
+        assert (model.lm_head.weight is model.shared.weight) == tied
+        logits = model(torch.arange(7)[None], decoder_input_ids=torch.arange(5)[None]).logits
+    else:
+        assert config.num_key_value_heads == SIZES["--kv-heads"]
+        assert config.head_dim == SIZES["--head-dim"] and config.max_position_embeddings == SIZES["--max-positions"]
+        rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
+        assert rope["rope_theta"] == SIZES["--rope-theta"], rope
+        assert config.tie_word_embeddings == tied
+        assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+        logits = model(torch.arange(7)[None]).logits
     assert model.dtype == torch_dtype, model.dtype
-    logits = model(torch.arange(7)[None]).logits
     assert torch.isfinite(logits).all() and logits.std() > 0
 
     lines = subprocess.run([reader, folder], check=True, capture_output=True, text=True).stdout.splitlines()
@@ -110,7 +143,7 @@ def check(zeroth, reader, folder, family, tied, dtype, shard):
         values = tensor.detach().float()
         assert ours[name]["shape"] == list(tensor.shape) and ours[name]["dtype"] == dtype
         assert ours[name]["f32"] == f"{fnv(values.numpy().tobytes()):016x}", name
-        expected = torch.from_numpy(defined(SIZES["--seed"], name, tuple(tensor.shape)))
+        expected = torch.from_numpy(defined(family, SIZES["--seed"], name, tuple(tensor.shape)))
         # A stored value is off by its own rounding, and by the few last places of our logarithm and sine. Small
         # halves are multiples of 2^-24.
         rounding, least = {"bf16": (2**-8, 1e-8), "fp16": (2**-10, 2**-24), "fp32": (2e-6, 1e-8)}[dtype]

@@ -24,9 +24,14 @@ struct Golden {
     steps: Value,
 }
 
+/// The tokens of a row; source and target, of an encoder-decoder.
 struct Row {
+    streams: Vec<Tokens>,
+}
+
+struct Tokens {
     ids: Vec<usize>,
-    /// Shifted: what each token should predict.
+    /// What each token should predict.
     labels: Vec<i64>,
 }
 
@@ -43,6 +48,13 @@ fn moe_goldens() -> Vec<Golden> {
     goldens_in(&golden_folder().join("moe"))
 }
 
+/// Encoder-decoders.
+fn t5_goldens() -> Vec<Golden> {
+    let mut goldens = goldens_in(&golden_folder().join("t5"));
+    goldens.extend(["t5-relu-tied-all", "t5-relu-tied-qv"].map(|case| Golden::lora("t5/lora", case)));
+    goldens
+}
+
 fn goldens_in(folder: &Path) -> Vec<Golden> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
@@ -50,7 +62,7 @@ fn goldens_in(folder: &Path) -> Vec<Golden> {
         .filter(|path| path.join("steps.json").is_file())
         .collect();
     folders.sort();
-    assert!(folders.len() >= 6, "{folders:?}");
+    assert!(folders.len() >= 5, "{folders:?}");
     folders.iter().map(|folder| Golden::read(folder)).collect()
 }
 
@@ -68,7 +80,7 @@ impl Golden {
         Self {
             name: folder.file_name().unwrap().to_string_lossy().into_owned(),
             weights: weights.collect(),
-            rows: rows.lines().map(Row::read).collect(),
+            rows: rows.lines().map(|line| Row::read(line, &config)).collect(),
             steps: serde_json::from_str(&std::fs::read_to_string(folder.join("steps.json")).unwrap())
                 .unwrap(),
             config,
@@ -76,8 +88,10 @@ impl Golden {
         }
     }
 
-    fn graph(&self, tokens: usize) -> Graph {
-        let batch = Batch { tokens: tokens as u64 };
+    fn graph(&self, data: &[Data]) -> Graph {
+        let rows = |stream: usize| data[stream].ids.len() as u64;
+        let batch =
+            if data.len() == 1 { Batch::of_tokens(rows(0)) } else { Batch::of_pairs(rows(0), rows(1)) };
         forward_training(&self.config, &self.table, batch, |parameter| !self.is_frozen(parameter)).unwrap()
     }
 
@@ -86,9 +100,9 @@ impl Golden {
         frozen.any(|name| name == parameter.name.as_str())
     }
 
-    /// The golden LoRA run of `moe/lora`.
-    fn lora(case: &str) -> Self {
-        let folder = golden_folder().join("moe/lora").join(case);
+    /// A golden LoRA run.
+    fn lora(folder: &str, case: &str) -> Self {
+        let folder = golden_folder().join(folder).join(case);
         let steps = std::fs::read_to_string(folder.join("steps.json")).unwrap();
         let steps: Value = serde_json::from_str(&steps).unwrap();
         let base = Self::read(&golden_folder().join(steps["base"].as_str().unwrap()));
@@ -119,7 +133,7 @@ impl Golden {
             return self.row_by_row(weights, rows);
         }
         let data = pack(rows);
-        run(&self.graph(data.ids.len()), &data, weights)
+        run(&self.graph(&data), &data, weights)
     }
 
     /// The summed loss of some rows, and the summed gradients of all parameters, each row by itself.
@@ -127,9 +141,8 @@ impl Golden {
         let mut loss = 0.0;
         let mut gradients: Vec<Vec<f64>> = weights.iter().map(|weight| vec![0.0; weight.len()]).collect();
         for row in rows {
-            let length = row.ids.len();
-            let graph = self.graph(length);
-            let (row_loss, row_gradients) = run(&graph, &pack(&[row]), weights);
+            let data = pack(&[row]);
+            let (row_loss, row_gradients) = run(&self.graph(&data), &data, weights);
             loss += row_loss;
             for (sum, gradient) in gradients.iter_mut().flatten().zip(row_gradients.iter().flatten()) {
                 *sum += gradient;
@@ -140,34 +153,49 @@ impl Golden {
 }
 
 impl Row {
-    fn read(line: &str) -> Self {
+    fn read(line: &str, config: &ModelConfig) -> Self {
         let row: Value = serde_json::from_str(line).unwrap();
         let numbers = |key: &str| row[key].as_array().unwrap().iter().map(|n| n.as_i64().unwrap());
-        // The shift by one: a token predicts the next one's label, and the last predicts nothing.
-        let labels = numbers("labels").skip(1).chain([-100]).collect();
-        Self { ids: numbers("input_ids").map(|id| id as usize).collect(), labels }
+        let ids: Vec<usize> = numbers("input_ids").map(|id| id as usize).collect();
+        let Some(tokens) = config.target_tokens else {
+            // The shift by one: a token predicts the next one's label, and the last predicts nothing.
+            let labels = numbers("labels").skip(1).chain([-100]).collect();
+            return Self { streams: vec![Tokens { ids, labels }] };
+        };
+        let source = Tokens { labels: vec![-100; ids.len()], ids };
+        let labels: Vec<i64> = numbers("labels").collect();
+        // The decoder reads the label before.
+        let read = |label: &i64| u64::try_from(*label).unwrap_or_else(|_| tokens.pad.unwrap());
+        let before = labels[..labels.len() - 1].iter().map(read);
+        let ids = std::iter::once(tokens.start).chain(before).map(|id| id as usize).collect();
+        Self { streams: vec![source, Tokens { ids, labels }] }
     }
 
     fn trained(&self) -> usize {
-        self.labels.iter().filter(|label| **label >= 0).count()
+        let labels = self.streams.iter().flat_map(|tokens| &tokens.labels);
+        labels.filter(|label| **label >= 0).count()
     }
 }
 
-/// Rows end to end.
-fn pack(rows: &[&Row]) -> Data {
-    let mut data = Data { ids: Vec::new(), labels: Vec::new(), positions: Vec::new(), starts: Vec::new() };
-    for row in rows {
-        data.starts.push(data.ids.len());
-        data.positions.extend(0..row.ids.len());
-        data.ids.extend(&row.ids);
-        data.labels.extend(&row.labels);
-    }
-    data
+/// The streams of rows end to end.
+fn pack(rows: &[&Row]) -> Vec<Data> {
+    let pack_stream = |stream: usize| {
+        let mut data =
+            Data { ids: Vec::new(), labels: Vec::new(), positions: Vec::new(), starts: Vec::new() };
+        for tokens in rows.iter().map(|row| &row.streams[stream]) {
+            data.starts.push(data.ids.len());
+            data.positions.extend(0..tokens.ids.len());
+            data.ids.extend(&tokens.ids);
+            data.labels.extend(&tokens.labels);
+        }
+        data
+    };
+    (0..rows[0].streams.len()).map(pack_stream).collect()
 }
 
-fn run(graph: &Graph, data: &Data, weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
+fn run(graph: &Graph, data: &[Data], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
     let backward = graph.backward().unwrap();
-    let mut machine = Machine::new(graph, std::slice::from_ref(data), weights.to_vec());
+    let mut machine = Machine::new(graph, data, weights.to_vec());
     let loss = machine.train(&backward);
     let params = graph.units.iter().flat_map(|unit| &unit.params);
     (loss, params.map(|param| machine.gradient(*param).to_vec()).collect())
@@ -189,7 +217,14 @@ fn gradients_of_step_1_agree_with_pytorch() {
 #[test]
 fn gradients_of_experts_agree_with_pytorch_and_peft() {
     let cases = ["qwen3-moe-normalized-all", "mixtral-no-window-all", "mixtral-no-window-qv-experts"];
-    gradients_agree(moe_goldens().into_iter().chain(cases.map(Golden::lora)).collect());
+    gradients_agree(
+        moe_goldens().into_iter().chain(cases.map(|case| Golden::lora("moe/lora", case))).collect(),
+    );
+}
+
+#[test]
+fn gradients_of_encoder_decoders_agree_with_pytorch_and_peft() {
+    gradients_agree(t5_goldens());
 }
 
 fn gradients_agree(goldens: Vec<Golden>) {
@@ -240,10 +275,11 @@ fn gradients_agree(goldens: Vec<Golden>) {
 #[test]
 fn packed_rows_compute_what_they_compute_alone() {
     let of_rows = |golden: &Golden| golden.config.experts.as_ref().is_none_or(|e| e.aux_loss.is_none());
-    for golden in goldens().into_iter().chain(moe_goldens().into_iter().filter(of_rows).take(2)) {
+    let of_experts = moe_goldens().into_iter().filter(of_rows).take(2);
+    for golden in goldens().into_iter().chain(of_experts).chain(t5_goldens()) {
         let rows: Vec<&Row> = golden.rows.iter().take(4).collect();
         let data = pack(&rows);
-        let (packed, packed_gradients) = run(&golden.graph(data.ids.len()), &data, &golden.weights);
+        let (packed, packed_gradients) = run(&golden.graph(&data), &data, &golden.weights);
         let (alone, alone_gradients) = golden.row_by_row(&golden.weights, &rows);
         assert!((packed - alone).abs() < 1e-9, "{}: {packed} {alone}", golden.name);
         for (a, b) in packed_gradients.iter().flatten().zip(alone_gradients.iter().flatten()) {
@@ -255,7 +291,8 @@ fn packed_rows_compute_what_they_compute_alone() {
 #[test]
 fn losses_and_norms_of_20_steps_agree_with_pytorch() {
     let is_aux = |golden: &Golden| golden.name == "mixtral-aux-3-layers";
-    for golden in goldens().into_iter().chain(moe_goldens().into_iter().filter(is_aux)) {
+    let of_encoders = goldens_in(&golden_folder().join("t5"));
+    for golden in goldens().into_iter().chain(moe_goldens().into_iter().filter(is_aux)).chain(of_encoders) {
         let recipe = &golden.steps["recipe"];
         let of = |key: &str| recipe[key].as_f64().unwrap();
         let undecayed: Vec<&str> =

@@ -39,7 +39,7 @@ mod properties {
             (hidden, head, ffn, heads, vocab) in (1u64..100, 1u64..40, 1u64..100, 1u64..9, 1u64..500),
             (blocks, decoder_blocks) in (1u64..9, prop::option::of(1u64..9)),
             proj in prop::sample::select(vec!["relu", "gated-gelu", "gated-silu", "gelu"]),
-            (buckets, tied) in (1u64..40, any::<bool>()),
+            (buckets, tied) in (4u64..40, any::<bool>()),
         ) -> Value {
             json!({
                 "model_type": family, "d_model": hidden, "d_kv": head, "d_ff": ffn, "num_heads": heads,

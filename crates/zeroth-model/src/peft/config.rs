@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::error::AdapterError;
-use super::write::{FUSED, FUSED_PATTERN};
+use super::write::{CAUSAL_LM, FUSED, FUSED_PATTERN, SEQ_2_SEQ_LM};
 use super::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use crate::error::FieldError;
 use crate::fields::{Fields, described, kind};
@@ -151,7 +151,7 @@ impl AdapterConfig {
         }
         let task_type = fields.text("task_type")?.map(str::to_owned);
         let mut notes = Vec::new();
-        if let Some(other) = task_type.as_deref().filter(|task| *task != "CAUSAL_LM") {
+        if let Some(other) = task_type.as_deref().filter(|task| ![CAUSAL_LM, SEQ_2_SEQ_LM].contains(task)) {
             notes.push(format!("`task_type` is {other}: the adapter is read as one of a language model"));
         }
         for (key, value) in map {

@@ -10,6 +10,9 @@ use crate::table::{Parameter, ParameterKind, ParameterTable};
 /// The parameter of experts that holds two of their projections, and PEFT's pattern for it.
 pub(super) const FUSED: &str = "gate_up_proj";
 pub(super) const FUSED_PATTERN: &str = r".*\.gate_up_proj";
+/// PEFT's tasks of language models, without and with an encoder.
+pub(super) const CAUSAL_LM: &str = "CAUSAL_LM";
+pub(super) const SEQ_2_SEQ_LM: &str = "SEQ_2_SEQ_LM";
 
 /// The `adapter_config.json` of a trained adapter, as PEFT 0.10 and later load it; `base_name` is the base's folder or
 /// Hub name.
@@ -62,7 +65,7 @@ pub fn adapter_config_json(lora: &Lora, base: &ParameterTable, base_name: &str) 
         "rank_pattern": rank_pattern,
         "revision": null,
         "target_modules": targets,
-        "task_type": "CAUSAL_LM",
+        "task_type": if base.has_encoder() { SEQ_2_SEQ_LM } else { CAUSAL_LM },
         "use_dora": false,
         "use_rslora": lora.rslora,
     });

@@ -75,6 +75,27 @@ fn adapters_of_peft_are_read_and_written_again_byte_for_byte() {
     assert_eq!(cases, 12);
 }
 
+#[test]
+fn adapters_of_encoder_decoders_are_read_and_written_as_peft_does() {
+    let base = table(&ModelConfig::from_folder(&golden().join("t5/t5-relu-tied")).unwrap());
+    for (case, names) in [("all", &["k", "o", "q", "v", "wi", "wo"] as &[&str]), ("qv", &["q", "v"])] {
+        let folder = golden().join(format!("t5/lora/t5-relu-tied-{case}"));
+        let adapter = Adapter::open(&folder, &base).unwrap();
+        assert_eq!(adapter.notes(), [""; 0], "{case}");
+        let targets = match case {
+            "all" => LoraTargets::AllLinear,
+            _ => LoraTargets::Named(names.iter().map(|name| (*name).to_owned()).collect()),
+        };
+        let ours = Lora { targets, ..adapter.lora().clone() };
+        assert_eq!(adapter.table(), &lora_table(&base, &ours).unwrap(), "{case}");
+        let written = TempDir::new().unwrap();
+        let keys = write_again(&adapter, &ours, &base, written.path());
+        let bytes = |folder: &Path| fs::read(folder.join(ADAPTER_WEIGHTS)).unwrap();
+        assert!(bytes(written.path()) == bytes(&folder), "{case}: other bytes than PEFT's");
+        assert_eq!((&keys["task_type"], &keys["target_modules"]), (&json!("SEQ_2_SEQ_LM"), &json!(names)));
+    }
+}
+
 /// Writes an adapter that was read; returns its `adapter_config.json`.
 fn write_again(adapter: &Adapter, lora: &Lora, base: &ParameterTable, folder: &Path) -> Map<String, Value> {
     let text = adapter_config_json(lora, base, "base");
