@@ -3,6 +3,7 @@
 use zeroth_cpu::{Pool, RopeTable, rope_angles};
 use zeroth_graph::{Graph, Kind, Node, Op, Rotary, Rows, Stream, TeacherKind, Value};
 use zeroth_kernel::{CacheRange, RowKey};
+use zeroth_program::{Program, cross_streams};
 
 use super::RunError;
 
@@ -21,14 +22,44 @@ pub struct MicroBatch<'a> {
     pub keys: &'a [RowKey],
 }
 
+impl MicroBatch<'_> {
+    /// Without sequences.
+    pub const EMPTY: Self = Self { ids: &[], labels: &[], positions: &[], starts: &[0], keys: &[] };
+}
+
+/// The streams of a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Streams<'a> {
+    /// That of a model with one.
+    One(MicroBatch<'a>),
+    /// The source and the target of an encoder-decoder: sequence i of the target attends to sequence i of the source.
+    Two([MicroBatch<'a>; 2]),
+}
+
+impl<'a> Streams<'a> {
+    /// The streams in order.
+    pub const fn as_slice(&self) -> &[MicroBatch<'a>] {
+        match self {
+            Self::One(stream) => std::slice::from_ref(stream),
+            Self::Two(streams) => streams,
+        }
+    }
+}
+
+impl<'a> From<MicroBatch<'a>> for Streams<'a> {
+    fn from(stream: MicroBatch<'a>) -> Self {
+        Self::One(stream)
+    }
+}
+
 /// A source of a step's micro-batches. The engine takes one at a time, in order, and drops it once it is uploaded, so
 /// that memory does not grow with accumulation.
 pub trait MicroBatches {
     /// The error of the run or of reading data.
     type Error: From<RunError>;
 
-    /// The next micro-batch.
-    fn next(&mut self) -> Result<MicroBatch<'_>, Self::Error>;
+    /// The next micro-batch, with all streams of the model.
+    fn next(&mut self) -> Result<Streams<'_>, Self::Error>;
 
     /// What a cache has of the teacher for the tokens of the last micro-batch, where the model is distilled from one.
     fn teacher(&self) -> Option<CachedTeacher<'_>> {
@@ -76,8 +107,8 @@ pub(super) struct SliceBatches<'a>(pub(super) std::slice::Iter<'a, MicroBatch<'a
 impl MicroBatches for SliceBatches<'_> {
     type Error = RunError;
 
-    fn next(&mut self) -> Result<MicroBatch<'_>, RunError> {
-        Ok(*self.0.next().expect("as many were counted as a step has"))
+    fn next(&mut self) -> Result<Streams<'_>, RunError> {
+        Ok(Streams::One(*self.0.next().expect("as many were counted as a step has")))
     }
 }
 
@@ -87,12 +118,18 @@ pub(super) struct BatchStaging {
     pub(super) inputs: Vec<InputStaging>,
     /// The cache rows of every token's sequence; empty without a cache.
     pub(super) ranges: Vec<CacheRange>,
+    /// Those of the source of every token's sequence; empty without a cache for cross attention.
+    pub(super) source_ranges: Vec<CacheRange>,
+    /// The streams of the queries and of the keys of cross attention, where the model has it.
+    pub(super) cross: Option<[usize; 2]>,
 }
 
 impl BatchStaging {
-    /// Buffers for the largest micro-batch; the cache of an inference program, which has one stream, holds
-    /// `cached_tokens`.
-    pub(super) fn new(graph: &Graph, cached_tokens: u64) -> Self {
+    /// Buffers for the largest micro-batch of a program.
+    pub(super) fn new(graph: &Graph, program: &Program) -> Self {
+        let cached_tokens = program.cached_tokens;
+        let most_rows = graph.streams.iter().map(|stream| stream.rows as usize).max().unwrap_or(0);
+        let ranges = |cached: u64| vec![CacheRange::default(); if cached > 0 { most_rows } else { 0 }];
         let of_streams = |input: &Value| {
             graph.streams.iter().any(|stream| [stream.ids, stream.labels, stream.positions].contains(input))
         };
@@ -104,27 +141,26 @@ impl BatchStaging {
                 .map(|stream| StreamStaging::new(graph, stream, cached_tokens))
                 .collect(),
             inputs: further.map(|input| InputStaging::new(graph, *input)).collect(),
-            ranges: match graph.streams.first() {
-                Some(stream) if cached_tokens > 0 => vec![CacheRange::default(); stream.rows as usize],
-                _ => Vec::new(),
-            },
+            ranges: ranges(cached_tokens),
+            source_ranges: ranges(program.cached_source_tokens),
+            cross: cross_streams(graph),
         }
     }
 
-    /// Copies the micro-batch of every stream and the cache rows of its tokens, padded to the rows of each stream.
-    pub(super) fn fill(
-        &mut self,
-        streams: &[MicroBatch<'_>],
-        ranges: &[CacheRange],
-        rows: &[u64],
-    ) -> Result<(), RunError> {
-        if let Some(to) = rows.first().and_then(|rows| self.ranges.get_mut(..*rows as usize)) {
-            pad(to, ranges, CacheRange::default());
-        }
+    /// Copies the micro-batch of every stream, padded to its rows.
+    pub(super) fn fill(&mut self, streams: &[MicroBatch<'_>], rows: &[u64]) -> Result<(), RunError> {
         for ((staging, batch), rows) in self.streams.iter_mut().zip(streams).zip(rows) {
             staging.fill(batch, *rows as usize)?;
         }
         Ok(())
+    }
+
+    /// Copies the cache rows of tokens and of their sources, padded to so many tokens.
+    pub(super) fn fill_ranges(&mut self, [ranges, source_ranges]: [&[CacheRange]; 2], rows: usize) {
+        let both = [(&mut self.ranges, ranges), (&mut self.source_ranges, source_ranges)];
+        for (to, ranges) in both.into_iter().filter_map(|(to, ranges)| Some((to.get_mut(..rows)?, ranges))) {
+            pad(to, ranges, CacheRange::default());
+        }
     }
 
     /// Copies the further inputs of the micro-batch that was copied last. An evaluation has no teacher and none of its inputs.

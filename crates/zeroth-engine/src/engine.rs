@@ -144,7 +144,7 @@ impl<'c> Engine<'c> {
         })()
         .map_err(started)?;
         Ok(Self {
-            feed: BatchStaging::new(&compiled.graph, compiled.program.cached_tokens),
+            feed: BatchStaging::new(&compiled.graph, &compiled.program),
             awaited: awaited(compiled, &early),
             captured: CapturedSections::new(compiled, &lowered, overlaps_next_step),
             overlaps_next_step,

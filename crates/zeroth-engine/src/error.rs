@@ -76,8 +76,10 @@ pub enum RunError {
         /// Its length.
         vocabulary: u64,
     },
-    /// Logits were requested from a training program.
-    #[error("this program was compiled to train: next-token logits need one that was compiled for inference")]
+    /// Logits of whole sequences were requested from a program without a section for them.
+    #[error(
+        "this program does not compute the logits of whole sequences: it was compiled to train, or to decode after an encoder"
+    )]
     NoLogits,
     /// Most probable tokens were requested from a program that does not compute them.
     #[error("this program does not compute the most probable tokens: compile one for a cache of its teacher")]
@@ -93,6 +95,24 @@ pub enum RunError {
     /// Decoding was requested from a program without a cache.
     #[error("this program has no cache of keys and values: decoding needs one that was compiled with it")]
     NoCache,
+    /// Encoding was requested from a program without a section for it.
+    #[error(
+        "this program has no encoder that runs apart from its decoder: it needs an encoder-decoder that was compiled with a cache"
+    )]
+    NoEncoder,
+    /// A token of an encoder-decoder was decoded without a source.
+    #[error("a token of an encoder-decoder was given no cache rows of its source: encode the source first")]
+    NoSource,
+    /// Sequences without a source, or sources without a sequence.
+    #[error(
+        "a micro-batch has {targets} target sequence(s) and {sources} source(s): each target has a source of its own"
+    )]
+    Sources {
+        /// Sequences of the decoder's stream.
+        targets: usize,
+        /// Sequences of the encoder's.
+        sources: usize,
+    },
     /// A token beyond the cache.
     #[error(
         "a token was given row {row} of the cache of keys and values, which was compiled with {rows} rows"

@@ -2,15 +2,26 @@
 
 use bytemuck::cast_slice;
 use zeroth_kernel::{CacheRange, Queue};
-use zeroth_program::{BufferId, StreamSizes};
+use zeroth_program::{BufferId, SectionKind, StreamSizes};
 
 use super::{CachedTeacher, Engine, MicroBatch, MicroBatches, RunError, StreamBatch};
+
+/// What a section of an inference program is fed.
+#[derive(Default)]
+pub(super) struct SectionFeed<'a> {
+    /// The micro-batch of each stream.
+    pub(super) streams: &'a [MicroBatch<'a>],
+    /// The cache rows of the sequence of every token whose keys and values are stored; none where nothing is cached.
+    pub(super) ranges: &'a [CacheRange],
+    /// The cache rows of the source of every token that is decoded.
+    pub(super) source_ranges: &'a [CacheRange],
+}
 
 impl Engine<'_> {
     /// Uploads the next micro-batch of a step and returns the index of its row size.
     pub(super) fn feed_next<B: MicroBatches>(&mut self, batches: &mut B) -> Result<usize, B::Error> {
         let sizes = &self.compiled.row_sizes;
-        let (size, rows) = self.stage(sizes, &[batches.next()?], &[])?;
+        let (size, rows) = self.stage(sizes, batches.next()?.as_slice())?;
         let inputs = batches.teacher().map(CachedTeacher::inputs);
         self.feed.fill_inputs(inputs.as_ref().map_or(&[], |inputs| inputs), rows, true)?;
         self.upload(rows)?;
@@ -20,7 +31,7 @@ impl Engine<'_> {
     /// Uploads a micro-batch and returns the index of its row size.
     pub(super) fn feed(&mut self, batch: &StreamBatch<'_>) -> Result<usize, RunError> {
         let sizes = &self.compiled.row_sizes;
-        let (size, rows) = self.stage(sizes, batch.streams, &[])?;
+        let (size, rows) = self.stage(sizes, batch.streams)?;
         self.feed.fill_inputs(batch.inputs, rows, true)?;
         self.upload(rows)?;
         Ok(size)
@@ -29,27 +40,39 @@ impl Engine<'_> {
     /// As [`Self::feed`], for an evaluation, which has no teacher.
     pub(super) fn feed_evaluation(&mut self, batch: &StreamBatch<'_>) -> Result<usize, RunError> {
         let sizes = &self.compiled.row_sizes;
-        let (size, rows) = self.stage(sizes, batch.streams, &[])?;
+        let (size, rows) = self.stage(sizes, batch.streams)?;
         self.feed.fill_inputs(batch.inputs, rows, false)?;
         self.upload(rows)?;
         Ok(size)
     }
 
-    /// Uploads a micro-batch for a section of an inference program, with the cache rows of its tokens where it has a
-    /// cache. Tokens without a range are not cached.
-    pub(super) fn feed_section(
-        &mut self,
-        section: usize,
-        batch: &MicroBatch<'_>,
-        ranges: &[CacheRange],
-    ) -> Result<usize, RunError> {
+    /// Uploads what a section of an inference program reads and returns the index of its row size. Tokens without a range are not
+    /// cached.
+    pub(super) fn feed_section(&mut self, section: usize, feed: &SectionFeed<'_>) -> Result<usize, RunError> {
         let compiled = self.compiled;
-        let decodes = compiled.program.decode() == Some(section);
-        let sizes = if decodes { &compiled.decode_sizes } else { &compiled.row_sizes };
-        let (size, rows) = self.stage(sizes, &[*batch], ranges)?;
+        let kind = compiled.program.sections[section].kind;
+        let sizes = if kind == SectionKind::Decode { &compiled.decode_sizes } else { &compiled.row_sizes };
+        // An encoder and a decoder read one stream each.
+        let only = self.feed.cross.and_then(|[decoder, encoder]| match kind {
+            SectionKind::Encode => Some(encoder),
+            SectionKind::Decode => Some(decoder),
+            _ => None,
+        });
+        let (size, rows) = match only {
+            Some(_) => self.stage_apart(sizes, feed.streams)?,
+            None => self.stage(sizes, feed.streams)?,
+        };
         self.feed.fill_inputs(&[], rows, true)?;
-        self.upload(rows)?;
-        Ok(if decodes { compiled.row_sizes.len() + size } else { size })
+        let cached = rows[only.unwrap_or(0)] as usize;
+        self.feed.fill_ranges([feed.ranges, feed.source_ranges], cached);
+        self.device.equal_sequences(self.feed.length());
+        for (stream, rows) in rows.iter().enumerate() {
+            if only.is_none_or(|only| only == stream) {
+                self.upload_stream(stream, *rows as usize)?;
+            }
+        }
+        self.upload_ranges(cached)?;
+        Ok(if kind == SectionKind::Decode { compiled.row_sizes.len() + size } else { size })
     }
 
     /// Stages the streams of a micro-batch, padded to one of these sizes; returns its index and rows.
@@ -57,7 +80,23 @@ impl Engine<'_> {
         &mut self,
         sizes: &'s StreamSizes,
         batches: &[MicroBatch<'_>],
-        ranges: &[CacheRange],
+    ) -> Result<(usize, &'s [u64]), RunError> {
+        let staged = self.stage_apart(sizes, batches)?;
+        if let Some([decoder, encoder]) = self.feed.cross {
+            let sequences = |stream: usize| batches[stream].starts.len().saturating_sub(1);
+            let (targets, sources) = (sequences(decoder), sequences(encoder));
+            if targets != sources {
+                return Err(RunError::Sources { targets, sources });
+            }
+        }
+        Ok(staged)
+    }
+
+    /// As [`Self::stage`], of streams that need not belong together.
+    fn stage_apart<'s>(
+        &mut self,
+        sizes: &'s StreamSizes,
+        batches: &[MicroBatch<'_>],
     ) -> Result<(usize, &'s [u64]), RunError> {
         let streams = &self.compiled.graph.streams;
         let (found, expected) = (batches.len(), streams.len());
@@ -66,11 +105,12 @@ impl Engine<'_> {
         }
         let given = batches.iter().map(|batch| batch.ids.len());
         let Some((size, rows)) = sizes.fit(&given) else {
-            let mut both = given.zip(streams.iter().map(|stream| stream.rows));
+            let most = sizes.iter().last().unwrap_or(&[]);
+            let mut both = given.zip(most.iter().copied());
             let (rows, most) = both.find(|(rows, most)| *rows as u64 > *most).unwrap_or((0, 0));
             return Err(RunError::Rows { rows, most });
         };
-        self.feed.fill(batches, ranges, rows)?;
+        self.feed.fill(batches, rows)?;
         Ok((size, rows))
     }
 
@@ -80,16 +120,23 @@ impl Engine<'_> {
         for (stream, rows) in rows.iter().enumerate() {
             self.upload_stream(stream, *rows as usize)?;
         }
-        if let Some(cached) = self.feed.ranges.get(..rows[0] as usize) {
-            let bytes: &[u8] = cast_slice(cached);
-            let to = self.compiled.span(0, BufferId::CacheRanges).part(0, bytes.len() as u64, 1);
-            let uploaded = self.device.upload(Queue::Compute, bytes, to);
-            uploaded.map_err(RunError::device(self.step, "upload of a micro-batch"))?;
-        }
         for input in &self.feed.inputs {
             let bytes: &[u8] = cast_slice(&input.numbers);
             let to = self.compiled.span(0, BufferId::Value(input.value.index()));
             let uploaded = self.device.upload(Queue::Compute, bytes, to.part(0, bytes.len() as u64, 1));
+            uploaded.map_err(RunError::device(self.step, "upload of a micro-batch"))?;
+        }
+        Ok(())
+    }
+
+    /// Uploads the cache rows of so many tokens and of their sources.
+    fn upload_ranges(&mut self, rows: usize) -> Result<(), RunError> {
+        let (ranges, source_ranges) = (&self.feed.ranges, &self.feed.source_ranges);
+        for (id, ranges) in [(BufferId::CacheRanges, ranges), (BufferId::SourceRanges, source_ranges)] {
+            let Some(ranges) = ranges.get(..rows) else { continue };
+            let bytes: &[u8] = cast_slice(ranges);
+            let to = self.compiled.span(0, id).part(0, bytes.len() as u64, 1);
+            let uploaded = self.device.upload(Queue::Compute, bytes, to);
             uploaded.map_err(RunError::device(self.step, "upload of a micro-batch"))?;
         }
         Ok(())

@@ -20,11 +20,11 @@ mod nf4_states;
 mod states;
 mod trace;
 
-pub use batch_staging::{CachedTeacher, FurtherInput, MicroBatch, MicroBatches, StreamBatch};
+pub use batch_staging::{CachedTeacher, FurtherInput, MicroBatch, MicroBatches, StreamBatch, Streams};
 pub use chaos::Chaos;
 pub use collective_bench::{BenchedCollective, CollectiveBench};
 pub use engine::{Engine, Rank, StepRecord};
 pub use error::RunError;
-pub use inference::NewToken;
+pub use inference::{NewToken, NewTokens};
 pub use states::{Sink, Source, State};
 pub use trace::{InstructionTime, Trace};

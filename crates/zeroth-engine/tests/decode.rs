@@ -4,43 +4,53 @@
 
 mod job;
 
-use job::{Golden, goldens, moe_goldens};
+use job::{Golden, goldens, moe_goldens, t5_goldens};
 use zeroth_base::DType;
-use zeroth_engine::{Engine, MicroBatch, NewToken, RunError};
+use zeroth_engine::{Engine, MicroBatch, NewToken, NewTokens, RunError, StreamBatch};
+use zeroth_kernel::CacheRange;
 use zeroth_model::{Batch, forward};
-use zeroth_program::{Compiled, Target};
+use zeroth_program::{CachedTokens, Compiled, StreamSizes, Target};
 
 const TARGET: Target = Target::Cpu { threads: 2 };
 /// Tokens of the longest sequence: longer than every window of the golden models.
 const TOKENS: usize = 29;
 
 fn compile(golden: &Golden, run: DType, sequences: u64, cached_tokens: u64) -> Compiled {
-    let graph = forward(&golden.config, &golden.table, Batch { tokens: 48 }).unwrap();
+    let graph = forward(&golden.config, &golden.table, Batch::of_tokens(48)).unwrap();
     Compiled::inference(graph, run, sequences, cached_tokens, TARGET, vec![16, 48]).unwrap()
 }
 
-/// Sequences end to end: ids, labels, positions and starts.
-fn packed(sequences: &[&[i32]]) -> (Vec<i32>, Vec<i32>, Vec<i32>, Vec<u32>) {
-    let (mut ids, mut positions, mut starts) = (Vec::new(), Vec::new(), vec![0]);
-    for sequence in sequences {
-        ids.extend_from_slice(sequence);
-        positions.extend(0..sequence.len() as i32);
-        starts.push(ids.len() as u32);
+/// Sequences end to end.
+struct Packed {
+    ids: Vec<i32>,
+    labels: Vec<i32>,
+    positions: Vec<i32>,
+    starts: Vec<u32>,
+}
+
+impl Packed {
+    fn new(sequences: &[&[i32]]) -> Self {
+        let (mut ids, mut positions, mut starts) = (Vec::new(), Vec::new(), vec![0]);
+        for sequence in sequences {
+            ids.extend_from_slice(sequence);
+            positions.extend(0..sequence.len() as i32);
+            starts.push(ids.len() as u32);
+        }
+        Self { labels: vec![-100; ids.len()], ids, positions, starts }
     }
-    (ids.clone(), vec![-100; ids.len()], positions, starts)
+
+    fn view(&self) -> MicroBatch<'_> {
+        let Self { ids, labels, positions, starts } = self;
+        MicroBatch { ids, labels, positions, starts, keys: &[] }
+    }
 }
 
 fn whole(engine: &mut Engine<'_>, sequences: &[&[i32]]) -> Vec<f32> {
-    let (ids, labels, positions, starts) = packed(sequences);
-    engine
-        .logits(&MicroBatch { ids: &ids, labels: &labels, positions: &positions, starts: &starts, keys: &[] })
-        .unwrap()
+    engine.logits(&Packed::new(sequences).view()).unwrap()
 }
 
 fn prefill(engine: &mut Engine<'_>, sequences: &[&[i32]], first_rows: &[u32]) -> Result<Vec<f32>, RunError> {
-    let (ids, labels, positions, starts) = packed(sequences);
-    let batch = MicroBatch { ids: &ids, labels: &labels, positions: &positions, starts: &starts, keys: &[] };
-    engine.prefill(&batch, first_rows)
+    engine.prefill(&Packed::new(sequences).view(), first_rows)
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {
@@ -136,4 +146,109 @@ fn cached_keys_are_not_used_beyond_dynamic_rotary_scaling() {
     let refused = golden.single_rank_engine(&compiled).decode(&[token]).unwrap_err();
     assert!(matches!(refused, RunError::Rescaled { .. }), "{refused}");
     assert!(refused.to_string().contains(&format!("longer than {positions} tokens")), "{refused}");
+}
+
+/// A program of an encoder-decoder for sources and targets of so many tokens.
+fn compile_pairs(golden: &Golden, [source, target]: [u64; 2], cached: CachedTokens) -> Compiled {
+    let graph = forward(&golden.config, &golden.table, Batch::of_pairs(source, target)).unwrap();
+    let sizes = StreamSizes::of_streams(vec![vec![source / 2, target], vec![source, target]]);
+    Compiled::inference(graph, DType::F32, 3, cached, TARGET, sizes).unwrap()
+}
+
+/// Next-token logits of a whole target.
+fn whole_pair(engine: &mut Engine<'_>, source: &[i32], target: &[i32]) -> Vec<f32> {
+    let [source, target] = [source, target].map(|sequence| Packed::new(&[sequence]));
+    let streams = [source.view(), target.view()];
+    engine.logits_streams(&StreamBatch { streams: &streams, inputs: &[] }).unwrap()
+}
+
+#[test]
+fn decoded_tokens_of_every_encoder_decoder_have_the_bits_of_a_whole_forward() {
+    for golden in t5_goldens() {
+        let vocab = golden.config.vocab as i32;
+        let ids = |count: i32, salt: i32| -> Vec<i32> {
+            (0..count).map(|place| (place * 7 + place / 3 + salt) % vocab).collect()
+        };
+        let sources = [ids(9, 2), ids(1, 6), ids(21, 4)];
+        let cached = CachedTokens { tokens: 66, source_tokens: 40 };
+        let (compiled, reference) = (
+            compile_pairs(&golden, [32, 13], cached),
+            compile_pairs(&golden, [32, 24], CachedTokens::default()),
+        );
+        let mut engine = golden.single_rank_engine(&compiled);
+        let mut reference = golden.single_rank_engine(&reference);
+        // Sources are cached in another order than they are encoded in, in two calls, and not one after the other.
+        let rows = [[25, 34], [0, 1], [3, 24]].map(|[first, end]| CacheRange { first, end });
+        let encode = |engine: &mut Engine<'_>, sources: &[&[i32]], first_rows: &[u32]| {
+            engine.encode(&Packed::new(sources).view(), first_rows).unwrap();
+        };
+        encode(&mut engine, &[&sources[0], &sources[1]], &[25, 0]);
+        encode(&mut engine, &[&sources[2]], &[3]);
+        let mut assert_decodes = |words: &str, sequences: &[(usize, u32, &[i32], usize)]| {
+            let tokens = sequences.iter().map(|(source, first_row, target, from)| NewTokens {
+                ids: &target[*from..],
+                position: *from as u32,
+                first_row: *first_row,
+                source: rows[*source],
+            });
+            let found = engine.decode_sequences(&tokens.collect::<Vec<_>>()).unwrap();
+            assert_eq!(found.len(), sequences.len() * vocab as usize);
+            for (logits, (source, _, target, _)) in found.chunks_exact(vocab as usize).zip(sequences) {
+                let expected = whole_pair(&mut reference, &sources[*source], target);
+                assert_eq!(
+                    bits(logits),
+                    bits(&expected),
+                    "{}: {words}, {} tokens",
+                    golden.name,
+                    target.len()
+                );
+            }
+        };
+        let targets = [ids(22, 1), ids(22, 3), ids(22, 0)];
+        // Row 0, 22 or 44 of the cache is a sequence's first. Feeds have one token or several for each.
+        for (turn, ends) in [[1, 1, 4], [2, 6, 5], [5, 7, 11], [6, 8, 22], [7, 19, 22]].windows(2).enumerate()
+        {
+            let fed = |at: usize| (at, 22 * at as u32, &targets[at][..ends[1][at]], ends[0][at]);
+            if turn == 0 {
+                let first = [0, 1, 2].map(|at| (at, 22 * at as u32, &targets[at][..ends[0][at]], 0));
+                assert_decodes("the first tokens", &first);
+            }
+            let fed: Vec<_> = (0..3).filter(|at| ends[0][*at] < ends[1][*at]).map(fed).collect();
+            assert_decodes("the next tokens", &fed);
+        }
+        // Two beams of one source: the second sequence is replaced by another of the first source, which takes a suffix anew.
+        let beam = [&targets[0][..5], &ids(6, 9)].concat();
+        assert_decodes("a beam", &[(0, 22, &beam, 0)]);
+        let suffix = [&beam[..8], &ids(3, 5)].concat();
+        assert_decodes("a beam's suffix", &[(0, 0, &targets[0][..8], 7), (0, 22, &suffix, 8)]);
+    }
+}
+
+#[test]
+fn what_an_encoder_decoder_cannot_decode_is_refused() {
+    let golden = &t5_goldens()[0];
+    let cached = CachedTokens { tokens: 8, source_tokens: 6 };
+    let compiled = compile_pairs(golden, [8, 4], cached);
+    let mut engine = golden.single_rank_engine(&compiled);
+    let source = Packed::new(&[&[1, 2, 3]]);
+    let beyond = engine.encode(&source.view(), &[4]).unwrap_err();
+    assert!(matches!(beyond, RunError::CacheRows { row: 6, rows: 6 }), "{beyond}");
+    engine.encode(&source.view(), &[3]).unwrap();
+    let without = engine.decode(&[NewToken { id: 1, position: 0, first_row: 0 }]).unwrap_err();
+    assert!(matches!(without, RunError::NoSource), "{without}");
+    let tokens =
+        |ids, position, end| NewTokens { ids, position, first_row: 0, source: CacheRange { first: 3, end } };
+    let beyond = engine.decode_sequences(&[tokens(&[1, 2], 7, 6)]).unwrap_err();
+    assert!(matches!(beyond, RunError::CacheRows { row: 8, rows: 8 }), "{beyond}");
+    let beyond = engine.decode_sequences(&[tokens(&[1, 2], 0, 7)]).unwrap_err();
+    assert!(matches!(beyond, RunError::CacheRows { row: 6, rows: 6 }), "{beyond}");
+    let more = engine.decode_sequences(&[tokens(&[1, 2, 3, 4, 5], 0, 6)]).unwrap_err();
+    assert!(matches!(more, RunError::Rows { rows: 5, most: 4 }), "{more}");
+    assert!(matches!(engine.logits(&source.view()), Err(RunError::NoLogits)));
+    assert!(matches!(engine.prefill(&source.view(), &[0]), Err(RunError::NoLogits)));
+
+    let decoder = &goldens()[0];
+    let compiled = compile(decoder, DType::F32, 1, 4);
+    let refused = decoder.single_rank_engine(&compiled).encode(&source.view(), &[0]).unwrap_err();
+    assert!(matches!(refused, RunError::NoEncoder), "{refused}");
 }

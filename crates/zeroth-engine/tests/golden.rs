@@ -7,7 +7,7 @@ mod job;
 
 use job::distill::{TeacherSource, Teaching, distillations};
 use job::lora::{lora_goldens, name_in_steps};
-use job::{Golden, Outcome, ROOMY, Setup, goldens, moe_goldens, tensor};
+use job::{Golden, Outcome, ROOMY, Setup, golden_folder, goldens, moe_goldens, t5_goldens, tensor};
 use serde_json::Value;
 use zeroth_program::{Offload, Recompute, Settings};
 
@@ -254,11 +254,45 @@ fn adapters_of_experts_train_like_peft() {
         .into_iter()
         .flat_map(|base| ["all", "qv-experts"].map(|targets| format!("{base}-{targets}")));
     for (place, name) in names.enumerate() {
-        let golden = Golden::moe_lora(&name);
+        let golden = Golden::lora_of("moe", &name);
         for (at, split) in splits.iter().enumerate() {
             let is_due = |stage: usize| {
                 (place + stage).is_multiple_of(2) && (3 * place + 2 * stage) % splits.len() == at
             };
+            for stage in (0..=3).filter(|stage| is_full || is_due(usize::from(*stage))) {
+                assert_split(&golden, stage, *split);
+            }
+        }
+    }
+}
+
+/// One split at two stages for every model, others for the next; all of them with `ZEROTH_FULL=1`.
+#[test]
+fn encoder_decoders_train_like_transformers() {
+    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    for (place, golden) in t5_goldens().iter().enumerate() {
+        for (at, split) in SPLITS.into_iter().enumerate() {
+            let is_due = |stage: usize| (2 * place + stage) % SPLITS.len() == at;
+            for stage in (0..=3).filter(|stage| is_full || is_due(usize::from(*stage))) {
+                assert_split(golden, stage, split);
+            }
+        }
+    }
+}
+
+#[test]
+fn adapters_of_encoder_decoders_train_like_peft() {
+    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let folders = std::fs::read_dir(golden_folder().join("t5/lora")).unwrap().map(Result::unwrap);
+    let folders = folders.filter(|entry| entry.path().is_dir());
+    let mut names: Vec<String> = folders.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert!(names.len() >= 2, "{names:?}");
+    let splits: Vec<_> = SPLITS.into_iter().filter(|(ranks, a, m)| ranks * a * m != 16).collect();
+    for (place, name) in names.iter().enumerate() {
+        let golden = Golden::lora_of("t5", name);
+        for (at, split) in splits.iter().enumerate() {
+            let is_due = |stage: usize| (4 * place + stage) % splits.len() == at;
             for stage in (0..=3).filter(|stage| is_full || is_due(usize::from(*stage))) {
                 assert_split(&golden, stage, *split);
             }

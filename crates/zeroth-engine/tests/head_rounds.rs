@@ -28,7 +28,7 @@ fn compile(tied: bool, tokens: u64, ranks: u64, settings: Settings, target: Targ
         "tie_word_embeddings": tied,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch { tokens }).unwrap();
+    let graph = forward(&config, &table(&config), Batch::of_tokens(tokens)).unwrap();
     Compiled::new(graph, ranks, &settings, target, vec![tokens]).unwrap()
 }
 

@@ -1,9 +1,10 @@
-//! Models with two token streams, with several rows for each token, and with experts, train as the f64 reference does, at every stage, on
-//! one rank and on two, and whatever the micro-batches are padded to.
+//! Models with two token streams, with several rows for each token, with experts, and with an encoder, train as the f64 reference does,
+//! at every stage, on one rank and on two, and whatever the micro-batches are padded to.
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 #![allow(clippy::many_single_char_names, reason = "q, k, v")]
 
+mod encoder_decoder;
 mod experts;
 mod job;
 

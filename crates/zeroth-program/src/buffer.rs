@@ -86,6 +86,8 @@ pub enum BufferId {
     TopLogProbs,
     /// The cache rows of every token's sequence.
     CacheRanges,
+    /// The cache rows of the source of every token's sequence, for cross attention.
+    SourceRanges,
     /// Cached keys of an attention node, after the rotary embedding.
     CachedKeys(usize),
     /// Cached values of an attention node.
@@ -161,6 +163,7 @@ impl fmt::Display for BufferId {
             Self::TopIds => f.write_str("top_ids"),
             Self::TopLogProbs => f.write_str("top_log_probs"),
             Self::CacheRanges => f.write_str("cache_ranges"),
+            Self::SourceRanges => f.write_str("source_ranges"),
             Self::CachedKeys(node) => write!(f, "cached_keys{node}"),
             Self::CachedValues(node) => write!(f, "cached_values{node}"),
             Self::Gathered { flat, copy } => write!(f, "gathered{flat}.{copy}"),

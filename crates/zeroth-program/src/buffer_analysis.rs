@@ -1,10 +1,11 @@
 //! The buffers of a program: their sizes, categories and tiers.
 
 use crate::Target;
-use zeroth_graph::{self as graph, Backward, Graph, Kind, Node, Op, Value};
+use zeroth_graph::{self as graph, Backward, Graph, Kind, Node, Op};
 use zeroth_kernel::{CacheRange, RowKey};
 use zeroth_kernel::{Control, Recipe, StepInput, Tier};
 
+use super::streams::{is_attention, is_cross};
 use super::sub_group::SubGroupLayout;
 use super::{Action, Buffer, BufferId, Category, Flat, GradientStorage, Program, Section, Storage};
 
@@ -31,7 +32,12 @@ pub(super) fn heads(graph: &Graph) -> impl Iterator<Item = &Node> {
 
 impl BufferAnalysis<'_> {
     fn has_dropout(&self) -> bool {
-        self.graph.nodes.iter().any(|node| matches!(node.op, Op::Dropout { .. }))
+        let drops = |node: &Node| match node.op {
+            Op::Dropout { .. } => true,
+            Op::Attention(spec) => spec.dropout.is_some(),
+            _ => false,
+        };
+        self.graph.nodes.iter().any(drops)
     }
 
     /// The statically allocated buffers.
@@ -103,7 +109,7 @@ impl BufferAnalysis<'_> {
             push(BufferId::Reports, Category::Buffers, ranks * report.bytes() as u64);
         }
         push(BufferId::Record, Category::Buffers, report.record_bytes() as u64);
-        if let Some((_, sequences)) = program.logits() {
+        if let Some(sequences) = program.sequences() {
             push(BufferId::Logits, Category::Activations, 4 * sequences * vocabulary(self.graph));
         }
         if let Some((_, k)) = program.top_log_probs() {
@@ -112,14 +118,24 @@ impl BufferAnalysis<'_> {
             push(BufferId::TopLogProbs, Category::Activations, 4 * k * rows);
         }
         if program.cached_tokens > 0 {
-            let rows: u64 = self.graph.streams.iter().map(|stream| stream.rows).sum();
-            push(BufferId::CacheRanges, Category::Activations, size_of::<CacheRange>() as u64 * rows);
-            for (at, node) in self.graph.nodes.iter().enumerate() {
-                let Op::Attention { .. } = node.op else { continue };
-                let [_, k, v] = node.inputs[..] else { unreachable!("attention reads q, k and v") };
-                let bytes = |value: Value| program.cached_tokens * self.row_bytes(value.index());
-                push(BufferId::CachedKeys(at), Category::Activations, bytes(k));
-                push(BufferId::CachedValues(at), Category::Activations, bytes(v));
+            let most = self.graph.streams.iter().map(|stream| stream.rows).max().unwrap_or(0);
+            let ranges = size_of::<CacheRange>() as u64 * most;
+            push(BufferId::CacheRanges, Category::Activations, ranges);
+            if program.cached_source_tokens > 0 {
+                push(BufferId::SourceRanges, Category::Activations, ranges);
+            }
+            for (at, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| is_attention(node)) {
+                let rows = if is_cross(self.graph, node) {
+                    program.cached_source_tokens
+                } else {
+                    program.cached_tokens
+                };
+                // An encoder has no cache.
+                if program.caches(at) {
+                    let bytes = |place: usize| rows * self.row_bytes(node.inputs[place].index());
+                    push(BufferId::CachedKeys(at), Category::Activations, bytes(1));
+                    push(BufferId::CachedValues(at), Category::Activations, bytes(2));
+                }
             }
         }
         all

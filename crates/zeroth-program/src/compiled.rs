@@ -8,8 +8,9 @@ use zeroth_graph::{Backward, Graph, GraphError, Group};
 use zeroth_kernel::{LOSSES, Span, Tier};
 
 use crate::{
-    Action, BufferId, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program, ProgramError,
-    Settings, StreamSizes, World, compile, compile_inference, in_place, plan_memory, plan_memory_guarded,
+    Action, BufferId, CachedTokens, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program,
+    ProgramError, Settings, StreamSizes, World, compile, compile_inference, cross_streams, in_place,
+    plan_memory, plan_memory_guarded,
 };
 
 /// A program ready to run.
@@ -120,26 +121,28 @@ impl Compiled {
     }
 
     /// Compiles a model for inference with compute dtype `run`: the engine then computes the next-token logits of up to
-    /// `sequences` sequences at once, and decodes them token by token where a cache holds the keys and values of
-    /// `cached_tokens` tokens. Dropout is off, and nothing is allocated for gradients and optimizer states.
+    /// `sequences` sequences at once, and decodes them token by token where a cache holds the keys and values of so many
+    /// `cached` tokens. An encoder-decoder with a cache runs its encoder apart, and decodes as many tokens at a time as its decoder's
+    /// stream has rows. Dropout is off, and nothing is allocated for gradients and optimizer states.
     pub fn inference(
         mut graph: Graph,
         run: DType,
         sequences: u64,
-        cached_tokens: u64,
+        cached: impl Into<CachedTokens>,
         target: Target,
         row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
-        let row_sizes = row_sizes.into();
+        let (row_sizes, cached) = (row_sizes.into(), cached.into());
         check_rows(&graph, &row_sizes)?;
         check_losses(&graph)?;
         graph.params.iter_mut().for_each(|param| param.spec.trainable = false);
         let backward = graph.backward()?;
-        let program = compile_inference(&graph, &backward, run, sequences, cached_tokens);
-        let most_rows = row_sizes.last().copied().unwrap_or(0);
-        let decode_sizes =
-            if cached_tokens > 0 { decode_sizes(sequences, most_rows, target) } else { Vec::new() };
-        let decode_sizes = StreamSizes::from(decode_sizes);
+        let program = compile_inference(&graph, &backward, run, sequences, cached);
+        let decode_sizes = match cached.tokens {
+            0 => Vec::new(),
+            _ => decode_sizes(&graph, sequences, target, &row_sizes),
+        };
+        let decode_sizes = StreamSizes::of_streams(decode_sizes);
         let all_sizes = decode_sizes.iter().chain(row_sizes.iter()).map(<[u64]>::to_vec);
         let all_sizes = StreamSizes::of_streams(all_sizes.collect());
         let memory = plan_memory(&program, &graph, &backward, target, &all_sizes);
@@ -169,16 +172,30 @@ impl Compiled {
     }
 }
 
-/// Row counts for decoding up to `sequences` sequences: powers of two, and enough for all of them. GPU kernels multiply tiles
-/// of rows, so there fewer than a tile would not be faster.
-fn decode_sizes(sequences: u64, most_rows: u64, target: Target) -> Vec<u64> {
+/// Row counts for decoding: powers of two, up to the number of sequences, or the rows of the stream of an encoder-decoder that is
+/// decoded. GPU kernels multiply tiles of rows, so there fewer than a tile would not be faster.
+fn decode_sizes(graph: &Graph, sequences: u64, target: Target, row_sizes: &StreamSizes) -> Vec<Vec<u64>> {
     let tile = match target {
         Target::Cpu { .. } => 1,
         Target::Cuda => 16,
     };
-    let largest = sequences.max(1).next_multiple_of(tile).min(most_rows);
+    let cross = cross_streams(graph);
+    let decoder = cross.map_or(0, |[decoder, _]| decoder);
+    let rows = graph.streams[decoder].rows;
+    let largest = match cross {
+        Some(_) => rows,
+        None => sequences.max(1).next_multiple_of(tile).min(rows),
+    };
     let powers = std::iter::successors(Some(tile), |size| size.checked_mul(2));
-    powers.take_while(|size| *size < largest).chain([largest]).collect()
+    let sizes = powers.take_while(|size| *size < largest).chain([largest]);
+    // Nothing reads the other stream's rows: they are those of the smallest size.
+    let smallest = row_sizes.iter().next().unwrap_or(&[]);
+    let of_streams = |size: u64| {
+        let mut rows = smallest.to_vec();
+        rows[decoder] = size;
+        rows
+    };
+    sizes.map(of_streams).collect()
 }
 
 fn check_losses(graph: &Graph) -> Result<(), CompileError> {

@@ -52,6 +52,8 @@ pub struct Program {
     pub zero_copy_gather: bool,
     /// Tokens whose keys and values the cache of an inference program holds; 0 without a cache.
     pub cached_tokens: u64,
+    /// Tokens of sources whose keys and values that of an encoder-decoder holds, for cross attention.
+    pub cached_source_tokens: u64,
     /// The temperature of [`Action::TopLogProbs`].
     pub temperature: f64,
     /// Values without a buffer of their own.
@@ -99,7 +101,9 @@ pub enum SectionKind {
     Eval,
     /// Next-token logits of whole sequences. With a cache it stores their keys and values (prefill).
     Logits,
-    /// Next-token logits of one new token per sequence, which attends to cached keys and values.
+    /// The encoder of an encoder-decoder. It stores the keys and values of cross attention.
+    Encode,
+    /// Next-token logits of new tokens, which attend to cached keys and values.
     Decode,
     /// The most probable next tokens at every token, for a cache of a teacher.
     TopLogProbs,
@@ -372,6 +376,7 @@ impl SectionKind {
             Self::Update => "update",
             Self::Eval => "eval",
             Self::Logits => "logits",
+            Self::Encode => "encode",
             Self::Decode => "decode",
             Self::TopLogProbs => "top_log_probs",
         }
@@ -531,7 +536,11 @@ impl Program {
     pub(crate) fn repetitions(&self, kind: SectionKind) -> u64 {
         match kind {
             SectionKind::Middle => self.accumulation.saturating_sub(2),
-            SectionKind::Eval | SectionKind::Logits | SectionKind::Decode | SectionKind::TopLogProbs => 0,
+            SectionKind::Eval
+            | SectionKind::Logits
+            | SectionKind::Encode
+            | SectionKind::Decode
+            | SectionKind::TopLogProbs => 0,
             _ => 1,
         }
     }
@@ -546,17 +555,34 @@ impl Program {
 
     /// The index of the evaluation section.
     pub fn eval(&self) -> Option<usize> {
-        self.sections.iter().position(|section| section.kind == SectionKind::Eval)
+        self.section(SectionKind::Eval)
     }
 
-    /// The index of the logits section and its number of sequences.
+    /// The index of the section that computes the logits of whole sequences, and the number of sequences.
     pub fn logits(&self) -> Option<(usize, u64)> {
-        self.sections.iter().enumerate().find_map(|(place, section)| {
-            section.instructions.iter().find_map(|instruction| match instruction.action {
-                Action::Logits { sequences, .. } => Some((place, sequences)),
-                _ => None,
-            })
+        Some((self.section(SectionKind::Logits)?, self.sequences()?))
+    }
+
+    /// The most sequences that an inference program computes the next-token logits of at a time.
+    pub fn sequences(&self) -> Option<u64> {
+        self.instructions().find_map(|instruction| match instruction.action {
+            Action::Logits { sequences, .. } => Some(sequences),
+            _ => None,
         })
+    }
+
+    /// Whether keys and values of an attention node are cached.
+    pub(super) fn caches(&self, node: usize) -> bool {
+        self.instructions().any(|instruction| instruction.action == Action::StoreKv(node))
+    }
+
+    fn instructions(&self) -> impl Iterator<Item = &Instruction> {
+        self.sections.iter().flat_map(|section| &section.instructions)
+    }
+
+    /// The index of the section of a kind.
+    fn section(&self, kind: SectionKind) -> Option<usize> {
+        self.sections.iter().position(|section| section.kind == kind)
     }
 
     /// The index of the section of most probable tokens and their number.
@@ -569,9 +595,14 @@ impl Program {
         })
     }
 
+    /// The index of the section of an encoder, which decoding needs.
+    pub fn encode(&self) -> Option<usize> {
+        self.section(SectionKind::Encode)
+    }
+
     /// The index of the decode section.
     pub fn decode(&self) -> Option<usize> {
-        self.sections.iter().position(|section| section.kind == SectionKind::Decode)
+        self.section(SectionKind::Decode)
     }
 
     /// A hash of the collectives in order (FNV-1a); equal on ranks whose programs match.

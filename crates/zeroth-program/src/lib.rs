@@ -7,6 +7,7 @@
 mod address_accesses;
 mod buffer;
 mod buffer_analysis;
+mod cached_tokens;
 mod category_bytes;
 mod check;
 mod communication;
@@ -29,6 +30,7 @@ mod router_counts;
 mod settings;
 mod shared_buffers;
 mod stream_sizes;
+mod streams;
 mod sub_group;
 mod target;
 mod top_log_probs;
@@ -41,6 +43,7 @@ use zeroth_graph::{Backward, Graph};
 
 pub use buffer::{Buffer, BufferId, Category};
 pub use buffer_analysis::vocabulary;
+pub use cached_tokens::CachedTokens;
 pub use category_bytes::Bytes;
 pub use check::{GatherStats, ProgramError};
 pub use compiled::{CompileError, Compiled};
@@ -59,23 +62,24 @@ pub use settings::{
     FrozenPlacement, Gather, Offload, Recompute, Settings, StateStream, TeacherPlacement, Types, UpdatedBy,
 };
 pub use stream_sizes::StreamSizes;
+pub use streams::cross_streams;
 pub use target::Target;
 pub use top_log_probs::TopLogProbs;
 pub use world::World;
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to
-/// `sequences` sequences. With a cache for the keys and values of `cached_tokens` tokens it has a section that decodes
-/// one token per sequence. All parameters are frozen, so nothing is planned that only training needs.
+/// `sequences` sequences. With a cache for the keys and values of so many tokens it has a section that decodes. All parameters are
+/// frozen, so nothing is planned that only training needs.
 pub fn compile_inference(
     graph: &Graph,
     backward: &Backward,
     run: DType,
     sequences: u64,
-    cached_tokens: u64,
+    cached: CachedTokens,
 ) -> Program {
     let layout = Layout::new(graph, 1, 0, 0, run);
     let settings = Settings::inference(run);
-    let program = passes::lower_inference(graph, layout, &settings, sequences, cached_tokens);
+    let program = passes::lower_inference(graph, layout, &settings, sequences, cached);
     let program = passes::unpack(program, graph, backward);
     passes::operands(program, graph, backward)
 }

@@ -57,7 +57,7 @@ fn compiled_for(world: World, settings: &Settings, target: Target, blocks: u64) 
         "tie_word_embeddings": false, "max_position_embeddings": 64,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch { tokens: TOKENS }).unwrap();
+    let graph = forward(&config, &table(&config), Batch::of_tokens(TOKENS)).unwrap();
     Compiled::new(graph, world, settings, target, vec![TOKENS]).unwrap()
 }
 

@@ -6,7 +6,10 @@ use serde_json::json;
 use zeroth_base::DType;
 use zeroth_kernel::{Kernel, LinearDims, LogitsDims, Span, Tier};
 use zeroth_model::{Batch, ModelConfig, forward, table};
-use zeroth_program::{Action, Binding, BufferId, Category, Compiled, Lowering, SectionKind, Target, Work};
+use zeroth_program::{
+    Action, Binding, BufferId, CachedTokens, Category, Compiled, Lowering, SectionKind, StreamSizes, Target,
+    Work,
+};
 
 const CPU: Target = Target::Cpu { threads: 2 };
 const LAYERS: u64 = 3;
@@ -24,7 +27,7 @@ fn compiled(prompt: u64, cached_tokens: u64, target: Target, run: DType) -> Comp
         "tie_word_embeddings": true, "max_position_embeddings": 100_000,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch { tokens: prompt }).unwrap();
+    let graph = forward(&config, &table(&config), Batch::of_tokens(prompt)).unwrap();
     Compiled::inference(graph, run, 4, cached_tokens, target, vec![prompt]).unwrap()
 }
 
@@ -138,4 +141,60 @@ fn every_layer_has_a_cache_of_its_own_that_both_sections_use() {
     let without = Compiled::inference(compiled.graph.clone(), DType::F32, 4, 0, CPU, vec![16]).unwrap();
     assert_eq!((without.program.sections.len(), without.cache_bytes()), (1, 0));
     assert!(without.decode_sizes.is_empty());
+}
+
+/// A model with three encoder blocks and two decoder blocks.
+fn encoder_decoder(cached: CachedTokens, target: Target) -> Compiled {
+    let config = json!({
+        "model_type": "t5", "d_model": HIDDEN, "d_kv": HEAD_DIM, "num_heads": HEADS, "d_ff": MLP,
+        "num_layers": LAYERS, "num_decoder_layers": 2, "vocab_size": VOCAB, "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 20, "feed_forward_proj": "relu", "dropout_rate": 0.1,
+        "layer_norm_epsilon": 1e-6, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+        "tie_word_embeddings": true,
+    });
+    let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
+    let graph = forward(&config, &table(&config), Batch::of_pairs(32, 8)).unwrap();
+    let sizes = StreamSizes::of_streams(vec![vec![16, 8], vec![32, 8]]);
+    Compiled::inference(graph, DType::F32, 4, cached, target, sizes).unwrap()
+}
+
+#[test]
+fn an_encoder_runs_once_and_its_decoder_reads_what_it_left() {
+    let compiled = encoder_decoder(CachedTokens { tokens: 40, source_tokens: 25 }, Target::Cuda);
+    let kinds: Vec<SectionKind> = compiled.program.sections.iter().map(|section| section.kind).collect();
+    assert_eq!(kinds, [SectionKind::Encode, SectionKind::Decode]);
+    // Buffers begin and end on 256 bytes.
+    let bytes = [40, 25].map(|rows| (rows * HEADS * HEAD_DIM * 4).next_multiple_of(256));
+    assert_eq!(compiled.cache_bytes(), 2 * 2 * bytes.iter().sum::<u64>());
+    let count = |section: usize, is: &dyn Fn(&Action) -> bool| {
+        let instructions = &compiled.program.sections[section].instructions;
+        instructions.iter().filter(|instruction| is(&instruction.action)).count() as u64
+    };
+    let is_op = |action: &Action, name: &str| matches!(action, Action::Forward(node) if compiled.graph.nodes[*node].op.name() == name);
+    // q, k, v, o and two of the feed-forward; keys and values of cross attention.
+    assert_eq!(count(0, &|action| is_op(action, "linear")), 6 * LAYERS + 2 * 2);
+    // q, k, v and o, q and o of cross attention, and the feed-forward.
+    assert_eq!(count(1, &|action| is_op(action, "linear")), 2 * (4 + 2 + 2));
+    let actions = |section| {
+        [
+            count(section, &|action| is_op(action, "attention")),
+            count(section, &|action| matches!(action, Action::StoreKv(_))),
+            count(section, &|action| matches!(action, Action::CachedAttention(_))),
+            count(section, &|action| is_op(action, "position_bias")),
+            count(section, &|action| is_op(action, "dropout")),
+            count(section, &|action| matches!(action, Action::Logits { .. })),
+        ]
+    };
+    assert_eq!([actions(0), actions(1)], [[LAYERS, 2, 0, 1, 0, 0], [0, 2, 4, 1, 0, 1]]);
+}
+
+#[test]
+fn a_decoder_takes_as_many_tokens_as_its_stream_has_rows() {
+    let cached = CachedTokens { tokens: 40, source_tokens: 25 };
+    let sizes: Vec<Vec<u64>> =
+        encoder_decoder(cached, CPU).decode_sizes.iter().map(<[u64]>::to_vec).collect();
+    assert_eq!(sizes, [[16, 1], [16, 2], [16, 4], [16, 8]]);
+    let without = encoder_decoder(CachedTokens::default(), CPU);
+    let kinds: Vec<SectionKind> = without.program.sections.iter().map(|section| section.kind).collect();
+    assert_eq!((kinds, without.cache_bytes()), (vec![SectionKind::Logits], 0));
 }

@@ -48,7 +48,7 @@ fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
         "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": ffn, "vocab_size": vocab,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch { tokens }).unwrap();
+    let graph = forward(&config, &table(&config), Batch::of_tokens(tokens)).unwrap();
     let backward = graph.backward().unwrap();
     (graph, backward)
 }

@@ -145,7 +145,7 @@ fn compiled(settings: &Settings, ranks: u64, target: Target) -> Compiled {
         "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2816, "vocab_size": 32_000,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch { tokens: TOKENS }).unwrap();
+    let graph = forward(&config, &table(&config), Batch::of_tokens(TOKENS)).unwrap();
     Compiled::new(graph, ranks, settings, target, vec![TOKENS]).unwrap()
 }
 
@@ -289,7 +289,7 @@ fn a_view_is_refused_on_gpus() {
         "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 64, "vocab_size": 64,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = || forward(&config, &table(&config), Batch { tokens: 16 }).unwrap();
+    let graph = || forward(&config, &table(&config), Batch::of_tokens(16)).unwrap();
     let error = Compiled::new(graph(), 2, &settings, Target::Cuda, vec![16]).unwrap_err();
     assert!(error.to_string().contains("leave the key out, or write \"copy\""), "{error}");
     // At stages that gather nothing the key has no effect.

@@ -57,12 +57,13 @@ pub fn placement(
     })
 }
 
-/// The model's shape, as the planner needs it.
+/// The model's shape, as the planner needs it. `lengths` are the tokens of the longest sequence, and of the longest target
+/// of an encoder-decoder.
 pub fn shape(
     model: &ModelConfig,
     table: &ParameterTable,
     micro_batch: u64,
-    max_length: u64,
+    [max_length, max_target_length]: [u64; 2],
     recompute: bool,
 ) -> Shape {
     Shape {
@@ -70,6 +71,7 @@ pub fn shape(
         activations: activations(model),
         micro_batch,
         max_length,
+        max_target_length,
         recompute,
     }
 }

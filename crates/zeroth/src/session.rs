@@ -15,7 +15,7 @@ use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError};
 use zeroth_graph::{Graph, ParamId};
 use zeroth_kernel::{DeviceError, RATES, Recipe, Record, Tier};
-use zeroth_model::{INITIALIZER_RANGE, Parameter, ParameterKind, fill_new};
+use zeroth_model::{INITIALIZER_RANGE, NewValues, Parameter, ParameterKind, fill_new};
 use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
 use zeroth_program::{Settings, StreamSizes};
@@ -182,7 +182,9 @@ impl Session {
         let rank = Rank { comm, device, recipe: self.recipe, decayed: &decayed, seed: self.seed };
         let mut engine = Engine::new(&self.compiled, rank)?;
         engine.load(&mut |param, range, elements| {
-            fill_new(self.seed, INITIALIZER_RANGE as f32, &parameter(param), range, elements);
+            let parameter = parameter(param);
+            let new = NewValues::of(&parameter, INITIALIZER_RANGE as f32);
+            fill_new(self.seed, new, &parameter, range, elements);
             Ok(())
         })?;
         Ok(RankSession { engine, schedule: &self.schedule, applied: 0 })

@@ -60,7 +60,8 @@ fn trained(folder: &Path, config: &Resolved, ranks: u64, target: Target) -> Comp
             ranks,
         },
         steps: 2,
-        row_sizes: Vec::new(),
+        decoder_start: None,
+        row_sizes: Vec::new().into(),
         settings: Settings::from_config(config),
         recipe: from_config::recipe(config, 0),
         schedule: from_config::schedule(config, 2).unwrap(),
@@ -87,7 +88,7 @@ fn planned(folder: &Path, configs: &[(String, Resolved)], ranks: u64, device: Pl
     let request = PlanRequest {
         states: States::Run,
         accumulation: configs[0].1.values.top_level.gradient_accumulation_steps,
-        shape: Some(planning::shape(&model, &table, MICRO_BATCH, ROW, false)),
+        shape: Some(planning::shape(&model, &table, MICRO_BATCH, [ROW, 0], false)),
         model: Some(TrainableModel::new(model, table.clone(), None, device).unwrap()),
         ..PlanRequest::new(table.total(), ranks)
     };
@@ -161,7 +162,7 @@ fn collectives_send_what_the_zero_paper_counts() {
         .map(|(name, config)| planning::placement(&name, &config, Some(&table)).unwrap())
         .collect();
     let request = PlanRequest {
-        shape: Some(planning::shape(&model, &table, 1, 64, false)),
+        shape: Some(planning::shape(&model, &table, 1, [64, 0], false)),
         model: Some(TrainableModel::new(model.clone(), table.clone(), None, PlanDevice::Cuda).unwrap()),
         ..PlanRequest::new(table.total(), ranks)
     };
@@ -189,7 +190,7 @@ fn an_auxiliary_loss_keeps_its_micro_batch() {
         let (table, target) = (table(&model), Target::Cpu { threads: 1 });
         let settings = Settings::from_config(&resolved(0, &model, 1, Flags::default()));
         let shape = BatchShape { micro_batch: 64, accumulation: 1, ranks: 1 };
-        let largest = |shape: BatchShape| shape.micro_batch * ROW;
+        let largest = |shape: BatchShape| [shape.micro_batch * ROW, 0];
         let mut sizing = Sizing::new(&model, &table, target, shape, settings, &largest);
         let needed = sizing.compile().unwrap().memory.arena(Tier::Device);
         let budget = Budget { device: Some(needed - 1), ..Budget::default() };

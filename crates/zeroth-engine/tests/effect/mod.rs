@@ -130,7 +130,7 @@ fn model() -> (Graph, Backward) {
         "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2816, "vocab_size": 32_000,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch { tokens: TOKENS }).unwrap();
+    let graph = forward(&config, &table(&config), Batch::of_tokens(TOKENS)).unwrap();
     let backward = graph.backward().unwrap();
     (graph, backward)
 }

@@ -7,7 +7,7 @@ use zeroth_comm::local::{Job, Options};
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, Rank, StepRecord};
 use zeroth_graph::reference::Data;
-use zeroth_graph::{BalanceSums, Builder, GatedActivation, Graph, Op, ParamSpec, Role, Routing, Value};
+use zeroth_graph::{ActivationFn, BalanceSums, Builder, Graph, Op, ParamSpec, Role, Routing, Value};
 use zeroth_kernel::{Recipe, Tier};
 use zeroth_program::{Action, Compiled, FrozenPlacement, Gather, Offload, Recompute, Settings, Target};
 
@@ -101,7 +101,7 @@ fn graph(shape: Shape) -> Graph {
             };
             let rows = b.gather_rows(*x, routing).unwrap();
             let gate_up = grouped(&mut b, rows, "gate_up");
-            let activated = b.gated_rows(GatedActivation::Silu, gate_up, routing).unwrap();
+            let activated = b.gated_rows(ActivationFn::Silu, gate_up, routing).unwrap();
             let down = grouped(&mut b, activated, "down");
             stream.1 = b.combine_rows(down, routing).unwrap();
         }

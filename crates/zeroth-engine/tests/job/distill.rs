@@ -1,6 +1,6 @@
 //! Golden distillations: a student, and its teacher or a cache of it.
 
-use zeroth_engine::{CachedTeacher, MicroBatch, MicroBatches, RunError};
+use zeroth_engine::{CachedTeacher, MicroBatch, MicroBatches, RunError, Streams};
 use zeroth_graph::{DistillSpec, Graph};
 use zeroth_kernel::RowKey;
 use zeroth_model::{Batch, Distilled, TeacherForward, forward, forward_distilled};
@@ -84,7 +84,7 @@ impl Golden {
     pub(crate) fn cache(&self, setup: &Setup, top: TopLogProbs) -> Cache {
         let longest = self.rows.iter().map(|row| row.ids.len()).max().unwrap() as u64;
         let tokens = longest * setup.micro_batch;
-        let graph = forward(&self.config, &self.table, Batch { tokens }).unwrap();
+        let graph = forward(&self.config, &self.table, Batch::of_tokens(tokens)).unwrap();
         let target = Target::Cpu { threads: setup.threads };
         let sizes = vec![tokens.div_ceil(2), tokens];
         let settings = Settings { prefetch: 2000, overlap: true, ..setup.settings };
@@ -126,7 +126,7 @@ impl Teaching {
             }
         };
         let distilled = Distilled { teacher, spec: self.spec, alpha: self.alpha };
-        forward_distilled(&student.config, &student.table, Some(distilled), Batch { tokens }).unwrap()
+        forward_distilled(&student.config, &student.table, Some(distilled), Batch::of_tokens(tokens)).unwrap()
     }
 
     pub(crate) fn model(&self) -> Option<&Golden> {
@@ -169,9 +169,9 @@ pub(crate) struct CachedBatches<'a> {
 impl MicroBatches for CachedBatches<'_> {
     type Error = RunError;
 
-    fn next(&mut self) -> Result<MicroBatch<'_>, RunError> {
+    fn next(&mut self) -> Result<Streams<'_>, RunError> {
         self.next += 1;
-        Ok(*self.batches.next().unwrap())
+        Ok(Streams::One(*self.batches.next().unwrap()))
     }
 
     fn teacher(&self) -> Option<CachedTeacher<'_>> {

@@ -72,9 +72,9 @@ impl Golden {
         }
     }
 
-    /// A golden LoRA run of a model with experts.
-    pub(crate) fn moe_lora(name: &str) -> Self {
-        let folder = golden_folder().join("moe/lora").join(name);
+    /// A golden LoRA run of a model of another kind: with experts (`moe`), or an encoder-decoder (`t5`).
+    pub(crate) fn lora_of(kind: &str, name: &str) -> Self {
+        let folder = golden_folder().join(kind).join("lora").join(name);
         let steps = json(&folder.join("steps.json"));
         let base = Self::named(steps["base"].as_str().unwrap());
         let adapter = Adapter::open(&folder, &base.table).unwrap();

@@ -4,6 +4,7 @@
 
 pub(crate) mod distill;
 pub(crate) mod lora;
+mod rows;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -17,15 +18,16 @@ use zeroth_cuda::CudaDevice;
 use zeroth_engine::{Engine, MicroBatch, Rank, State};
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
-use zeroth_kernel::{Device, Optimizer, Recipe, Record, RowKey, Tier};
+use zeroth_kernel::{Device, Optimizer, Recipe, Record, Tier};
 use zeroth_model::{
     Batch, ModelConfig, ParameterTable, TEACHER_PREFIX, WeightFiles, forward_training, table,
 };
 use zeroth_program::Compiled;
 use zeroth_program::Target;
-use zeroth_program::{Offload, Recompute, Settings, Types, compile, plan_memory};
+use zeroth_program::{Offload, Recompute, Settings, StreamSizes, Types, compile, plan_memory};
 
 use distill::{TeacherSource, Teaching};
+use rows::{Packed, PairBatches, Row};
 
 pub(crate) const F32: Types = Types { compute: DType::F32, communication: DType::F32 };
 pub(crate) const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
@@ -67,22 +69,6 @@ pub(crate) struct Golden {
     pub(crate) frozen: Vec<String>,
     /// What it is distilled from.
     pub(crate) teacher: Option<Teaching>,
-}
-
-pub(crate) struct Row {
-    ids: Vec<i32>,
-    /// Shifted: what each token should predict.
-    labels: Vec<i32>,
-}
-
-/// Rows end to end.
-#[derive(Default)]
-struct Packed {
-    ids: Vec<i32>,
-    labels: Vec<i32>,
-    positions: Vec<i32>,
-    starts: Vec<u32>,
-    keys: Vec<RowKey>,
 }
 
 /// How a golden model is trained.
@@ -139,22 +125,27 @@ pub(crate) fn golden_folder() -> PathBuf {
 }
 
 pub(crate) fn goldens() -> Vec<Golden> {
-    goldens_in(&golden_folder())
+    goldens_in(&golden_folder(), 8)
 }
 
 /// Models with a mixture of experts.
 pub(crate) fn moe_goldens() -> Vec<Golden> {
-    goldens_in(&golden_folder().join("moe"))
+    goldens_in(&golden_folder().join("moe"), 8)
 }
 
-fn goldens_in(folder: &Path) -> Vec<Golden> {
+/// Encoder-decoders.
+pub(crate) fn t5_goldens() -> Vec<Golden> {
+    goldens_in(&golden_folder().join("t5"), 5)
+}
+
+fn goldens_in(folder: &Path, least: usize) -> Vec<Golden> {
     let mut folders: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.join("steps.json").is_file())
         .collect();
     folders.sort();
-    assert!(folders.len() >= 8, "{folders:?}");
+    assert!(folders.len() >= least, "{folders:?}");
     folders.iter().map(|folder| Golden::read(folder)).collect()
 }
 
@@ -194,6 +185,7 @@ impl Golden {
             table.iter().enumerate().map(|(salt, parameter)| numbers(parameter.elements(), salt)).collect();
         let token = |at: usize| (at * 7 + 3) as i32 % config.vocab as i32;
         let row = |at: usize| Row {
+            source: None,
             ids: (0..2 + at % 4).map(|i| token(at * 5 + i)).collect(),
             labels: (0..2 + at % 4).map(|i| if i == 1 { -100 } else { token(at + 2 * i) }).collect(),
         };
@@ -247,7 +239,7 @@ impl Golden {
             name: folder.file_name().unwrap().to_string_lossy().into_owned(),
             folder: folder.to_owned(),
             weights: weights.collect(),
-            rows: rows.lines().map(Row::read).collect(),
+            rows: rows.lines().map(|line| Row::read(line, &config)).collect(),
             frozen: frozen.map(|name| name.as_str().unwrap().to_owned()).collect(),
             steps,
             config,
@@ -275,33 +267,17 @@ impl Golden {
         }
     }
 
-    fn packed(&self, first: u64, count: u64) -> Packed {
-        let mut packed = Packed::default();
-        for place in first..first + count {
-            let row = &self.rows[place as usize % self.rows.len()];
-            packed.starts.push(packed.ids.len() as u32);
-            packed.positions.extend(0..row.ids.len() as i32);
-            let epoch = (place / self.rows.len() as u64) as u32;
-            let key = |position| RowKey { sample: place % self.rows.len() as u64, position, epoch };
-            packed.keys.extend((0..row.ids.len() as u32).map(key));
-            packed.ids.extend(&row.ids);
-            packed.labels.extend(&row.labels);
-        }
-        packed.starts.push(packed.ids.len() as u32);
-        packed
-    }
-
     /// The mean loss of the first `count` rows and its gradients, each in the order of the table, by the reference machine;
     /// parameters are rounded to `dtype` before.
     pub(crate) fn reference(&self, count: u64, dtype: DType) -> (f64, Vec<Vec<f64>>) {
-        let packed = self.packed(0, count);
-        let data = Data {
+        let data = |packed: &Packed| Data {
             ids: packed.ids.iter().map(|id| *id as usize).collect(),
             labels: packed.labels.iter().map(|label| i64::from(*label)).collect(),
             positions: packed.positions.iter().map(|position| *position as usize).collect(),
             starts: packed.starts[..count as usize].iter().map(|start| *start as usize).collect(),
         };
-        let graph = self.graph(data.ids.len() as u64);
+        let data: Vec<Data> = self.streams(0, count).iter().map(data).collect();
+        let graph = self.graph_of(&data.iter().map(|data| data.ids.len() as u64).collect::<Vec<_>>());
         let place = |name: &str| self.table.iter().position(|parameter| parameter.name == name).unwrap();
         let rounded = |weight: &f32| match dtype {
             DType::Bf16 => half::bf16::from_f32(*weight).to_f64(),
@@ -310,9 +286,10 @@ impl Golden {
         };
         let places: Vec<usize> = graph.params.iter().map(|param| place(&param.spec.name)).collect();
         let weights = places.iter().map(|place| self.weights[*place].iter().map(rounded).collect());
-        let mut machine = Machine::new(&graph, std::slice::from_ref(&data), weights.collect());
+        let mut machine = Machine::new(&graph, &data, weights.collect());
         let loss = machine.train(&graph.backward().unwrap());
-        let trained = packed.labels.iter().filter(|label| **label >= 0).count() as f64;
+        let labels = data.last().unwrap().labels.iter();
+        let trained = labels.filter(|label| **label >= 0).count() as f64;
         let mut gradients = vec![Vec::new(); self.weights.len()];
         let trained_params = graph.units.iter().flat_map(|unit| &unit.params);
         for param in trained_params.filter(|param| graph.param(**param).spec.trainable) {
@@ -322,12 +299,23 @@ impl Golden {
         (loss / trained, gradients)
     }
 
+    /// The graph of micro-batches with so many tokens of the only stream.
     pub(crate) fn graph(&self, tokens: u64) -> Graph {
+        self.graph_of(&[tokens])
+    }
+
+    /// The graph of micro-batches with so many tokens of each stream.
+    fn graph_of(&self, tokens: &[u64]) -> Graph {
         if let Some(teaching) = &self.teacher {
-            return teaching.graph(self, tokens);
+            return teaching.graph(self, tokens[0]);
         }
+        let batch = match *tokens {
+            [tokens] => Batch::of_tokens(tokens),
+            [source, target] => Batch::of_pairs(source, target),
+            _ => panic!("a model has one stream or two"),
+        };
         let is_trained = |parameter: &zeroth_model::Parameter| !self.is_frozen(&parameter.name);
-        forward_training(&self.config, &self.table, Batch { tokens }, is_trained).unwrap()
+        forward_training(&self.config, &self.table, batch, is_trained).unwrap()
     }
 
     pub(crate) fn is_frozen(&self, name: &str) -> bool {
@@ -336,16 +324,20 @@ impl Golden {
 
     /// Compiles a program for the largest micro-batch there can be.
     pub(crate) fn compile(&self, setup: &Setup) -> Compiled {
-        let longest = self.rows.iter().map(|row| row.ids.len()).max().unwrap() as u64;
-        let most = longest * setup.micro_batch;
-        let sizes: Vec<u64> = (1..=setup.sizes).map(|size| most * size / setup.sizes).collect();
+        let longest = |of: &dyn Fn(&Row) -> Option<usize>| self.rows.iter().filter_map(of).max();
+        let source = longest(&|row| row.source.as_ref().map(Vec::len));
+        let target = longest(&|row| Some(row.ids.len()));
+        let most: Vec<u64> =
+            source.into_iter().chain(target).map(|longest| longest as u64 * setup.micro_batch).collect();
+        let of_size = |size| most.iter().map(|most| most * size / setup.sizes).collect();
+        let sizes = StreamSizes::of_streams((1..=setup.sizes).map(of_size).collect());
         let guard = if setup.chaos.is_some() { 256 } else { 0 };
         let target = if setup.cuda { Target::Cuda } else { Target::Cpu { threads: setup.threads } };
-        let graph = self.graph(most);
+        let graph = self.graph_of(&most);
         if setup.exchanges {
             let backward = graph.backward().unwrap();
             let program = compile(&graph, &backward, setup.ranks, &setup.settings).unwrap();
-            let row_sizes = sizes.into();
+            let row_sizes = sizes;
             let memory = plan_memory(&program, &graph, &backward, target, &row_sizes);
             return Compiled {
                 graph,
@@ -460,19 +452,23 @@ impl Golden {
         for step in 0..setup.steps as u64 {
             let micro = |micro: u64| {
                 let place = (step * setup.settings.accumulation + micro) * setup.ranks + engine.rank();
-                self.packed(place * setup.micro_batch, setup.micro_batch)
+                self.streams(place * setup.micro_batch, setup.micro_batch)
             };
-            let packed: Vec<Packed> = (0..setup.settings.accumulation).map(micro).collect();
-            let batches: Vec<MicroBatch<'_>> = packed.iter().map(Packed::view).collect();
+            let packed: Vec<Vec<Packed>> = (0..setup.settings.accumulation).map(micro).collect();
+            let targets = packed.iter().map(|streams| streams.last().unwrap());
+            let batches: Vec<MicroBatch<'_>> = targets.clone().map(Packed::view).collect();
             let whole = self.packed(step * batch, batch);
             let trained = whole.labels.iter().filter(|label| **label >= 0).count() as u64;
             let first = step.min(rates.len() as u64 - 1) as usize;
             if let Some(Teaching { source: TeacherSource::Cache(cache), .. }) = &self.teacher {
-                let rows = packed.iter().map(|packed| packed.keys.as_slice());
+                let rows = targets.map(|packed| packed.keys.as_slice());
                 let mut cached = cache.batches(&batches, rows);
                 engine.step_from(&mut cached, trained, applied, &rates[first..]).unwrap();
-            } else {
+            } else if packed[0].len() == 1 {
                 engine.step(&batches, trained, applied, &rates[first..]).unwrap();
+            } else {
+                let mut pairs = PairBatches(packed.iter());
+                engine.step_from(&mut pairs, trained, applied, &rates[first..]).unwrap();
             }
             let record = engine.record().unwrap();
             applied = record.head.applied;
@@ -530,28 +526,4 @@ fn collect<'o>(
             Ok(())
         })
         .unwrap();
-}
-
-impl Packed {
-    fn view(&self) -> MicroBatch<'_> {
-        let Self { ids, labels, positions, starts, keys } = self;
-        MicroBatch { ids, labels, positions, starts, keys }
-    }
-}
-
-impl Row {
-    /// Replaces tokens that a vocabulary of `most` does not have.
-    pub(crate) fn clamp(&mut self, most: i32) {
-        for number in self.ids.iter_mut().chain(&mut self.labels) {
-            *number = (*number).min(most - 1);
-        }
-    }
-
-    fn read(line: &str) -> Self {
-        let row: Value = serde_json::from_str(line).unwrap();
-        let numbers = |key: &str| row[key].as_array().unwrap().iter().map(|n| n.as_i64().unwrap() as i32);
-        // The shift by one: a token predicts the next one's label, and the last predicts nothing.
-        let labels = numbers("labels").skip(1).chain([-100]).collect();
-        Self { ids: numbers("input_ids").collect(), labels }
-    }
 }

@@ -3,6 +3,7 @@
 //! Kernel sizes follow from the model's shapes, spans from the placement of the instruction's operands. Only the rows of the streams
 //! differ between micro-batches, so a section is lowered once per size; a value's rows follow from its stream's.
 
+mod attention;
 mod distill;
 mod experts;
 mod flats;

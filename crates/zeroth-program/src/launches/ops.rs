@@ -1,9 +1,9 @@
 //! Lowering of the model's ops and their gradients.
 
+use zeroth_base::DType;
 use zeroth_graph::{GradNode, GradOp, GradWrite, Node, Op, ParamId, Value};
 use zeroth_kernel::{
-    AttentionDims, CacheRange, EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims,
-    RmsNormDims, RopeDims, StoreRowsDims,
+    EmbeddingDims, HeadLossDims, HeadNormRopeDims, LinearDims, LogitsDims, RmsNormDims, RopeDims,
 };
 use zeroth_kernel::{HeadLossDw, Kernel, TiedRowsIn, TiedRowsOut};
 
@@ -18,10 +18,12 @@ impl At<'_> {
 
     fn norm_dims(&self, op: Op, x: Value) -> RmsNormDims {
         let (rows, width) = (self.rows(x) as usize, self.width(x));
+        let row_stride = self.row_stride(width);
+        let dims = |eps: f64, clamp| RmsNormDims { rows, width, row_stride, eps: eps as f32, clamp };
         match op {
-            Op::RmsNorm { eps } | Op::AddRmsNorm { eps } => {
-                RmsNormDims { rows, width, row_stride: self.row_stride(width), eps: eps as f32 }
-            }
+            Op::RmsNorm { eps } => dims(eps, false),
+            // Only f16 has sums that it cannot hold.
+            Op::AddRmsNorm { eps, clamp } => dims(eps, clamp && self.program().types.compute == DType::F16),
             other => unreachable!("{} is no norm", other.name()),
         }
     }
@@ -33,31 +35,18 @@ impl At<'_> {
         LinearDims { rows: self.rows(x) as usize, inputs, outputs, x_stride, y_stride }
     }
 
-    fn attention_dims(&self, op: Op, q: Value) -> AttentionDims {
-        let Op::Attention { heads, kv_heads, window, scale } = op else {
-            unreachable!("attention's own dims")
-        };
-        let (rows, heads, kv_heads) = (self.rows(q) as usize, heads as usize, kv_heads as usize);
-        let head_dim = self.width(q) / heads;
-        AttentionDims {
-            rows,
-            heads,
-            kv_heads,
-            head_dim,
-            q_stride: self.row_stride(heads * head_dim),
-            kv_stride: self.row_stride(kv_heads * head_dim),
-            window: window.map(|window| window as usize),
-            scale: scale as f32,
-        }
-    }
-
     /// The sequence starts of this instruction's stream, where it reads them.
     pub(super) fn starts(&self) -> Option<Span> {
         let stream = self.operands().find_map(|id| match id {
             BufferId::Starts(stream) => Some(stream),
             _ => None,
         })?;
-        Some(self.part(BufferId::Starts(stream), 0, self.source.graph.streams[stream].rows + 2, 4))
+        Some(self.starts_of(stream))
+    }
+
+    /// The sequence starts of a stream.
+    pub(super) fn starts_of(&self, stream: usize) -> Span {
+        self.part(BufferId::Starts(stream), 0, self.source.graph.streams[stream].rows + 2, 4)
     }
 
     /// The sequence starts of an op over sequences.
@@ -176,15 +165,10 @@ impl At<'_> {
                 rstd: output(2),
             },
             Op::Rope { .. } => self.rope(node.op, [node.inputs[0], node.inputs[1]], node.outputs[0], false),
-            Op::Attention { .. } => Kernel::Attention {
-                dims: self.attention_dims(node.op, node.inputs[0]),
-                starts: self.sequence_starts(),
-                q: input(0),
-                k: input(1),
-                v: input(2),
-                y: output(0),
-                lse: output(1),
-            },
+            Op::PositionBias(_) => self.position_bias(node),
+            Op::Attention(_) => self.attention(node),
+            Op::Activation(activation) => Kernel::Activation { activation, x: input(0), y: output(0) },
+            Op::Scale { factor } => Kernel::Scale { factor: factor as f32, x: input(0), y: output(0) },
             Op::GatedActivation(activation) => {
                 Kernel::GatedActivation { activation, gate: input(0), up: input(1), y: output(0) }
             }
@@ -226,45 +210,6 @@ impl At<'_> {
             x: self.value(head.inputs[0]),
             w: self.param(head.params[0]),
             logits: self.part(BufferId::Logits, 0, sequences * vocab as u64, 4),
-        }
-    }
-
-    /// The cache rows of every row of `value`.
-    fn cache_ranges(&self, value: Value) -> Span {
-        self.part(BufferId::CacheRanges, 0, self.rows(value), size_of::<CacheRange>() as u64)
-    }
-
-    /// A cache of rows with the stride of `value`.
-    fn cache(&self, id: BufferId, value: Value) -> Span {
-        self.part(id, 0, self.program().cached_tokens, self.source.row_bytes(value.index()))
-    }
-
-    /// Copies of the keys and values of an attention node to its cache.
-    pub(super) fn store_kv(&self, at: usize) -> [Kernel; 2] {
-        let inputs = &self.source.graph.nodes[at].inputs;
-        [(inputs[1], BufferId::CachedKeys(at)), (inputs[2], BufferId::CachedValues(at))].map(|(value, id)| {
-            let (rows, cached) = (self.rows(value) as usize, self.program().cached_tokens as usize);
-            let (width, row_stride) = (self.width(value), self.row_stride(self.width(value)));
-            Kernel::StoreRows {
-                dims: StoreRowsDims { rows, width, cached, row_stride },
-                ranges: self.cache_ranges(value),
-                x: self.value(value),
-                cache: self.cache(id, value),
-            }
-        })
-    }
-
-    /// An attention node over its cache.
-    pub(super) fn cached_attention(&self, at: usize) -> Kernel {
-        let node = &self.source.graph.nodes[at];
-        Kernel::CachedAttention {
-            dims: self.attention_dims(node.op, node.inputs[0]),
-            cached: self.program().cached_tokens as usize,
-            ranges: self.cache_ranges(node.inputs[0]),
-            q: self.value(node.inputs[0]),
-            k: self.cache(BufferId::CachedKeys(at), node.inputs[1]),
-            v: self.cache(BufferId::CachedValues(at), node.inputs[2]),
-            y: self.value(node.outputs[0]),
         }
     }
 
@@ -388,19 +333,12 @@ impl At<'_> {
                 dw: self.grad_destination(node, node.params[0]),
             },
             GradOp::Rope(op) => self.rope(op, [node.inputs[0], node.inputs[1]], node.outputs[0].0, true),
-            GradOp::Attention(op) => Kernel::AttentionBackward {
-                dims: self.attention_dims(op, node.inputs[0]),
-                starts: self.sequence_starts(),
-                q: input(0),
-                k: input(1),
-                v: input(2),
-                y: input(3),
-                lse: input(4),
-                dy: input(5),
-                dq: output(0),
-                dk: output(1),
-                dv: output(2),
-            },
+            GradOp::PositionBias(_) => self.position_bias_backward(node, of),
+            GradOp::Attention(_) => self.attention_backward(node, of),
+            GradOp::Activation(activation) => {
+                Kernel::ActivationBackward { activation, x: input(0), dy: input(1), dx: output(0) }
+            }
+            GradOp::Scale { factor } => Kernel::Scale { factor: factor as f32, x: input(0), y: output(0) },
             GradOp::GatedActivation(activation) => Kernel::GatedActivationBackward {
                 activation,
                 gate: input(0),

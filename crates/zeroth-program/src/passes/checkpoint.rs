@@ -6,7 +6,9 @@
 //! A dropped value is recomputed by the same kernel from the same operands right before backward first reads it: the
 //! same bits, later. With `block`, blocks are grouped into runs so that the requested number of inputs is kept;
 //! everything a run computes that no other unit reads is dropped and recomputed before the run's backward. Where only
-//! some blocks are recomputed, they are the first: backward reaches them when the memory of the others is free again.
+//! some blocks are recomputed, they are the first: backward reaches them when the memory of the others is free again. A run
+//! has no gap: the blocks of an encoder and of its decoder are in runs of their own. What several blocks read, such as the
+//! output of an encoder, is live between them in any case: it is kept, and stays on the device.
 //!
 //! The input of an adapter behind dropout is dropped in any case: otherwise every adapter would keep a masked copy of the
 //! input that it shares with others. Each is recomputed alone, right before the gradient of the adapter's inner matrix.
@@ -14,7 +16,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use zeroth_graph::{Backward, Graph, Node, Op, UnitId, Value};
+use zeroth_graph::{Backward, Graph, Node, Op, Role, UnitId, Value};
 
 use super::super::{Action, Instruction, Program, Recompute, Section, Settings};
 
@@ -40,16 +42,13 @@ pub(in super::super) fn checkpoint(
     let (runs, single) = match settings.recompute {
         Recompute::Nothing if masked.is_empty() => return program,
         Recompute::Nothing => (Vec::new(), Vec::new()),
-        Recompute::NormSwiGlu => (Vec::new(), model.single(&all, |op| !matches!(op, Op::Attention { .. }))),
+        Recompute::NormSwiGlu => (Vec::new(), model.single(&all, |op| !matches!(op, Op::Attention(_)))),
         Recompute::Attention => (Vec::new(), model.single(&all, |_| true)),
         Recompute::Block { blocks: most, checkpoints: kept, .. } => {
             let blocks: Vec<Vec<UnitId>> = graph.blocks().collect();
             let first = most.map_or(blocks.len(), |most| blocks.len().min(most as usize));
             let (first, others) = blocks.split_at(first);
-            (
-                model.runs(first, kept),
-                model.single(&others.concat(), |op| !matches!(op, Op::Attention { .. })),
-            )
+            (model.runs(first, kept), model.single(&others.concat(), |op| !matches!(op, Op::Attention(_))))
         }
     };
     let parked = matches!(settings.recompute, Recompute::Block { offloaded: true, .. });
@@ -87,6 +86,28 @@ struct MaskedInput {
     projected: Vec<Value>,
 }
 
+/// The outputs of an op that are large, cheap to recompute, and read by its consumers alone: a residual sum flows on and stays.
+fn recomputable(node: &Node) -> &[Value] {
+    match node.op {
+        Op::RmsNorm { .. }
+        | Op::HeadNormRope { .. }
+        | Op::GatedActivation(_)
+        | Op::Activation(_)
+        | Op::Dropout { .. }
+        | Op::Scale { .. }
+        | Op::GatherRows
+        | Op::GatedRows(_) => &node.outputs[..1],
+        Op::AddRmsNorm { .. } => &node.outputs[1..2],
+        Op::Attention(_) => &node.outputs,
+        _ => &[],
+    }
+}
+
+/// Whether an op's gradient does not read its input, which its recomputation does.
+const fn is_linear_map(op: Op) -> bool {
+    matches!(op, Op::Dropout { .. } | Op::Scale { .. })
+}
+
 /// The dropouts that only inner matrices of adapters read, where backward reads their output.
 fn masked_inputs(graph: &Graph, is_read_by_backward: &[bool]) -> Vec<MaskedInput> {
     let mut readers: Vec<Vec<&Node>> = vec![Vec::new(); graph.values.len()];
@@ -119,31 +140,29 @@ struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// A group for each norm, gated activation, copy of tokens to experts and attention of these units whose op is wanted; only its own output is
-    /// dropped.
+    /// A group for each norm, activation, dropout, factor, copy of tokens to experts and attention of these units whose op is wanted;
+    /// only its own output is dropped.
     fn single(&self, units: &[UnitId], wanted: impl Fn(Op) -> bool) -> Vec<Group> {
         let mut groups: Vec<Option<Group>> = Vec::new();
         // The group that drops a value.
         let mut owners: HashMap<usize, usize> = HashMap::new();
-        let inside = self.inside(units);
-        for (index, node) in self.graph.nodes.iter().enumerate().filter(|(_, node)| inside[node.unit.index()])
-        {
-            // Large outputs that only this op's consumers read; the residual sum flows on and stays.
-            let given: &[Value] = match node.op {
-                Op::RmsNorm { .. }
-                | Op::HeadNormRope { .. }
-                | Op::GatedActivation(_)
-                | Op::GatherRows
-                | Op::GatedRows(_) => &node.outputs[..1],
-                Op::AddRmsNorm { .. } => &node.outputs[1..2],
-                Op::Attention { .. } => &node.outputs,
-                _ => continue,
-            };
-            if !wanted(node.op) || !given.iter().any(|value| self.is_read_by_backward[value.index()]) {
+        let (inside, shared) = (self.inside(units), self.read_by_several_blocks());
+        let is_masked = |index: usize| self.masked.iter().any(|masked| masked.dropout == index);
+        let is_candidate = |(index, node): &(usize, &Node)| {
+            let stays = recomputable(node).first().is_none_or(|output| shared[output.index()]);
+            inside[node.unit.index()] && wanted(node.op) && !stays && !is_masked(*index)
+        };
+        let candidates: Vec<(usize, &Node)> =
+            self.graph.nodes.iter().enumerate().filter(is_candidate).collect();
+        let is_read = self.read_with_recomputed(&candidates);
+        for (index, node) in candidates {
+            let given = recomputable(node);
+            let dropped = || given.iter().map(|value| value.index());
+            if !dropped().any(|value| is_read[value]) {
                 continue;
             }
-            let mut dropped: BTreeSet<usize> = given.iter().map(|value| value.index()).collect();
-            // Attention's inputs may be dropped too: they are recomputed in one group with it, right before it.
+            let mut dropped: BTreeSet<usize> = dropped().collect();
+            // An op's inputs may be dropped too: they are recomputed in one group with it, right before it.
             let feeding: BTreeSet<usize> =
                 node.inputs.iter().filter_map(|value| owners.get(&value.index()).copied()).collect();
             let mut nodes = Vec::new();
@@ -158,6 +177,41 @@ impl Model<'_> {
         groups.into_iter().flatten().collect()
     }
 
+    /// By value: whether backward, or the recomputation of what backward reads, reads it as an output of these nodes. A dropout or
+    /// a factor counts only where its own input is read by backward or recomputed: else its input would be kept for it.
+    fn read_with_recomputed(&self, candidates: &[(usize, &Node)]) -> Vec<bool> {
+        let mut is_dropped = vec![false; self.graph.values.len()];
+        for (_, node) in candidates {
+            let x = node.inputs[0].index();
+            if !is_linear_map(node.op) || is_dropped[x] || self.is_read_by_backward[x] {
+                for output in recomputable(node) {
+                    is_dropped[output.index()] = true;
+                }
+            }
+        }
+        let mut is_read = vec![false; self.graph.values.len()];
+        for (_, node) in candidates.iter().rev() {
+            for output in recomputable(node).iter().map(|output| output.index()) {
+                is_read[output] |= is_dropped[output] && self.is_read_by_backward[output];
+                is_read[node.inputs[0].index()] |= is_read[output] && is_linear_map(node.op);
+            }
+        }
+        is_read
+    }
+
+    /// By value: whether several blocks read it.
+    fn read_by_several_blocks(&self) -> Vec<bool> {
+        let mut first: Vec<Option<u64>> = vec![None; self.graph.values.len()];
+        let mut several = vec![false; self.graph.values.len()];
+        for node in &self.graph.nodes {
+            let Role::Block(block) = self.graph.units[node.unit.index()].role else { continue };
+            for input in &node.inputs {
+                several[input.index()] |= *first[input.index()].get_or_insert(block) != block;
+            }
+        }
+        several
+    }
+
     /// For each unit of the graph, whether it is one of these.
     fn inside(&self, units: &[UnitId]) -> Vec<bool> {
         let mut inside = vec![false; self.graph.units.len()];
@@ -167,11 +221,18 @@ impl Model<'_> {
         inside
     }
 
-    /// A group for each run of these blocks, so that `kept` inputs stay.
+    /// A group for each run of these blocks, so that at most `kept` inputs stay, or one for each stack of blocks.
     fn runs(&self, blocks: &[Vec<UnitId>], kept: Option<u64>) -> Vec<Group> {
         let most = blocks.len();
-        let kept = kept.map_or(most, |kept| kept as usize).clamp(1, most.max(1));
-        blocks.chunks(most.div_ceil(kept).max(1)).map(|blocks| self.run(&blocks.concat())).collect()
+        let kept = kept.map_or(most, |kept| kept as usize);
+        let is_next = |block: &Vec<UnitId>, next: &Vec<UnitId>| {
+            block.last().map(|unit| unit.index() + 1) == next.first().map(|unit| unit.index())
+        };
+        let stacks: Vec<&[Vec<UnitId>]> = blocks.chunk_by(is_next).collect();
+        let count = |length: usize| stacks.iter().map(|stack| stack.len().div_ceil(length)).sum::<usize>();
+        let length = (1..most).find(|length| count(*length) <= kept).unwrap_or(most.max(1));
+        let runs = stacks.iter().flat_map(|stack| stack.chunks(length));
+        runs.map(|blocks| self.run(&blocks.concat())).collect()
     }
 
     fn run(&self, units: &[UnitId]) -> Group {
@@ -285,8 +346,9 @@ impl Model<'_> {
         Section { kind: section.kind, instructions }
     }
 
-    /// The inputs of the runs, model inputs excluded.
+    /// The inputs of the runs, without those of the model and those of several blocks.
     fn entering(&self, groups: &[Group]) -> Vec<usize> {
+        let shared = self.read_by_several_blocks();
         let mut values: Vec<usize> = groups
             .iter()
             .flat_map(|group| group.nodes.iter().map(move |node| (group, *node)))
@@ -294,6 +356,7 @@ impl Model<'_> {
                 let inputs = self.graph.nodes[node].inputs.iter().map(|value| value.index());
                 inputs.filter(move |value| !group.dropped.contains(value))
             })
+            .filter(|value| !shared[*value])
             .filter(|value| !self.graph.inputs.iter().any(|input| input.index() == *value))
             .collect();
         values.sort_unstable();

@@ -7,9 +7,10 @@ use zeroth_graph::{Backward, Graph, Group, Node, Op};
 use super::super::buffer::ALIGNMENT;
 use super::super::grad_producers::grad_producers;
 use super::super::shared_buffers::SharedBuffers;
+use super::super::streams::{Sides, cross_streams, is_attention, is_cross};
 use super::super::{
-    Action, Gather, GradProducers, Instruction, Program, RouterCounts, Section, SectionKind, Settings,
-    TopLogProbs, World,
+    Action, CachedTokens, Gather, GradProducers, Instruction, Program, RouterCounts, Section, SectionKind,
+    Settings, TopLogProbs, World,
 };
 use super::hold;
 use crate::Layout;
@@ -41,34 +42,51 @@ pub(in super::super) fn lower(
 }
 
 /// Forward with a head that computes next-token logits instead of a loss. With a cache, that section stores keys and
-/// values, and another one decodes with them.
+/// values, and another one decodes with them. An encoder-decoder with a cache has a section for its encoder, which stores the keys
+/// and values of cross attention, and the one that decodes.
 pub(in super::super) fn lower_inference(
     graph: &Graph,
     layout: Layout,
     settings: &Settings,
     sequences: u64,
-    cached_tokens: u64,
+    cached: CachedTokens,
 ) -> Program {
-    let of_kind = |kind: SectionKind| {
-        let with_cache = |instruction: Instruction| match instruction.action {
-            Action::Forward(at) if cached_tokens > 0 && is_attention(&graph.nodes[at]) => {
-                let store = Instruction::new(Action::StoreKv(at));
-                match kind {
-                    SectionKind::Decode => vec![store, Instruction::new(Action::CachedAttention(at))],
-                    _ => vec![instruction, store],
-                }
-            }
-            _ => vec![instruction],
-        };
-        let mut instructions: Vec<Instruction> =
-            without_losses(graph, &layout).into_iter().flat_map(with_cache).collect();
-        instructions.extend(of_heads(graph, &layout, |node| Action::Logits { node, sequences }));
-        Section { kind, instructions }
+    let kinds: &[SectionKind] = match (cached.tokens > 0, cross_streams(graph)) {
+        (false, _) => &[SectionKind::Logits],
+        (true, None) => &[SectionKind::Logits, SectionKind::Decode],
+        (true, Some(_)) => &[SectionKind::Encode, SectionKind::Decode],
     };
-    let kinds: &[SectionKind] =
-        if cached_tokens > 0 { &[SectionKind::Logits, SectionKind::Decode] } else { &[SectionKind::Logits] };
-    let sections = kinds.iter().map(|kind| of_kind(*kind)).collect();
-    Program { cached_tokens, ..program(graph, World::from(1), layout, sections, Vec::new(), settings) }
+    let sides = Sides::of(graph);
+    let of_node = |kind: SectionKind, instruction: Instruction| -> Vec<Instruction> {
+        let Action::Forward(at) = instruction.action else { return vec![instruction] };
+        let (attends, is_cross) = (is_attention(&graph.nodes[at]), is_cross(graph, &graph.nodes[at]));
+        let store = Instruction::new(Action::StoreKv(at));
+        let attend = Instruction::new(Action::CachedAttention(at));
+        match kind {
+            SectionKind::Encode if is_cross && sides.decodes[at] => vec![store],
+            SectionKind::Encode if !sides.encodes[at] => Vec::new(),
+            SectionKind::Decode if !sides.decodes[at] => Vec::new(),
+            SectionKind::Decode if is_cross => vec![attend],
+            SectionKind::Decode if attends => vec![store, attend],
+            SectionKind::Logits if attends && cached.tokens > 0 => vec![instruction, store],
+            _ => vec![instruction],
+        }
+    };
+    let of_kind = |kind: &SectionKind| {
+        let nodes = without_losses(graph, &layout).into_iter();
+        let mut instructions: Vec<Instruction> =
+            nodes.flat_map(|instruction| of_node(*kind, instruction)).collect();
+        if *kind != SectionKind::Encode {
+            instructions.extend(of_heads(graph, &layout, |node| Action::Logits { node, sequences }));
+        }
+        Section { kind: *kind, instructions }
+    };
+    let sections = kinds.iter().map(of_kind).collect();
+    Program {
+        cached_tokens: cached.tokens,
+        cached_source_tokens: cached.source_tokens,
+        ..program(graph, World::from(1), layout, sections, Vec::new(), settings)
+    }
 }
 
 /// Forward with a head that computes the most probable tokens of every row instead of a loss.
@@ -105,10 +123,6 @@ const fn is_dropout(op: Op) -> bool {
     matches!(op, Op::Dropout { .. })
 }
 
-const fn is_attention(node: &Node) -> bool {
-    matches!(node.op, Op::Attention { .. })
-}
-
 fn program(
     graph: &Graph,
     world: World,
@@ -141,6 +155,7 @@ fn program(
         moment_dtype: settings.moment_dtype,
         stochastic_rounding: settings.stochastic_rounding,
         cached_tokens: 0,
+        cached_source_tokens: 0,
         temperature: 1.0,
         shared_buffers: SharedBuffers::find(graph),
     }

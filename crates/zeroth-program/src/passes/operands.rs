@@ -7,8 +7,9 @@
 
 use std::collections::HashMap;
 
-use zeroth_graph::{Backward, Graph, Node, Op, ParamId, Rows, Value};
+use zeroth_graph::{Backward, Graph, Node, Op, ParamId, Value};
 
+use super::super::streams::{is_cross, stream_of};
 use super::super::{Action, BufferId, Chunk, GradientStorage, Instruction, Operands, Program, SectionKind};
 
 /// Sets the operands of every instruction.
@@ -133,27 +134,26 @@ impl<'a> Walk<'a> {
         instruction.reads.iter().map(|flat| self.weights(*flat)).chain(unpacked)
     }
 
-    /// The stream that gives a value of the graph its rows.
-    fn stream_of(&self, value: Value) -> usize {
-        match self.graph.info(value).rows {
-            Rows::Stream(stream) | Rows::Times(stream, _) => stream,
-            Rows::Fixed(_) => unreachable!("ops that read sequences have the rows of a stream"),
-        }
-    }
-
     /// Buffers of a stream that a forward node and its gradient read besides values and parameters.
     fn of_stream(&self, node: &Node) -> Vec<BufferId> {
-        let stream = || self.stream_of(node.inputs[0]);
+        let stream = || stream_of(self.graph, node.inputs[0]);
         match node.op {
             Op::Rope { rotary, .. } | Op::HeadNormRope { rotary, .. } => {
                 let stream = stream();
                 vec![BufferId::Cosines { stream, rotary }, BufferId::Sines { stream, rotary }]
             }
-            Op::Attention { .. } => vec![BufferId::Starts(stream())],
+            Op::Attention(spec) => {
+                let [q, k] = [0, 1].map(|place| stream_of(self.graph, node.inputs[place]));
+                let of_keys = (k != q).then_some(BufferId::Starts(k));
+                // Only training drops weights.
+                let drops = spec.dropout.is_some() && self.kind.is_micro_batch();
+                let keys = drops.then_some(BufferId::Keys(q));
+                [BufferId::Starts(q)].into_iter().chain(of_keys).chain(keys).collect()
+            }
             Op::Dropout { .. } => vec![BufferId::Keys(stream())],
             // The tokens that are decoded have no starts: every row is routed.
             Op::Route { .. } if self.kind != SectionKind::Decode => vec![BufferId::Starts(stream())],
-            Op::BalanceLoss { .. } => vec![BufferId::Starts(self.stream_of(node.inputs[1]))],
+            Op::BalanceLoss { .. } => vec![BufferId::Starts(stream_of(self.graph, node.inputs[1]))],
             _ => Vec::new(),
         }
     }
@@ -214,7 +214,7 @@ impl<'a> Walk<'a> {
             Action::Logits { node, .. } => {
                 // It reads the last rows of x and no labels.
                 let (x, params) = (&self.graph.nodes[*node].inputs[..1], &self.graph.nodes[*node].params);
-                let starts = BufferId::Starts(self.stream_of(x[0]));
+                let starts = BufferId::Starts(stream_of(self.graph, x[0]));
                 let reads = self.values(x).chain([starts]).chain(self.params(instruction, params));
                 Operands { reads: reads.collect(), writes: vec![BufferId::Logits] }
             }
@@ -224,7 +224,7 @@ impl<'a> Walk<'a> {
                 Operands { reads: reads.collect(), writes: vec![BufferId::TopIds, BufferId::TopLogProbs] }
             }
             Action::StoreKv(node) => {
-                let inputs = self.values(&self.graph.nodes[*node].inputs[1..]);
+                let inputs = self.values(&self.graph.nodes[*node].inputs[1..3]);
                 Operands {
                     reads: inputs.chain([BufferId::CacheRanges]).collect(),
                     writes: vec![BufferId::CachedKeys(*node), BufferId::CachedValues(*node)],
@@ -232,9 +232,13 @@ impl<'a> Walk<'a> {
             }
             Action::CachedAttention(at) => {
                 let node = &self.graph.nodes[*at];
-                let cache = [BufferId::CacheRanges, BufferId::CachedKeys(*at), BufferId::CachedValues(*at)];
+                let ranges =
+                    if is_cross(self.graph, node) { BufferId::SourceRanges } else { BufferId::CacheRanges };
+                let cache = [ranges, BufferId::CachedKeys(*at), BufferId::CachedValues(*at)];
+                // q and the biases.
+                let values = self.values(&node.inputs[..1]).chain(self.values(&node.inputs[3..]));
                 Operands {
-                    reads: self.values(&node.inputs[..1]).chain(cache).collect(),
+                    reads: values.chain(cache).collect(),
                     // Nothing reads the log-sum-exp.
                     writes: self.values(&node.outputs[..1]).collect(),
                 }

@@ -195,7 +195,7 @@ pub fn whole_step(
     let parameters = table(&config);
     let (sequences, length) = (options.size.sequences(), options.length.unwrap_or(LENGTH));
     let rows = sequences * length;
-    let graph = forward(&config, &parameters, Batch { tokens: rows as u64 })?;
+    let graph = forward(&config, &parameters, Batch::of_tokens(rows as u64))?;
     let json = format!(
         r#"{{"train_micro_batch_size_per_gpu": {sequences}, "gradient_clipping": 1.0, "bf16": {{"enabled": {}}},
             "zero_optimization": {{"stage": {}, "overlap_comm": true}},
