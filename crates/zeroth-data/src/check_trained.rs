@@ -19,9 +19,10 @@ pub fn check_trained(
     if trained_tokens > 0 {
         return Ok(());
     }
-    let why = if longest == 1 {
+    let is_paired = samples.is_paired();
+    let why = if longest == 1 && !is_paired {
         "and rows of one token have no context to predict it from".to_owned()
-    } else if truncated > 0 {
+    } else if truncated > 0 && !is_paired {
         format!(
             "and all trained tokens are beyond the {} they were truncated to: raise --max-length, or truncate the other end with \
              --truncation-strategy",
@@ -30,7 +31,8 @@ pub fn check_trained(
     } else {
         let first = || Rows::new(files, encoder.columns()).next().ok().flatten()?.content.into_object().ok();
         let part = first().map_or("", |row| encoder.trained_part(&row));
-        format!("and every label after the first is {IGNORED}: {part}")
+        let labels = if is_paired { "label" } else { "label after the first" };
+        format!("and every {labels} is {IGNORED}: {part}")
     };
     Err(DataError::NothingTrained { files: files.to_vec(), rows, tokens, why })
 }

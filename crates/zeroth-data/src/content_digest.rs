@@ -26,7 +26,7 @@ impl Samples {
 
     /// Tokens of the token cache before those of a sample; samples that were held out count.
     pub fn token_offset(&self, sample: u64) -> u64 {
-        self.offset(sample)
+        self.offset(sample) / 2
     }
 }
 

@@ -3,21 +3,39 @@
 
 use serde_json::{Map, Value};
 
+use super::pairs::Pairs;
 use super::{Columns, RowProblem};
 
-/// An encoded row: tokens and labels of equal length.
+/// An encoded row: tokens and labels, of equal length except for pairs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Encoded {
-    /// The tokens.
+    /// The tokens; of a pair, those of the source.
     pub ids: Vec<i32>,
-    /// A label per token, aligned as in Hugging Face; [`IGNORED`](super::IGNORED) is not trained.
+    /// A label per token, aligned as in Hugging Face; [`IGNORED`](super::IGNORED) is not trained. Of a pair, the targets of
+    /// the decoder.
     pub labels: Vec<i32>,
+    /// Tokens and labels that an encoder of pairs has truncated.
+    pub cut: [usize; 2],
+}
+
+impl Encoded {
+    /// Empties it and keeps its allocations.
+    pub(super) fn clear(&mut self) {
+        self.ids.clear();
+        self.labels.clear();
+        self.cut = [0; 2];
+    }
 }
 
 /// Encodes rows as tokens, from many threads.
 pub trait Encode: Sync {
     /// Encodes a row into `into`, whose buffers are reused across rows.
     fn encode(&self, row: &Map<String, Value>, into: &mut Encoded) -> Result<(), RowProblem>;
+
+    /// Set if rows are pairs of an encoder-decoder model; the encoder truncates them itself.
+    fn pairs(&self) -> Option<Pairs> {
+        None
+    }
 
     /// The columns that tables may have: a header without those of a row format is refused, and cells of lists and
     /// objects are parsed as JSON. `None` accepts any columns, whose cells are texts.

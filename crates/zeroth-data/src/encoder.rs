@@ -16,6 +16,8 @@ use super::chat_template::{Sources, TemplateContext};
 use super::columns::Columns;
 use super::conversation::{Conversation, role};
 use super::date::Date;
+use super::pair_rows;
+use super::pairs::{PairOptions, Pairs};
 use super::renderer::ChatTemplate;
 use super::row_fields::{Pair, RowFields};
 use super::row_format::Format;
@@ -40,6 +42,8 @@ pub struct EncoderOptions {
     pub system: Option<String>,
     /// The date for templates that use `strftime_now`.
     pub date: Date,
+    /// Set for encoder-decoder models: rows are pairs.
+    pub pairs: Option<PairOptions>,
 }
 
 impl EncoderOptions {
@@ -51,6 +55,7 @@ impl EncoderOptions {
             variables: Map::new(),
             system: None,
             date: Date::today(),
+            pairs: None,
         }
     }
 }
@@ -160,6 +165,21 @@ impl Encoder {
         self.prompt_ids(tokenizer, &tokens)
     }
 
+    /// Tokenises a source of an encoder-decoder, with the prefix and up to the maximum length of [`EncoderOptions::pairs`].
+    pub fn source(&self, text: &str) -> Result<Vec<i32>, RowProblem> {
+        let tokenizer = self.tokenizer(Format::PromptCompletion)?;
+        let end = tokenizer.named_id("eos_token").ok_or(RowProblem::NoEndOfText)?;
+        let (prefix, most) = match &self.options.pairs {
+            Some(options) => (&options.prefix[..], options.pairs.limits.source),
+            None => ("", u64::MAX),
+        };
+        let mut ids = Vec::new();
+        let whole = pair_rows::with_end(tokenizer, &[prefix, text].concat(), end)?;
+        pair_rows::truncate(whole, most, end as i32, &mut ids);
+        self.check(tokenizer, &ids)?;
+        Ok(ids)
+    }
+
     /// Tokenises a conversation of roles and texts up to the generation prompt.
     pub fn chat(&self, messages: &[(&str, &str)]) -> Result<Vec<i32>, RowProblem> {
         let tokenizer = self.tokenizer(Format::PromptCompletion)?;
@@ -192,7 +212,11 @@ impl Encoder {
     }
 
     fn tokenizer(&self, format: Format) -> Result<&TextTokenizer, RowProblem> {
-        let missing = || RowProblem::NoTokenizer { format: format.shown(), folder: self.folder.clone() };
+        let missing = || RowProblem::NoTokenizer {
+            format: format.shown(),
+            folder: self.folder.clone(),
+            sentencepiece: sentencepiece_file(Path::new(&self.folder)),
+        };
         self.tokenizer.as_ref().ok_or_else(missing)
     }
 
@@ -293,11 +317,19 @@ impl Encoder {
 
 impl Encode for Encoder {
     fn encode(&self, row: &Map<String, Value>, into: &mut Encoded) -> Result<(), RowProblem> {
-        let columns = &self.options.columns;
+        let EncoderOptions { columns, pairs, vocabulary, .. } = &self.options;
+        if let Some(pairs) = pairs {
+            let tokenizer = |format| self.tokenizer(format);
+            let used = pair_rows::encode(row, columns, pairs, *vocabulary, tokenizer, into)?;
+            return used.map_or(Ok(()), |tokenizer| {
+                self.check(tokenizer, &into.ids)?;
+                self.check(tokenizer, &into.labels)
+            });
+        }
         let format = Format::of(row, columns)?;
         let fields = RowFields { row, columns };
         match format {
-            Format::Tokens => return TokenLists::of(row, columns)?.take(self.options.vocabulary, into),
+            Format::Tokens => return TokenLists::of(row, columns)?.take(*vocabulary, into),
             Format::Messages => self.converse(format, fields.conversation("messages")?, into)?,
             Format::Sharegpt => self.converse(format, fields.conversation("conversations")?, into)?,
             Format::Alpaca | Format::QuestionAnswer | Format::QueryResponse | Format::Translation => {
@@ -314,12 +346,17 @@ impl Encode for Encoder {
         self.check(self.tokenizer(format)?, &into.ids)
     }
 
+    fn pairs(&self) -> Option<Pairs> {
+        self.options.pairs.as_ref().map(|options| options.pairs)
+    }
+
     fn columns(&self) -> Option<&Columns> {
         Some(&self.options.columns)
     }
 
     fn trained_part(&self, row: &Map<String, Value>) -> &'static str {
         match Format::of(row, &self.options.columns) {
+            Ok(_) if self.options.pairs.is_some() => "labels other than -100 are trained",
             Ok(Format::Tokens) => "labels other than -100 are trained, from the second on",
             Ok(Format::Messages | Format::Sharegpt) => {
                 "assistant messages are trained, unless their \"loss\" is false"
@@ -369,6 +406,12 @@ fn find_template(
     Ok(found)
 }
 
+/// A SentencePiece model that transformers would convert to tokenizer.json.
+fn sentencepiece_file(folder: &Path) -> Option<&'static str> {
+    const NAMES: [&str; 3] = ["spiece.model", "sentencepiece.bpe.model", "tokenizer.model"];
+    NAMES.into_iter().find(|name| folder.join(name).is_file())
+}
+
 fn text_of(path: &Path, bytes: Vec<u8>) -> Result<String, EncoderError> {
     let not_text = |error| EncoderError::Read { path: path.to_owned(), source: io::Error::other(error) };
     String::from_utf8(bytes).map_err(not_text)
@@ -384,7 +427,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, EncoderError> {
 }
 
 /// The file's JSON object; empty if the file does not exist.
-fn read_object(path: &Path) -> Result<Map<String, Value>, EncoderError> {
+pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, EncoderError> {
     let Some(bytes) = read(path)? else { return Ok(Map::new()) };
     read_object_of(path, &bytes)
 }
@@ -420,7 +463,7 @@ fn fingerprint(
         part(name.as_bytes());
         part(source.as_bytes());
     }
-    let EncoderOptions { vocabulary, columns, variables, system, date } = options;
+    let EncoderOptions { vocabulary, columns, variables, system, date, pairs } = options;
     part(&vocabulary.to_le_bytes());
     for (ours, theirs) in columns.pairs() {
         part(ours.as_bytes());
@@ -434,6 +477,17 @@ fn fingerprint(
     if let Some(system) = system {
         part(b"system");
         part(system.as_bytes());
+    }
+    if let Some(PairOptions { prefix, source_lang, target_lang, pairs }) = pairs {
+        part(b"pairs");
+        part(prefix.as_bytes());
+        for language in [source_lang, target_lang] {
+            part(language.as_deref().unwrap_or_default().as_bytes());
+        }
+        part(&pairs.limits.source.to_le_bytes());
+        part(&pairs.limits.target.to_le_bytes());
+        // Rows with untrained labels need a padding token.
+        part(&[u8::from(pairs.start.pad.is_some())]);
     }
     hash.finalize().into()
 }

@@ -275,6 +275,31 @@ pub enum EncoderError {
         /// The parser's message.
         message: String,
     },
+    /// An encoder-decoder model without the first input of its decoder.
+    #[error(
+        "{} has no decoder_start_token_id in config.json: set it to the token that decoder inputs begin with; for T5 \
+         that is the padding token, 0",
+        folder.display()
+    )]
+    NoDecoderStart {
+        /// The model folder.
+        folder: PathBuf,
+    },
+    /// An invalid token id of a decoder's inputs.
+    #[error(
+        "{}: {key} is {found}: it must be a token id, 0 to {}",
+        folder.join("config.json").display(), vocabulary.saturating_sub(1)
+    )]
+    DecoderToken {
+        /// The model folder.
+        folder: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        found: String,
+        /// Vocabulary size.
+        vocabulary: u64,
+    },
     /// An invalid tokenizer.
     #[error("{} is not a valid tokenizer: {message}", path.display())]
     Tokenizer {

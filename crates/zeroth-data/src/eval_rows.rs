@@ -13,9 +13,9 @@ use super::{DataError, Encode, IGNORED, RowLocation, RowProblem};
 pub struct EvalRow {
     /// Its position.
     pub place: RowLocation,
-    /// Tokens before the answer, including earlier turns.
+    /// Tokens before the answer, including earlier turns; the source of a pair.
     pub prompt: Vec<i32>,
-    /// Tokens of the answer, including its end token.
+    /// Tokens of the answer, including its end token; the trained labels of a pair.
     pub expected: Vec<i32>,
 }
 
@@ -31,22 +31,30 @@ pub fn eval_rows(
     check(files)?;
     let mut rows = Vec::new();
     let sizes = BlockSizes::for_samples(max_samples.map(u64::from));
+    let is_paired = encoder.pairs().is_some();
     each_row(files, encoder, sizes, &|_, _| (), |outcome| {
-        let split = outcome.row.and_then(|(ids, labels)| split(ids, labels));
+        let split = outcome.row.and_then(|(ids, labels)| {
+            if is_paired {
+                return Ok((ids.to_vec(), targets(labels)?));
+            }
+            split(ids, labels).map(|(prompt, expected)| (prompt.to_vec(), expected.to_vec()))
+        });
         let (prompt, expected) = split.map_err(|problem| DataError::Row {
             path: files[outcome.file].clone(),
             at: outcome.at,
             problem,
         })?;
-        rows.push(EvalRow {
-            place: RowLocation { file: outcome.file, at: outcome.at },
-            prompt: prompt.to_vec(),
-            expected: expected.to_vec(),
-        });
+        rows.push(EvalRow { place: RowLocation { file: outcome.file, at: outcome.at }, prompt, expected });
         let enough = max_samples.is_some_and(|most| rows.len() as u64 >= most.get());
         Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
     Ok(rows)
+}
+
+/// The trained labels of a pair.
+fn targets(labels: &[i32]) -> Result<Vec<i32>, RowProblem> {
+    let trained: Vec<i32> = labels.iter().copied().filter(|label| *label != IGNORED).collect();
+    if trained.is_empty() { Err(RowProblem::NoAnswer) } else { Ok(trained) }
 }
 
 /// The tokens before the last trained span, and the labels of that span.

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::index_builder::IndexBuilder;
+use super::pairs::PairLimits;
 use super::{DataError, Samples, Totals, Truncation};
 
 /// How the remaining samples are packed.
@@ -13,6 +14,8 @@ pub enum Packing {
     Off,
     /// Into packs of at most so many tokens.
     UpTo(NonZeroU64),
+    /// Pairs, into packs of at most so many source and target tokens.
+    Pairs(PairLimits),
 }
 
 impl Samples {
@@ -28,8 +31,8 @@ impl Samples {
             (0..self.totals().samples).partition(|sample| is_held_out(*sample));
         // The counts of dropped and truncated rows are about the whole file.
         let Totals { too_long, truncated, .. } = self.totals();
-        let of_file = Totals { too_long, truncated, ..Totals::default() };
-        Ok((self.part(&kept, packing, of_file)?, self.part(&held_out, Packing::Off, Totals::default())?))
+        let of_file = [too_long, truncated];
+        Ok((self.part(&kept, packing, of_file)?, self.part(&held_out, Packing::Off, [0; 2])?))
     }
 
     /// Whether others of the same file were held out, or these.
@@ -42,14 +45,19 @@ impl Samples {
         if self.is_part() { size_of::<u64>() as u64 } else { 0 }
     }
 
-    fn part(&self, samples: &[u64], packing: Packing, totals: Totals) -> Result<Self, DataError> {
-        let limit = match packing {
-            Packing::Off => u64::MAX,
-            Packing::UpTo(limit) => limit.get(),
+    fn part(&self, samples: &[u64], packing: Packing, of_file: [u64; 2]) -> Result<Self, DataError> {
+        let builder = match packing {
+            Packing::Pairs(limits) => IndexBuilder::of_pairs(limits),
+            _ if self.is_paired() => {
+                IndexBuilder::of_pairs(PairLimits { source: u64::MAX, target: u64::MAX })
+            }
+            Packing::Off => IndexBuilder::new(u64::MAX, Truncation::Drop),
+            Packing::UpTo(limit) => IndexBuilder::new(limit.get(), Truncation::Drop),
         };
-        let mut builder = IndexBuilder::of_part(limit, Truncation::Drop, totals, self.hash());
+        let mut builder = builder.into_part(of_file, self.hash());
         for &sample in samples {
-            builder.add(sample, self.sample_length(sample), self.trained(sample));
+            let lengths = [self.sample_length(sample), self.label_count(sample)];
+            builder.add(sample, lengths, self.trained(sample));
         }
         let index = Arc::new(builder.finish(packing != Packing::Off)?);
         let offsets = samples.iter().map(|sample| self.offset(*sample)).collect();
@@ -96,5 +104,25 @@ mod tests {
         assert!((0..5).all(|one| !hashes[..one].contains(&hashes[one])), "{hashes:?}");
         assert_eq!(kept.hash(), part(&[1, 5], Packing::Off).0.hash());
         assert!(whole.hold_out(Packing::Off, |_| true).is_err());
+    }
+
+    #[test]
+    fn parts_of_pairs_have_their_sources_and_targets() {
+        let limits = PairLimits { source: 4, target: 6 };
+        let mut whole = SamplesBuilder::of_pairs(limits, false);
+        for row in 0..6 {
+            let side = |length: i32| (0..length).map(|at| 10 * row + at).collect::<Vec<_>>();
+            whole.push(&side(1 + row % 3), &side(1 + row % 2));
+        }
+        let whole = whole.finish().unwrap();
+        let (kept, held_out) = whole.hold_out(Packing::Pairs(limits), |sample| sample == 1).unwrap();
+        assert_eq!((held_out.ids(0).unwrap(), held_out.labels(0).unwrap()), (vec![10, 11], vec![10, 11]));
+        assert!(kept.is_paired() && held_out.is_paired());
+        for (found, expected) in [0, 2, 3, 4, 5].into_iter().enumerate() {
+            assert_eq!(kept.ids(found as u64).unwrap(), whole.ids(expected).unwrap());
+            assert_eq!(kept.labels(found as u64).unwrap(), whole.labels(expected).unwrap());
+        }
+        let [source, target] = kept.longest_streams();
+        assert!(kept.totals().packs > 1 && source <= 4 && target <= 6);
     }
 }

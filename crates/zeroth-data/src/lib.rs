@@ -23,6 +23,9 @@ mod held_out;
 mod index_builder;
 mod line_reader;
 mod pack;
+mod pair_packs;
+mod pair_rows;
+mod pairs;
 mod parquet_rows;
 mod pipeline;
 mod prepare;
@@ -58,6 +61,7 @@ pub use error::{DataError, EncoderError};
 pub use eval_rows::{EvalRow, eval_rows};
 pub use find_files::{DataFiles, find_files};
 pub use held_out::Packing;
+pub use pairs::{DecoderStart, PairLimits, PairOptions, Pairs};
 pub use prepare::{Prepared, TokenizeProgress, prepare, prepare_with_progress};
 pub use prepare_options::{PrepareOptions, Truncation};
 pub use preview::{TRAINED_MARKERS, omitted_range, preview};
@@ -69,7 +73,7 @@ pub use samples_builder::SamplesBuilder;
 pub use source::Codec;
 pub use survey::{Bucket, CappedList, FirstRow, LIST_LIMIT, Problem, RowLocation, Survey, survey};
 pub use template_process::render_templates;
-pub use totals::Totals;
+pub use totals::{LengthLimits, TargetTotals, Totals};
 
 /// A label that is not trained, as in PyTorch and Hugging Face.
 pub const IGNORED: i32 = -100;

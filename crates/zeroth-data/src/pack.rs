@@ -45,13 +45,18 @@ impl Packs {
             }
         }
 
+        Self::in_file_order(packs)
+    }
+
+    /// Orders packs by their first sample, each in file order.
+    pub(super) fn in_file_order(mut packs: Vec<Vec<u64>>) -> Self {
         for pack in &mut packs {
             pack.sort_unstable();
         }
         packs.sort_unstable_by_key(|pack| pack[0]);
         let mut starts = Vec::with_capacity(packs.len() + 1);
         starts.push(0);
-        let mut members = Vec::with_capacity(lengths.len());
+        let mut members = Vec::with_capacity(packs.iter().map(Vec::len).sum());
         for pack in &packs {
             members.extend_from_slice(pack);
             starts.push(members.len() as u64);

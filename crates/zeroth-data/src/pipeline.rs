@@ -34,8 +34,10 @@ pub(super) struct EncodedRow<'a> {
     /// Index of its file.
     pub(super) file: usize,
     pub(super) at: RowNumber,
-    /// Tokens and labels of equal length, at least one, or the problem.
+    /// Tokens and labels, at least one of each and of equal length except for pairs, or the problem.
     pub(super) row: Result<(&'a [i32], &'a [i32]), RowProblem>,
+    /// Tokens and labels that an encoder of pairs has truncated.
+    pub(super) cut: [usize; 2],
 }
 
 /// Progress callback of the encoding threads: rows, and approximate bytes of their files.
@@ -113,8 +115,9 @@ struct Chunk {
 struct RowOutcome {
     file: usize,
     at: RowNumber,
-    /// End of the row's tokens.
-    row: Result<usize, RowProblem>,
+    /// Ends of the row's tokens and labels.
+    row: Result<[usize; 2], RowProblem>,
+    cut: [usize; 2],
 }
 
 fn encoded(
@@ -144,21 +147,24 @@ impl Chunk {
     fn encoded(rows: Vec<RawRow>, encoder: &dyn Encode) -> Self {
         let mut chunk = Self::default();
         let mut row_buffer = Encoded::default();
+        let is_paired = encoder.pairs().is_some();
         for RawRow { file, at, content, .. } in rows {
-            row_buffer.ids.clear();
-            row_buffer.labels.clear();
+            row_buffer.clear();
             let done = content.into_object().and_then(|row| encoder.encode(&row, &mut row_buffer));
             let row = match done {
                 Ok(()) if row_buffer.ids.is_empty() => Err(RowProblem::Empty),
                 Ok(()) => {
                     chunk.ids.extend_from_slice(&row_buffer.ids);
                     chunk.labels.extend_from_slice(&row_buffer.labels);
-                    Ok(chunk.ids.len())
+                    Ok([chunk.ids.len(), chunk.labels.len()])
                 }
                 Err(problem) => Err(problem),
             };
-            assert_eq!(chunk.ids.len(), chunk.labels.len(), "tokens and labels of the row at {at}");
-            chunk.rows.push(RowOutcome { file, at, row });
+            assert!(
+                is_paired || chunk.ids.len() == chunk.labels.len(),
+                "tokens and labels of the row at {at}"
+            );
+            chunk.rows.push(RowOutcome { file, at, row, cut: row_buffer.cut });
         }
         chunk
     }
@@ -167,14 +173,14 @@ impl Chunk {
         self,
         take: &mut impl FnMut(EncodedRow<'_>) -> Result<ControlFlow<()>, E>,
     ) -> Result<ControlFlow<()>, E> {
-        let mut start = 0;
-        for RowOutcome { file, at, row } in self.rows {
-            let row = row.map(|end| {
-                let range = start..end;
-                start = end;
-                (&self.ids[range.clone()], &self.labels[range])
+        let mut starts = [0; 2];
+        for RowOutcome { file, at, row, cut } in self.rows {
+            let row = row.map(|ends| {
+                let row = (&self.ids[starts[0]..ends[0]], &self.labels[starts[1]..ends[1]]);
+                starts = ends;
+                row
             });
-            if take(EncodedRow { file, at, row })?.is_break() {
+            if take(EncodedRow { file, at, row, cut })?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }

@@ -175,14 +175,14 @@ fn write(
     progress: ProgressFn<'_>,
 ) -> Result<(), Failed> {
     let mut out = TokenWriter::new(file)?;
-    let mut index_builder = IndexBuilder::new(options.max_length, options.truncation);
+    let mut index_builder = IndexBuilder::for_rows(encoder, options);
     each_row(files, encoder, sizes, progress, |row| -> Result<_, Failed> {
         let (ids, labels) = row.row.map_err(|problem| DataError::Row {
             path: files[row.file].clone(),
             at: row.at,
             problem,
         })?;
-        if let Some((ids, labels)) = index_builder.take(ids, labels) {
+        if let Some((ids, labels)) = index_builder.take_row(ids, labels, row.cut) {
             out.push(ids, labels)?;
         }
         let enough = options.max_samples.is_some_and(|most| index_builder.kept() >= most.get());

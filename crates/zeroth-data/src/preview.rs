@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use zeroth_base::{counted, grouped};
 
+use super::pairs::{DecoderStart, Pairs};
 use super::survey::{Bucket, CappedList, FirstRow, RowLocation, Survey};
-use super::{IGNORED, RowNumber};
+use super::{Encoded, IGNORED, RowNumber};
 
 /// Markers around trained tokens when colours are off.
 pub const TRAINED_MARKERS: [&str; 2] = ["«", "»"];
@@ -32,21 +33,25 @@ pub fn preview(
     let mut out = String::new();
     for first in &survey.first {
         let FirstRow { place, row } = first;
+        if let Some(Pairs { start, .. }) = survey.pairs {
+            out += &format!("{}: {}\n", named(files, place), pair(row, start, marks, text));
+            continue;
+        }
         let trained = super::index_builder::trained_tokens(&row.labels);
         let tokens = counted(row.ids.len() as u64, "token");
         out += &format!("{}: {tokens}, {} trained\n", named(files, place), grouped(trained));
         let part = |range: Range<usize>| marked(&row.ids, &row.labels, range, marks, text);
-        out += &match omitted_range(row.ids.len()) {
-            None => part(0..row.ids.len()),
-            Some(gap) => {
-                let tokens = counted(gap.len() as u64, "token");
-                [part(0..gap.start), format!("\n  […{tokens} omitted…]\n"), part(gap.end..row.ids.len())]
-                    .concat()
-            }
-        };
+        out += &shortened(row.ids.len(), part);
         out += "\n\n";
     }
-    out += &lengths(&survey.lengths, max_length);
+    out += &match survey.pairs {
+        None => lengths("tokens", &survey.lengths, max_length, "too long"),
+        Some(Pairs { limits, .. }) => [
+            lengths("source tokens", &survey.lengths, limits.source, "truncated"),
+            lengths("target tokens", &survey.target_lengths, limits.target, "truncated"),
+        ]
+        .concat(),
+    };
     let totals = &survey.totals;
     let percent = 100.0 * totals.trained_tokens as f64 / totals.tokens.max(1) as f64;
     out += &format!(
@@ -72,6 +77,61 @@ pub fn preview(
         }
     }
     out
+}
+
+/// The tokens of a row, or its beginning and end.
+fn shortened(tokens: usize, part: impl Fn(Range<usize>) -> String) -> String {
+    match omitted_range(tokens) {
+        None => part(0..tokens),
+        Some(gap) => {
+            let omitted = counted(gap.len() as u64, "token");
+            [part(0..gap.start), format!("\n  […{omitted} omitted…]\n"), part(gap.end..tokens)].concat()
+        }
+    }
+}
+
+/// The sequences of a pair: its source, the decoder's inputs and the labels, of which the trained are marked.
+fn pair(row: &Encoded, start: DecoderStart, marks: [&str; 2], text: &dyn Fn(&[i32]) -> String) -> String {
+    let cut = |stream: usize| match row.cut[stream] {
+        0 => String::new(),
+        more => format!(" ({} more truncated)", grouped(more as u64)),
+    };
+    let trained = grouped(super::index_builder::trained_targets(&row.labels));
+    let mut out = format!(
+        "{}{}, {}{}, {trained} trained\n",
+        counted(row.ids.len() as u64, "source token"),
+        cut(0),
+        counted(row.labels.len() as u64, "label"),
+        cut(1)
+    );
+    let plain = |ids: &[i32]| format!("  {}", shown(&text(ids)).replace('\n', "\n  "));
+    let inputs = start.inputs(&row.labels);
+    for (name, ids) in [("source", &row.ids), ("decoder input", &inputs)] {
+        out += &format!("  {name}:\n{}\n", shortened(ids.len(), |range| plain(&ids[range])));
+    }
+    // Untrained labels have no token.
+    let labels: Vec<i32> = row.labels.iter().map(|label| (*label).max(0)).collect();
+    let part = |range: Range<usize>| {
+        let runs = row.labels[range.clone()].chunk_by(|one, next| (*one < 0) == (*next < 0));
+        let mut at = range.start;
+        let piece = |run: &[i32]| {
+            let ids = &labels[at..at + run.len()];
+            at += run.len();
+            if run[0] < 0 {
+                format!("[{} × {IGNORED}]", run.len())
+            } else {
+                in_marks(&shown(&text(ids)), marks)
+            }
+        };
+        format!("  {}", runs.map(piece).collect::<String>().replace('\n', "\n  "))
+    };
+    out + &format!("  labels:\n{}\n", shortened(labels.len(), part))
+}
+
+/// Wraps each line in marks: terminals and pagers reset colours at line ends.
+fn in_marks(text: &str, marks: [&str; 2]) -> String {
+    let lines: Vec<String> = text.split('\n').map(|line| format!("{}{line}{}", marks[0], marks[1])).collect();
+    lines.join("\n")
 }
 
 fn named(files: &[PathBuf], place: &RowLocation) -> String {
@@ -121,10 +181,7 @@ fn marked(
         let piece = shown(&text(&ids[start..start + run.len()]));
         start += run.len();
         if run[0] {
-            // Terminals and pagers reset colours at line ends.
-            let lines: Vec<String> =
-                piece.split('\n').map(|line| format!("{}{line}{}", marks[0], marks[1])).collect();
-            out += &lines.join("\n");
+            out += &in_marks(&piece, marks);
         } else {
             out += &piece;
         }
@@ -143,16 +200,16 @@ fn shown(text: &str) -> String {
     text.chars().map(one).collect()
 }
 
-fn lengths(buckets: &[Bucket], max_length: u64) -> String {
+fn lengths(of: &str, buckets: &[Bucket], max_length: u64, beyond: &str) -> String {
     let (Some(most), Some(last)) = (buckets.iter().map(|bucket| bucket.rows).max(), buckets.last()) else {
         return String::new();
     };
     let digits = grouped(last.to).len();
-    let mut out = "Rows by their tokens:\n".to_owned();
+    let mut out = format!("Rows by their {of}:\n");
     for bucket in buckets {
         // Non-empty buckets always have a bar.
         let bar = "█".repeat((bucket.rows * BAR).div_ceil(most) as usize);
-        let note = if bucket.from > max_length { ", too long" } else { "" };
+        let note = if bucket.from > max_length { format!(", {beyond}") } else { String::new() };
         let rows =
             if bucket.rows == 0 { String::new() } else { format!("{bar} {}{note}", grouped(bucket.rows)) };
         let line = format!("  {:>digits$} to {:>digits$} │{rows}", grouped(bucket.from), grouped(bucket.to));
@@ -179,8 +236,13 @@ mod tests {
         Survey {
             rows: 1204,
             totals: Totals { samples: 1200, tokens: 30_000, trained_tokens: 10_000, ..Totals::default() },
+            target_lengths: Vec::new(),
+            pairs: None,
             lengths: vec![bucket(1, 50, 1000), bucket(51, 100, 0), bucket(101, 150, 1), bucket(151, 9000, 3)],
-            first: vec![FirstRow { place: place(0, RowNumber::Line(1)), row: Encoded { ids, labels } }],
+            first: vec![FirstRow {
+                place: place(0, RowNumber::Line(1)),
+                row: Encoded { ids, labels, cut: [0; 2] },
+            }],
             problems: CappedList {
                 count: 1,
                 first: vec![Problem { place: place(1, RowNumber::Row(7)), message: "no".to_owned() }],
@@ -227,10 +289,54 @@ Rows by their tokens:
     }
 
     #[test]
+    fn pairs_show_source_decoder_input_and_labels() {
+        use super::super::PairLimits;
+        let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
+        let of = |text: &str| text.bytes().map(i32::from).collect::<Vec<_>>();
+        let start = DecoderStart { token: 42, pad: Some(95) };
+        let mut labels = of("Hallo\n.");
+        labels[1] = IGNORED;
+        let row = Encoded { ids: of("Hi"), labels, cut: [3, 0] };
+        let first = vec![FirstRow { place: RowLocation { file: 0, at: RowNumber::Line(1) }, row }];
+        let bucket = Bucket { from: 1, to: 5, rows: 1, tokens: 5, trained_tokens: 0 };
+        let survey = Survey {
+            pairs: Some(Pairs { limits: PairLimits { source: 2, target: 9 }, start }),
+            first,
+            lengths: vec![Bucket { from: 3, ..bucket }],
+            target_lengths: vec![Bucket { to: 9, ..bucket }],
+            problems: CappedList { count: 0, first: Vec::new() },
+            too_long: CappedList { count: 0, first: Vec::new() },
+            ..survey()
+        };
+        let bar = "█".repeat(40);
+        let expected = format!(
+            "a.jsonl: line 1: 2 source tokens (3 more truncated), 7 labels, 6 trained
+  source:
+  Hi
+  decoder input:
+  *H_llo⏎
+  
+  labels:
+  «H»[1 × -100]«llo⏎»
+  «.»
+
+Rows by their source tokens:
+  3 to 5 │{bar} 1, truncated
+
+Rows by their target tokens:
+  1 to 9 │{bar} 1
+
+1,204 rows"
+        );
+        let shown = preview(&survey, &files, 150, TRAINED_MARKERS, &text);
+        assert!(shown.starts_with(&expected), "{shown}");
+    }
+
+    #[test]
     fn the_middle_of_long_rows_is_omitted() {
         let mut survey = survey();
         let ids: Vec<i32> = [vec![97; 1000], vec![98; 197_000], vec![99; 2000]].concat();
-        survey.first[0].row = Encoded { labels: ids.clone(), ids };
+        survey.first[0].row = Encoded { labels: ids.clone(), ids, cut: [0; 2] };
         let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
         let shown = preview(&survey, &files, 150, TRAINED_MARKERS, &text);
         let (a, c) = ("a".repeat(999), "c".repeat(1000));

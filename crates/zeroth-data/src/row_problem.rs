@@ -247,14 +247,16 @@ pub enum RowProblem {
     },
     /// A text row without a tokenizer.
     #[error(
-        "the format {format} needs a tokenizer, but {folder} has no tokenizer.json: copy the model's there, or \
-         use ready tokens, {{\"input_ids\": [...], \"labels\": [...]}}"
+        "the format {format} needs a tokenizer, but {folder} has no tokenizer.json: {}",
+        tokenizer_remedy(folder, *sentencepiece)
     )]
     NoTokenizer {
         /// The format.
         format: &'static str,
         /// The model folder.
         folder: String,
+        /// A SentencePiece model there, which can be converted.
+        sentencepiece: Option<&'static str>,
     },
     /// A conversation without a chat template.
     #[error(
@@ -319,6 +321,78 @@ pub enum RowProblem {
          config.json"
     )]
     NoEndOfText,
+    /// A row without a source, for an encoder-decoder model.
+    #[error(
+        "the format {format} has no source: an encoder-decoder model reads one text and writes another, as in \
+         {{\"translation\": {{\"en\": ..., \"de\": ...}}}}, {{\"prompt\", \"completion\"}} or {{\"question\", \"answer\"}}"
+    )]
+    NoSource {
+        /// The format.
+        format: &'static str,
+    },
+    /// A conversation that is not a source and its target.
+    #[error(
+        "`{key}` has {} with {}: for an encoder-decoder model a row is one text and its answer, which comes last and is \
+         trained; write a row for each answer, without tools",
+        counted(*messages as u64, "message"), counted(*answers as u64, "answer")
+    )]
+    NotAPair {
+        /// The key.
+        key: String,
+        /// All messages.
+        messages: usize,
+        /// Those of the assistant.
+        answers: usize,
+    },
+    /// A target without text or labels.
+    #[error("`{key}` is empty: there is nothing to train; fill it in, or remove the row")]
+    EmptyTarget {
+        /// The key.
+        key: String,
+    },
+    /// A translation whose languages are not named.
+    #[error(
+        "{flag} is missing: the row has the languages {}; name the one that is read and the one that is written, as in \
+         --source-lang {} --target-lang {}",
+        present.join(", "),
+        present.first().map_or("en", String::as_str),
+        present.get(1).map_or("de", String::as_str)
+    )]
+    LanguageNotGiven {
+        /// The flag.
+        flag: &'static str,
+        /// The row's languages.
+        present: Vec<String>,
+    },
+    /// A translation without a language that was asked for.
+    #[error(
+        "{flag} {asked}: the row has no such language{}; it has {}",
+        nearest(asked, present.iter().map(String::as_str)).map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default(),
+        listed(present)
+    )]
+    NoLanguage {
+        /// The flag.
+        flag: &'static str,
+        /// The language asked for.
+        asked: String,
+        /// The row's languages.
+        present: Vec<String>,
+    },
+    /// Ready tokens without labels, for an encoder-decoder model.
+    #[error(
+        "the row has no `labels`: for an encoder-decoder model they are the decoder's targets, beside the source in \
+         `input_ids`"
+    )]
+    NoLabels,
+    /// An untrained label before others, and no token to feed in its place.
+    #[error(
+        "labels[{place}] is {IGNORED} and labels follow: the decoder reads pad_token_id in its place, which config.json does \
+         not have"
+    )]
+    NoPadding {
+        /// Its index.
+        place: usize,
+    },
     /// The tokenizer failed.
     #[error("the tokenizer failed on the text: {message}")]
     Tokenizer {
@@ -398,6 +472,17 @@ pub enum MessageProblem {
 
 fn entries(count: usize) -> String {
     if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") }
+}
+
+fn tokenizer_remedy(folder: &str, sentencepiece: Option<&str>) -> String {
+    match sentencepiece {
+        Some(file) => format!(
+            "it has {file}, which transformers converts: python -c \"from transformers import AutoTokenizer; \
+             AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')\" (pip install transformers sentencepiece protobuf)"
+        ),
+        None => "copy the model's there, or use ready tokens, {\"input_ids\": [...], \"labels\": [...]}"
+            .to_owned(),
+    }
 }
 
 fn listed(keys: &[String]) -> String {

@@ -18,11 +18,11 @@ use super::{DataError, Totals};
 pub struct Samples {
     pub(super) tokens: Tokens,
     pub(super) index: Arc<SampleIndex>,
-    /// For a part of the samples in a file, the token before each; `None` if they are all of them.
+    /// For a part of the samples in a file, the tokens and labels before each; `None` if they are all of them.
     pub(super) offsets: Option<Arc<Vec<u64>>>,
 }
 
-/// For each sample its tokens, then its labels.
+/// For each sample its tokens, then its labels, which are as many except for pairs.
 #[derive(Debug, Clone)]
 pub(super) enum Tokens {
     Memory(Arc<Vec<i32>>),
@@ -73,7 +73,12 @@ impl Samples {
         Ok(ids)
     }
 
-    /// The labels of a sample, aligned with its tokens, not shifted.
+    /// Whether samples are pairs: tokens of a source, and labels of a target.
+    pub fn is_paired(&self) -> bool {
+        self.index.target_starts.is_some()
+    }
+
+    /// The labels of a sample, aligned with its tokens, not shifted; of a pair, the targets of the decoder.
     pub fn labels(&self, sample: u64) -> Result<Vec<i32>, DataError> {
         let mut labels = Vec::new();
         self.append_labels(sample, 0, &mut labels)?;
@@ -82,15 +87,15 @@ impl Samples {
 
     /// Appends a sample's tokens to `into`.
     pub fn append_ids(&self, sample: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
-        let (start, length) = (2 * self.offset(sample), self.sample_length(sample));
-        self.append(start..start + length, sample, into)
+        let start = self.offset(sample);
+        self.append(start..start + self.sample_length(sample), sample, into)
     }
 
     /// Appends a sample's labels to `into`, starting at `first`.
     pub fn append_labels(&self, sample: u64, first: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
-        let (start, length) = (2 * self.offset(sample), self.sample_length(sample));
-        let end = start + 2 * length;
-        self.append((start + length + first).min(end)..end, sample, into)
+        let start = self.offset(sample) + self.sample_length(sample);
+        let end = start + self.label_count(sample);
+        self.append((start + first).min(end)..end, sample, into)
     }
 
     fn append(&self, place: Range<u64>, sample: u64, into: &mut Vec<i32>) -> Result<(), DataError> {
@@ -107,10 +112,14 @@ impl Samples {
         }
     }
 
-    /// Tokens of a sample.
+    /// Tokens of a sample; of a pair, of its source.
     pub fn sample_length(&self, sample: u64) -> u64 {
-        let Range { start, end } = self.range(sample);
-        end - start
+        length_in(&self.index.starts, sample)
+    }
+
+    /// Labels of a sample: as many as tokens, except for pairs.
+    pub fn label_count(&self, sample: u64) -> u64 {
+        length_in(self.index.label_starts(), sample)
     }
 
     /// The samples of a unit.
@@ -120,9 +129,15 @@ impl Samples {
         alone.into_iter().chain(packed.unwrap_or_default().iter().copied())
     }
 
-    /// Tokens of a unit.
+    /// Tokens of a unit; of pairs, of their sources.
     pub fn length(&self, unit: u64) -> u64 {
         self.members(unit).map(|sample| self.sample_length(sample)).sum()
+    }
+
+    /// Tokens of a unit in each of its streams: of samples, or of sources and of targets.
+    pub fn stream_lengths(&self, unit: u64) -> [u64; 2] {
+        let targets = || self.members(unit).map(|sample| self.label_count(sample)).sum();
+        [self.length(unit), if self.is_paired() { targets() } else { 0 }]
     }
 
     /// Trained tokens of a unit.
@@ -130,10 +145,20 @@ impl Samples {
         self.members(unit).map(|sample| u64::from(self.index.trained[sample as usize])).sum()
     }
 
-    /// Tokens of the longest unit.
+    /// Tokens of the longest unit; of pairs, of sources.
     pub fn longest(&self) -> u64 {
+        self.longest_streams()[0]
+    }
+
+    /// The most tokens of a unit in each of its streams.
+    pub fn longest_streams(&self) -> [u64; 2] {
         let totals = self.totals();
-        if totals.packs > 0 { totals.longest_pack } else { totals.longest }
+        let targets = totals.targets.unwrap_or_default();
+        if totals.packs > 0 {
+            [totals.longest_pack, targets.longest_pack]
+        } else {
+            [totals.longest, targets.longest]
+        }
     }
 
     /// The largest number of samples in a unit.
@@ -150,18 +175,18 @@ impl Samples {
         Some(&packs.members[packs.starts[unit] as usize..packs.starts[unit + 1] as usize])
     }
 
-    /// Tokens in the file before those of a sample.
+    /// Tokens and labels in the file before those of a sample.
     pub(super) fn offset(&self, sample: u64) -> u64 {
         match &self.offsets {
             Some(offsets) => offsets[sample as usize],
-            None => self.range(sample).start,
+            None => self.index.starts[sample as usize] + self.index.label_starts()[sample as usize],
         }
     }
+}
 
-    fn range(&self, sample: u64) -> Range<u64> {
-        let (starts, sample) = (&self.index.starts, sample as usize);
-        starts[sample]..starts[sample + 1]
-    }
+/// The length of a sample in prefix sums.
+fn length_in(starts: &[u64], sample: u64) -> u64 {
+    starts[sample as usize + 1] - starts[sample as usize]
 }
 
 /// Compares contents, wherever they are stored. Unreadable samples are never equal.
@@ -172,6 +197,7 @@ impl PartialEq for Samples {
         self.totals() == other.totals()
             && self.hash() == other.hash()
             && self.index.starts == other.index.starts
+            && self.index.target_starts == other.index.target_starts
             && self.index.packs == other.index.packs
             && (0..self.totals().samples).all(same)
     }

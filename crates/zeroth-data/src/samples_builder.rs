@@ -1,6 +1,7 @@
 //! Builds samples in memory.
 
 use super::index_builder::IndexBuilder;
+use super::pairs::PairLimits;
 use super::{DataError, Samples, Truncation};
 
 /// Collects samples in memory.
@@ -9,6 +10,7 @@ pub struct SamplesBuilder {
     index_builder: IndexBuilder,
     tokens: Vec<i32>,
     packing: bool,
+    is_paired: bool,
 }
 
 impl SamplesBuilder {
@@ -19,15 +21,26 @@ impl SamplesBuilder {
 
     /// Drops or truncates samples longer than `max_length`, and optionally packs them to that length.
     pub fn with(max_length: u64, truncation: Truncation, packing: bool) -> Self {
-        Self { index_builder: IndexBuilder::new(max_length, truncation), tokens: Vec::new(), packing }
+        let index_builder = IndexBuilder::new(max_length, truncation);
+        Self { index_builder, tokens: Vec::new(), packing, is_paired: false }
     }
 
-    /// Adds a sample. Tokens and labels have the same length, at least one.
+    /// Collects pairs within these limits, and optionally packs them.
+    pub fn of_pairs(limits: PairLimits, packing: bool) -> Self {
+        let index_builder = IndexBuilder::of_pairs(limits);
+        Self { index_builder, tokens: Vec::new(), packing, is_paired: true }
+    }
+
+    /// Adds a sample. Tokens and labels have the same length, at least one; those of pairs are within their limits.
     ///
     /// # Panics
-    /// If they do not: readers reject such rows.
+    /// If they are not: readers reject such rows.
     pub fn push(&mut self, ids: &[i32], labels: &[i32]) {
-        if let Some((ids, labels)) = self.index_builder.take(ids, labels) {
+        if self.is_paired {
+            self.index_builder.take_pair(ids, labels, [0; 2]);
+            self.tokens.extend_from_slice(ids);
+            self.tokens.extend_from_slice(labels);
+        } else if let Some((ids, labels)) = self.index_builder.take(ids, labels) {
             self.tokens.extend_from_slice(ids);
             self.tokens.extend_from_slice(labels);
         }
@@ -49,7 +62,7 @@ impl SamplesBuilder {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Totals;
+    use super::super::{LengthLimits, Totals};
     use super::*;
 
     fn built(rows: &[(&[i32], &[i32])], max_length: u64) -> Result<Samples, DataError> {
@@ -80,13 +93,13 @@ mod tests {
         };
         assert_eq!(samples.totals(), expected);
         assert_eq!(
-            samples.totals().notes(4),
+            samples.totals().notes(LengthLimits::Rows(4)),
             [
                 "1 row was dropped: more than 4 tokens (--max-length)",
                 "2 rows train nothing: every label after the first is -100"
             ]
         );
-        assert!(built(&rows[..1], 4).unwrap().totals().notes(4).is_empty());
+        assert!(built(&rows[..1], 4).unwrap().totals().notes(LengthLimits::Rows(4)).is_empty());
         assert_eq!((samples.ids(2).unwrap(), samples.labels(2).unwrap()), (vec![9, 9], vec![9, -100]));
         assert_eq!([0, 1, 2].map(|sample| samples.length(sample)), [3, 1, 2]);
         assert_eq!([0, 1, 2].map(|sample| samples.trained(sample)), [1, 0, 0]);

@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use super::find_files::check;
-use super::index_builder::{IndexBuilder, trained_tokens};
+use super::index_builder::IndexBuilder;
+use super::pairs::Pairs;
 use super::pipeline::{BlockSizes, each_row};
 use super::{DataError, Encode, Encoded, PrepareOptions, RowNumber, Totals};
 
@@ -21,8 +22,12 @@ pub struct Survey {
     pub rows: u64,
     /// Totals that training would use, without packing.
     pub totals: Totals,
-    /// Histogram of row lengths before truncation or dropping.
+    /// Histogram of row lengths before truncation or dropping; of pairs, of their sources.
     pub lengths: Vec<Bucket>,
+    /// Histogram of target lengths before truncation; empty without pairs.
+    pub target_lengths: Vec<Bucket>,
+    /// Set if rows are pairs.
+    pub pairs: Option<Pairs>,
     /// The first valid rows.
     pub first: Vec<FirstRow>,
     /// Invalid rows.
@@ -56,7 +61,7 @@ pub struct Problem {
 pub struct FirstRow {
     /// Its position.
     pub place: RowLocation,
-    /// Its tokens before truncation.
+    /// Its tokens before truncation; those of pairs are truncated.
     pub row: Encoded,
 }
 
@@ -116,8 +121,9 @@ pub fn survey(
     shown: usize,
 ) -> Result<Survey, DataError> {
     check(files)?;
-    let mut index_builder = IndexBuilder::new(options.max_length, options.truncation);
-    let mut by_length: BTreeMap<u64, Bucket> = BTreeMap::new();
+    let mut index_builder = IndexBuilder::for_rows(encoder, options);
+    let pairs = encoder.pairs();
+    let mut by_length: [BTreeMap<u64, Bucket>; 2] = [BTreeMap::new(), BTreeMap::new()];
     let mut rows = 0;
     let mut first = Vec::new();
     let (mut problems, mut too_long, mut untrained) =
@@ -135,24 +141,34 @@ pub fn survey(
         };
         let length = ids.len() as u64;
         if first.len() < shown {
-            let row = Encoded { ids: ids.to_vec(), labels: labels.to_vec() };
+            let row = Encoded { ids: ids.to_vec(), labels: labels.to_vec(), cut: outcome.cut };
             first.push(FirstRow { place: place(), row });
         }
-        if length > options.max_length {
+        if length > options.max_length && pairs.is_none() {
             too_long.push(place);
         }
-        let empty = Bucket { from: length, to: length, rows: 0, tokens: 0, trained_tokens: 0 };
-        let bucket = by_length.entry(length).or_insert(empty);
-        bucket.add(&Bucket { rows: 1, tokens: length, trained_tokens: trained_tokens(labels), ..empty });
-        let kept = index_builder.take(ids, labels);
-        if kept.is_some_and(|(_, labels)| trained_tokens(labels) == 0) {
+        let trained_tokens = index_builder.trained_tokens(labels);
+        let whole = [ids, labels].map(<[i32]>::len);
+        for (stream, by_length) in by_length.iter_mut().enumerate() {
+            let length = (whole[stream] + outcome.cut[stream]) as u64;
+            let trained_tokens = if pairs.is_some() && stream == 0 { 0 } else { trained_tokens };
+            let empty = Bucket { from: length, to: length, rows: 0, tokens: 0, trained_tokens: 0 };
+            let bucket = by_length.entry(length).or_insert(empty);
+            bucket.add(&Bucket { rows: 1, tokens: length, trained_tokens, ..empty });
+        }
+        let kept = index_builder.take_row(ids, labels, outcome.cut);
+        if kept.is_some_and(|(_, labels)| index_builder.trained_tokens(labels) == 0) {
             untrained.push(place);
         }
         let enough = options.max_samples.is_some_and(|most| index_builder.kept() >= most.get());
         Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
-    let lengths = histogram(by_length.values(), options.max_length);
-    Ok(Survey { rows, totals: index_builder.totals(), lengths, first, problems, too_long, untrained })
+    let limits = pairs.map_or([options.max_length; 2], |Pairs { limits, .. }| [limits.source, limits.target]);
+    let lengths = histogram(by_length[0].values(), limits[0]);
+    let targets = by_length[1].values();
+    let target_lengths = if pairs.is_some() { histogram(targets, limits[1]) } else { Vec::new() };
+    let totals = index_builder.totals();
+    Ok(Survey { rows, totals, lengths, target_lengths, pairs, first, problems, too_long, untrained })
 }
 
 /// At most 20 buckets of equal width up to the longest row within `max_length`, and one for all longer rows. The

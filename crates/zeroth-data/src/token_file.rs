@@ -7,6 +7,7 @@
 //! | trained, u32 | trained tokens of each sample |
 //! | pack starts, u64 | prefix sums of pack sizes; only with packing |
 //! | members, u64 | samples of each pack; only with packing |
+//! | target starts, u64 | prefix sums of the numbers of labels; only for pairs, whose `starts` are those of sources |
 //!
 //! All numbers are little-endian. The header has the counts, the totals, the SHA-256 of the body, and its own.
 
@@ -22,10 +23,13 @@ use sha2::{Digest, Sha256};
 
 use super::pack::Packs;
 use super::sample_index::SampleIndex;
+use super::totals::TargetTotals;
 use super::{DataError, Totals};
 
 /// Incremented with every change of the format, or of the encoding of rows.
 pub(super) const VERSION: u64 = 1;
+/// The version of files of pairs, which have a section more.
+const PAIRS_VERSION: u64 = 2;
 const MAGIC: [u8; 8] = *b"ZTOKENS\n";
 const ALIGNMENT: u64 = 64;
 
@@ -49,7 +53,11 @@ struct Header {
     longest_pack: u64,
     most_in_pack: u64,
     hash: u64,
-    spare: [u64; 6],
+    /// Counts of the targets of pairs; `tokens`, `longest` and `longest_pack` are then those of sources.
+    target_tokens: u64,
+    longest_target: u64,
+    longest_target_pack: u64,
+    spare: [u64; 3],
     key: [u8; 32],
     body_sha256: [u8; 32],
     /// Of all preceding header bytes.
@@ -74,20 +82,39 @@ impl Header {
         let Self { samples, tokens, trained_tokens, longest, .. } = *self;
         let Self { packs, longest_pack, most_in_pack, .. } = *self;
         let Self { too_long, truncated, untrained, .. } = *self;
+        let Self { target_tokens, longest_target, longest_target_pack, .. } = *self;
         let is_packed = packs > 0;
+        let labels = if self.is_paired() { target_tokens } else { tokens };
         if samples.checked_add(too_long).is_none() || truncated > samples || untrained > samples {
             return Err("its header has inconsistent row counts");
         }
-        if trained_tokens > tokens || longest > tokens || tokens < samples {
+        let targets = [target_tokens, longest_target, longest_target_pack];
+        let targets_fit = if self.is_paired() {
+            tokens.checked_add(target_tokens).is_some()
+                && longest_target.max(longest_target_pack) <= target_tokens
+        } else {
+            targets == [0; 3]
+        };
+        if trained_tokens > labels || longest > tokens || tokens.min(labels) < samples || !targets_fit {
             return Err("its header has inconsistent token counts");
         }
         if packs > samples || longest_pack > tokens || most_in_pack > samples {
             return Err("its header has inconsistent pack counts");
         }
-        if is_packed != (longest_pack > 0) || is_packed != (most_in_pack > 0) {
+        let packs_targets = if self.is_paired() { longest_target_pack > 0 } else { is_packed };
+        if [longest_pack > 0, most_in_pack > 0, packs_targets] != [is_packed; 3] {
             return Err("its header has contradictory pack counts");
         }
         Ok(())
+    }
+
+    fn is_paired(&self) -> bool {
+        self.version == PAIRS_VERSION
+    }
+
+    /// Tokens and labels in the file.
+    fn all_tokens(&self) -> Option<u64> {
+        self.tokens.checked_add(if self.is_paired() { self.target_tokens } else { self.tokens })
     }
 
     /// Ranges of the sections, and the end of the last one. `None` on overflow.
@@ -100,11 +127,17 @@ impl Header {
             Some(start..end)
         };
         let sections = Sections {
-            tokens: section(self.tokens.checked_mul(2)?, 4)?,
+            tokens: section(self.all_tokens()?, 4)?,
             starts: section(self.samples.checked_add(1)?, 8)?,
             trained: section(self.samples, 4)?,
             pack_starts: section(if packed { self.packs.checked_add(1)? } else { 0 }, 8)?,
             members: section(if packed { self.samples } else { 0 }, 8)?,
+            // Not even an empty section, which would be aligned.
+            target_starts: if self.is_paired() {
+                Some(section(self.samples.checked_add(1)?, 8)?)
+            } else {
+                None
+            },
         };
         Some((sections, end))
     }
@@ -120,13 +153,24 @@ impl Header {
                     ends[1].checked_sub(ends[0]).is_some_and(|length| (1..=longest).contains(&length))
                 })
         };
-        let SampleIndex { starts, trained, packs, .. } = index;
-        let length = |sample: &u64| starts[*sample as usize + 1] - starts[*sample as usize];
+        let SampleIndex { starts, target_starts, trained, packs, .. } = index;
+        let within = |starts: &[u64], pack: &[u64], longest: u64| {
+            let length = |sample: &u64| starts[*sample as usize + 1] - starts[*sample as usize];
+            pack.iter().map(length).sum::<u64>() <= longest
+        };
+        let labels = index.label_starts();
         covers(starts, self.tokens, self.longest)
-            && starts.windows(2).zip(trained).all(|(ends, trained)| u64::from(*trained) <= ends[1] - ends[0])
+            && target_starts
+                .as_ref()
+                .is_none_or(|starts| covers(starts, self.target_tokens, self.longest_target))
+            && labels.windows(2).zip(trained).all(|(ends, trained)| u64::from(*trained) <= ends[1] - ends[0])
             && (packs.starts.is_empty() || covers(&packs.starts, self.samples, self.most_in_pack))
             && packs.members.iter().all(|member| *member < self.samples)
-            && packs.iter().all(|pack| pack.iter().map(length).sum::<u64>() <= self.longest_pack)
+            && packs.iter().all(|pack| {
+                let targets = target_starts.as_ref();
+                within(starts, pack, self.longest_pack)
+                    && targets.is_none_or(|starts| within(starts, pack, self.longest_target_pack))
+            })
     }
 }
 
@@ -137,6 +181,7 @@ struct Sections {
     trained: Range<u64>,
     pack_starts: Range<u64>,
     members: Range<u64>,
+    target_starts: Option<Range<u64>>,
 }
 
 /// Why a token cache was rejected.
@@ -175,7 +220,7 @@ impl TokenFile {
         if header.magic != MAGIC {
             return Err(Reject::Damaged("it has no valid magic number"));
         }
-        if header.version != VERSION {
+        if ![VERSION, PAIRS_VERSION].contains(&header.version) {
             return Err(Reject::Damaged("it has another version"));
         }
         if header.own_sha256 != header.checksum() {
@@ -214,11 +259,12 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Reads everything but the tokens: 12 bytes per sample, 20 and more with packing.
+    /// Reads everything but the tokens: 12 bytes per sample, 8 more of pairs, and 8 and more with packing.
     pub(super) fn index(&self) -> Result<SampleIndex, Reject> {
-        let Sections { starts, trained, pack_starts, members, .. } = &self.sections;
+        let Sections { starts, trained, pack_starts, members, target_starts, .. } = &self.sections;
         let index = SampleIndex {
             starts: self.section(starts)?,
+            target_starts: target_starts.as_ref().map(|place| self.section(place)).transpose()?,
             trained: self.section(trained)?,
             packs: Packs { starts: self.section(pack_starts)?, members: self.section(members)? },
             count: self.count,
@@ -253,7 +299,7 @@ impl TokenFile {
         let header = &self.header;
         Totals {
             samples: header.samples,
-            tokens: header.tokens,
+            tokens: header.tokens + header.target_tokens,
             trained_tokens: header.trained_tokens,
             longest: header.longest,
             too_long: header.too_long,
@@ -262,6 +308,11 @@ impl TokenFile {
             packs: header.packs,
             longest_pack: header.longest_pack,
             most_in_pack: header.most_in_pack,
+            targets: header.is_paired().then_some(TargetTotals {
+                tokens: header.target_tokens,
+                longest: header.longest_target,
+                longest_pack: header.longest_target_pack,
+            }),
         }
     }
 }
@@ -294,13 +345,17 @@ impl TokenWriter {
         self.section(cast_slice(&index.trained))?;
         self.section(cast_slice(&index.packs.starts))?;
         self.section(cast_slice(&index.packs.members))?;
+        if let Some(starts) = &index.target_starts {
+            self.section(cast_slice(starts))?;
+        }
         let totals = &index.totals;
+        let targets = totals.targets.unwrap_or_default();
         let header = Header {
             magic: MAGIC,
-            version: VERSION,
+            version: if totals.targets.is_some() { PAIRS_VERSION } else { VERSION },
             body_bytes: self.body_bytes,
             samples: totals.samples,
-            tokens: totals.tokens,
+            tokens: totals.source_tokens(),
             trained_tokens: totals.trained_tokens,
             longest: totals.longest,
             too_long: totals.too_long,
@@ -310,7 +365,10 @@ impl TokenWriter {
             longest_pack: totals.longest_pack,
             most_in_pack: totals.most_in_pack,
             hash: index.hash,
-            spare: [0; 6],
+            target_tokens: targets.tokens,
+            longest_target: targets.longest,
+            longest_target_pack: targets.longest_pack,
+            spare: [0; 3],
             key,
             body_sha256: self.body.finalize().into(),
             own_sha256: [0; 32],

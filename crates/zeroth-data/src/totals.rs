@@ -1,32 +1,55 @@
 //! Counts of a dataset, and notes about them.
 
-use zeroth_base::counted;
+use zeroth_base::{counted, grouped};
 
 use super::IGNORED;
+use super::pairs::PairLimits;
 
 /// Counts of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Samples kept, packed or not.
     pub samples: u64,
-    /// Their tokens.
+    /// Their tokens; of pairs, those of sources and targets.
     pub tokens: u64,
-    /// Tokens with a label after the shift by one; the first label of a sample is not used.
+    /// Tokens with a label after the shift by one; the first label of a sample is not used. Of pairs, all labels count.
     pub trained_tokens: u64,
-    /// Tokens of the longest sample.
+    /// Tokens of the longest sample; of pairs, of the longest source.
     pub longest: u64,
     /// Rows dropped because they exceed --max-length.
     pub too_long: u64,
-    /// Samples truncated to --max-length.
+    /// Samples truncated to the maximum length.
     pub truncated: u64,
     /// Samples without trained tokens: all labels are -100, or they have one token.
     pub untrained: u64,
     /// Packs; 0 without packing.
     pub packs: u64,
-    /// Tokens of the longest pack.
+    /// Tokens of the longest pack; of pairs, of the sources of one.
     pub longest_pack: u64,
     /// The largest number of samples in a pack.
     pub most_in_pack: u64,
+    /// The targets of pairs.
+    pub targets: Option<TargetTotals>,
+}
+
+/// Counts of the targets of pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TargetTotals {
+    /// Their tokens.
+    pub tokens: u64,
+    /// Tokens of the longest target.
+    pub longest: u64,
+    /// Tokens of the targets of the pack with the most.
+    pub longest_pack: u64,
+}
+
+/// Maximum lengths of samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LengthLimits {
+    /// Of rows (`--max-length`).
+    Rows(u64),
+    /// Of pairs.
+    Pairs(PairLimits),
 }
 
 impl Totals {
@@ -35,39 +58,66 @@ impl Totals {
         self.samples + self.too_long
     }
 
-    /// Fill ratio of the packs, 0 to 1; `None` without packing.
-    pub fn fullness(&self, max_length: u64) -> Option<f64> {
-        (self.packs > 0).then(|| self.tokens as f64 / (self.packs as f64 * max_length as f64))
+    /// Tokens of sources; all tokens without pairs.
+    pub fn source_tokens(&self) -> u64 {
+        self.tokens - self.targets.map_or(0, |targets| targets.tokens)
+    }
+
+    /// Fill ratios of the packs, 0 to 1, of each stream; `None` without packing.
+    pub fn fullness(&self, limits: LengthLimits) -> Option<Vec<f64>> {
+        let full = |tokens: u64, limit: u64| tokens as f64 / (self.packs as f64 * limit as f64);
+        (self.packs > 0).then(|| match limits {
+            LengthLimits::Rows(limit) => vec![full(self.tokens, limit)],
+            LengthLimits::Pairs(limits) => {
+                let targets = self.tokens - self.source_tokens();
+                vec![full(self.source_tokens(), limits.source), full(targets, limits.target)]
+            }
+        })
     }
 
     /// Notes for the user, one sentence each.
-    pub fn notes(&self, max_length: u64) -> Vec<String> {
+    pub fn notes(&self, limits: LengthLimits) -> Vec<String> {
         let rows = |count: u64, one: &str, many: &str| {
             format!("{} {}", counted(count, "row"), if count == 1 { one } else { many })
         };
-        let limit = counted(max_length, "token");
+        let (limit, flags) = limits.shown();
         let mut notes = Vec::new();
         if self.too_long > 0 {
             let omitted_range = rows(self.too_long, "was dropped", "were dropped");
-            notes.push(format!("{omitted_range}: more than {limit} (--max-length)"));
+            notes.push(format!("{omitted_range}: more than {limit} ({flags})"));
         }
         if self.truncated > 0 {
             let cut = rows(self.truncated, "was truncated", "were truncated");
-            notes.push(format!("{cut} to {limit} (--max-length)"));
+            notes.push(format!("{cut} to {limit} ({flags})"));
         }
         if self.untrained > 0 {
             let trains = rows(self.untrained, "trains nothing", "train nothing");
-            notes.push(format!("{trains}: every label after the first is {IGNORED}"));
+            let labels = if self.targets.is_some() { "label" } else { "label after the first" };
+            notes.push(format!("{trains}: every {labels} is {IGNORED}"));
         }
-        if let Some(fullness) = self.fullness(max_length) {
+        if let Some(fullness) = self.fullness(limits) {
+            let full: Vec<String> = fullness.iter().map(|share| format!("{:.1}", share * 100.0)).collect();
             notes.push(format!(
-                "{} {} packed into {} of up to {limit}, {:.1} % full",
+                "{} {} packed into {} of up to {limit}, {} % full",
                 counted(self.samples, "sample"),
                 if self.samples == 1 { "was" } else { "were" },
                 counted(self.packs, "pack"),
-                fullness * 100.0
+                full.join(" and ")
             ));
         }
         notes
+    }
+}
+
+impl LengthLimits {
+    /// The limits in words, and the flags that set them.
+    fn shown(self) -> (String, &'static str) {
+        match self {
+            Self::Rows(limit) => (counted(limit, "token"), "--max-length"),
+            Self::Pairs(PairLimits { source, target }) => (
+                format!("{} source and {} target tokens", grouped(source), grouped(target)),
+                "--max-source-length, --max-target-length",
+            ),
+        }
     }
 }

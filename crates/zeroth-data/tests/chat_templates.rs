@@ -37,7 +37,7 @@ fn options() -> EncoderOptions {
 }
 
 fn encode(encoder: &Encoder, row: &Value) -> Result<Encoded, RowProblem> {
-    let mut into = Encoded { ids: vec![1, 2], labels: vec![3] };
+    let mut into = Encoded { ids: vec![1, 2], labels: vec![3], ..Encoded::default() };
     encoder.encode(row.as_object().unwrap(), &mut into)?;
     Ok(into)
 }

@@ -414,7 +414,7 @@ fn long_rows_are_dropped_or_truncated() {
     };
     assert_eq!((counts(&left), counts(&right)), ((0, 1, 0), (0, 1, 1)));
     assert_eq!(
-        right.totals().notes(6),
+        right.totals().notes(zeroth_data::LengthLimits::Rows(6)),
         [
             "1 row was truncated to 6 tokens (--max-length)",
             "1 row trains nothing: every label after the first is -100"
@@ -437,9 +437,12 @@ fn packs_are_cached() {
     assert_eq!([0, 1].map(|unit| (made.length(unit), made.trained(unit))), [(6, 3), (2, 1)]);
     assert_eq!((made.longest(), made.most_in_unit()), (6, 3));
     let totals = made.totals();
-    assert_eq!((totals.samples, totals.packs, totals.fullness(6)), (4, 2, Some(8.0 / 12.0)));
     assert_eq!(
-        totals.notes(6).last().unwrap(),
+        (totals.samples, totals.packs, totals.fullness(zeroth_data::LengthLimits::Rows(6))),
+        (4, 2, Some(vec![8.0 / 12.0]))
+    );
+    assert_eq!(
+        totals.notes(zeroth_data::LengthLimits::Rows(6)).last().unwrap(),
         "4 samples were packed into 2 packs of up to 6 tokens, 66.7 % full"
     );
     let mut in_memory = SamplesBuilder::with(6, Truncation::Drop, true);
