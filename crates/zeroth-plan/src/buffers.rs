@@ -154,8 +154,14 @@ mod tests {
 
     fn request(ranks: u64) -> PlanRequest {
         let activations = ActivationShape { hidden: 1, vocab: 1, stacks: vec![] };
-        let shape =
-            Shape { largest_unit: UNIT, activations, micro_batch: 1, max_length: 1, recompute: false };
+        let shape = Shape {
+            largest_unit: UNIT,
+            activations,
+            micro_batch: 1,
+            max_length: 1,
+            max_target_length: 0,
+            recompute: false,
+        };
         PlanRequest { shape: Some(shape), ..PlanRequest::new(100 * UNIT, ranks) }
     }
 

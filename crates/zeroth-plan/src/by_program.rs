@@ -55,7 +55,7 @@ impl TrainableModel {
         teacher: Option<PlannedTeacher>,
     ) -> Result<Arc<Self>, ForwardError> {
         let distilled = teacher.as_ref().map(PlannedTeacher::distilled);
-        forward_distilled(&config, adapted.as_ref().unwrap_or(&table), distilled, Batch { tokens: 1 })?;
+        forward_distilled(&config, adapted.as_ref().unwrap_or(&table), distilled, Batch::of_tokens(1))?;
         Ok(Arc::new(Self { config, table, adapted, device, teacher }))
     }
 
@@ -112,7 +112,7 @@ pub(crate) fn footprint(
         settings.recompute = EVERY_BLOCK;
     }
     let batch = BatchShape { micro_batch: shape.micro_batch, accumulation, ranks };
-    let largest = |batch: BatchShape| batch.micro_batch.saturating_mul(shape.max_length);
+    let largest = |batch: BatchShape| shape.lengths().map(|length| batch.micro_batch.saturating_mul(length));
     let target = model.device.target(ranks);
     if let Some(placement) = model.teacher.as_ref().and_then(|teacher| teacher.placement) {
         settings.teacher = placement;

@@ -87,7 +87,7 @@ fn with_change(request: &PlanRequest, kind: ChangeKind, to: u64) -> PlanRequest 
         ChangeKind::Lora => request.train_type = TrainType::Lora,
         ChangeKind::Recompute => reshape(&|shape| shape.recompute = true),
         ChangeKind::MicroBatch => reshape(&|shape| shape.micro_batch = to),
-        ChangeKind::MaxLength => reshape(&|shape| shape.max_length = to),
+        ChangeKind::MaxLength => reshape(&|shape| *shape = shape.scaled_to(to)),
         // Planned on one host, since what fits on one also fits spread over several. With several hosts, the last one
         // is filled.
         ChangeKind::Ranks => {
@@ -138,7 +138,13 @@ impl<'a> Search<'a> {
             }
             ChangeKind::Recompute => "turn gradient checkpointing on".to_owned(),
             ChangeKind::MicroBatch => format!("take micro-batches of {to} instead of {from}"),
-            ChangeKind::MaxLength => format!("cut sequences at {to} tokens instead of {from}"),
+            ChangeKind::MaxLength => match self.request.shape.as_ref().map(|shape| shape.scaled_to(to)) {
+                Some(Shape { max_target_length: target @ 1.., .. }) => format!(
+                    "cut sources at {to} tokens instead of {from}, and targets at {target} (--max-source-length, \
+                     --max-target-length)"
+                ),
+                _ => format!("cut sequences at {to} tokens instead of {from}"),
+            },
             ChangeKind::Ranks => format!("use {to} ranks instead of {from}"),
             ChangeKind::Hosts => format!("use {to} hosts like this one instead of {from}"),
             ChangeKind::DeviceMemory => {

@@ -45,5 +45,5 @@ pub use request::{
 };
 pub use row::{Basis, Footprint, Frozen, Row, footprint};
 pub use row_sizes::RowSizes;
-pub use sizing::{BatchShape, Budget, Choice, Freedom, Sizing, SizingError};
+pub use sizing::{BatchShape, Budget, Choice, Freedom, Sizing, SizingError, batch_of};
 pub use teacher::{PlannedSource, PlannedTeacher};

@@ -9,7 +9,7 @@ const TILE: u64 = 16;
 /// The most tokens tried, in tiles.
 const MOST: u64 = 1 << 20;
 
-/// The most tokens of a micro-batch that are within the budgets, in whole tiles; `None` without a budget or a shape.
+/// The most tokens of a micro-batch (of an encoder-decoder, of its sources, with targets in proportion) that are within the budgets, in whole tiles; `None` without a budget or a shape.
 ///
 /// Bytes are nearly linear in tokens, so the limit is found by interpolation and kept between what fits and what does
 /// not: within a fiftieth, and exactly where it decides on another row of the micro-batch. `asked` is the footprint of
@@ -24,7 +24,7 @@ pub(crate) fn most_tokens(
         return Ok(None);
     }
     let needs = |tiles: u64| {
-        let shape = Shape { micro_batch: 1, max_length: TILE * tiles, ..shape.clone() };
+        let shape = Shape { micro_batch: 1, ..shape.scaled_to(TILE * tiles) };
         let needs = least_footprint(&PlanRequest { shape: Some(shape), ..request.clone() }, placement)?;
         Ok(excess(request, &needs))
     };

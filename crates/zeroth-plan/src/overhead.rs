@@ -94,7 +94,7 @@ impl Overhead {
         let elements = || compiled.graph.params.iter().map(zeroth_graph::Param::elements);
         let largest = elements().max().unwrap_or(0);
         let checkpoint = CHECKPOINT * elements().sum::<u64>().div_ceil(ranks);
-        let rows = compiled.row_sizes.last().copied().unwrap_or(0);
+        let rows = compiled.row_sizes.iter().last().map_or(0, |rows| rows.iter().sum());
         let pairs = compiled.graph.rotaries.iter().map(|rotary| rotary.frequencies.len() as u64);
         let angles = ANGLES * pairs.sum::<u64>();
         let inputs = compiled.graph.inputs.iter().skip(3 * compiled.graph.streams.len());

@@ -59,10 +59,26 @@ pub struct Shape {
     pub activations: ActivationShape,
     /// Sequences of a micro-batch.
     pub micro_batch: u64,
-    /// Tokens of the longest sequence.
+    /// Tokens of the longest sequence; of an encoder-decoder, of the longest source.
     pub max_length: u64,
+    /// Tokens of the longest target of an encoder-decoder; 0 for other models.
+    pub max_target_length: u64,
     /// Gradient checkpointing: blocks keep their input and are recomputed in backward.
     pub recompute: bool,
+}
+
+impl Shape {
+    /// Tokens of the longest sequence of each stream.
+    pub(crate) const fn lengths(&self) -> [u64; 2] {
+        [self.max_length, self.max_target_length]
+    }
+
+    /// The same with a longest sequence of so many tokens, and targets in proportion.
+    pub(crate) fn scaled_to(&self, max_length: u64) -> Self {
+        let target = u128::from(self.max_target_length) * u128::from(max_length);
+        let max_target_length = target.div_ceil(u128::from(self.max_length.max(1))) as u64;
+        Self { max_length, max_target_length, ..self.clone() }
+    }
 }
 
 /// What is trained.

@@ -134,7 +134,9 @@ pub(crate) fn least_footprint(request: &PlanRequest, placement: &Placement) -> R
 }
 
 fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
-    let tokens = |shape: &crate::Shape| shape.micro_batch.saturating_mul(shape.max_length);
+    let tokens = |shape: &crate::Shape| {
+        shape.micro_batch.saturating_mul(shape.max_length.max(shape.max_target_length))
+    };
     let activations =
         request.shape.as_ref().map_or(0, |shape| shape.activations.bytes(tokens(shape), shape.recompute));
     let buffers = device_buffers(request, placement).total();

@@ -1,5 +1,7 @@
 //! The few row counts that micro-batches are padded to, so that a program is lowered for a few sizes only.
 
+use zeroth_program::StreamSizes;
+
 /// Rows per kernel tile; other sizes cost as much as the next multiple.
 const TILE: u64 = 16;
 /// Maximum number of sizes; the program is lowered for each.
@@ -19,6 +21,20 @@ impl RowSizes {
         let mut sizes: Vec<usize> = (1..=MOST).map(size).collect();
         sizes.dedup();
         Self { sizes, largest: size(MOST) }
+    }
+
+    /// Sizes for the largest micro-batch of each stream; the second is 0 for models with one. Those of two streams rise
+    /// together.
+    pub fn of_streams([first, second]: [u64; 2]) -> StreamSizes {
+        let rows = |largest: u64| {
+            (1..=MOST).map(move |eighths| (largest.max(1) * eighths).div_ceil(MOST).next_multiple_of(TILE))
+        };
+        let mut sizes: Vec<Vec<u64>> = match second {
+            0 => rows(first).map(|rows| vec![rows]).collect(),
+            _ => rows(first).zip(rows(second)).map(|(first, second)| vec![first, second]).collect(),
+        };
+        sizes.dedup();
+        StreamSizes::of_streams(sizes)
     }
 
     /// All sizes.
@@ -47,6 +63,17 @@ mod tests {
         assert_eq!(RowSizes::new(1000).all(), [128, 256, 384, 512, 640, 752, 880, 1008]);
         assert_eq!(RowSizes::new(40).all(), [16, 32, 48]);
         assert_eq!(RowSizes::new(0).all(), [16]);
+    }
+
+    #[test]
+    fn sizes_of_two_streams_rise_together() {
+        let pairs = |largest| RowSizes::of_streams(largest).iter().map(<[u64]>::to_vec).collect::<Vec<_>>();
+        assert_eq!(
+            pairs([1024, 40]),
+            [[128, 16], [256, 16], [384, 16], [512, 32], [640, 32], [768, 32], [896, 48], [1024, 48]]
+        );
+        assert_eq!(pairs([20, 16]), [[16, 16], [32, 16]]);
+        assert_eq!(pairs([40, 0]), [[16], [32], [48]]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use zeroth_graph::Op;
 use zeroth_kernel::Tier;
 use zeroth_machine::Rates;
 use zeroth_model::{Batch, Distilled, ForwardError, ModelConfig, ParameterTable, forward_distilled};
-use zeroth_program::{CompileError, Compiled, Settings, Target};
+use zeroth_program::{CompileError, Compiled, Settings, StreamSizes, Target};
 use zeroth_program::{FrozenPlacement, Offload, Recompute, StateStream, UpdatedBy};
 
 use crate::misfit::Misfit;
@@ -67,9 +67,9 @@ pub struct Sizing<'a> {
     /// Settings of the compiler passes.
     pub settings: Settings,
     /// Row counts that micro-batches are padded to.
-    pub row_sizes: Vec<u64>,
-    /// Tokens of the largest micro-batch of a decomposition.
-    pub largest_micro_batch: &'a dyn Fn(BatchShape) -> u64,
+    pub row_sizes: StreamSizes,
+    /// Tokens of the largest micro-batch of a decomposition; of an encoder-decoder, of sources and of targets.
+    pub largest_micro_batch: &'a dyn Fn(BatchShape) -> [u64; 2],
     /// The size of the data in a rank's memory.
     pub data: DataSize,
 }
@@ -156,6 +156,13 @@ impl Budget {
     }
 }
 
+/// A micro-batch of the largest of these sizes.
+pub fn batch_of(sizes: &StreamSizes) -> Batch {
+    let rows = sizes.iter().last().unwrap_or_default();
+    let [tokens, target_tokens] = [0, 1].map(|stream| rows.get(stream).copied().unwrap_or(0));
+    Batch { tokens, target_tokens }
+}
+
 impl<'a> Sizing<'a> {
     /// The size of a job, with rows for its largest micro-batch.
     pub fn new(
@@ -164,9 +171,9 @@ impl<'a> Sizing<'a> {
         target: Target,
         shape: BatchShape,
         settings: Settings,
-        largest_micro_batch: &'a dyn Fn(BatchShape) -> u64,
+        largest_micro_batch: &'a dyn Fn(BatchShape) -> [u64; 2],
     ) -> Self {
-        let (row_sizes, data) = (Vec::new(), DataSize::default());
+        let (row_sizes, data) = (Vec::new().into(), DataSize::default());
         let distilled = None;
         let mut sizing =
             Self { model, table, distilled, target, shape, settings, row_sizes, largest_micro_batch, data };
@@ -176,15 +183,13 @@ impl<'a> Sizing<'a> {
 
     /// Compiles one optimizer step, with the placement of every buffer.
     pub fn compile(&self) -> Result<Compiled, SizingError> {
-        let tokens = self.row_sizes.last().copied().unwrap_or(0);
-        let graph = forward_distilled(self.model, self.table, self.distilled, Batch { tokens })?;
+        let graph = forward_distilled(self.model, self.table, self.distilled, batch_of(&self.row_sizes))?;
         Ok(Compiled::new(graph, self.shape.ranks, &self.settings, self.target, self.row_sizes.clone())?)
     }
 
     /// Chooses the row counts for the largest micro-batch.
     fn size_rows(&mut self) {
-        let largest = (self.largest_micro_batch)(self.shape);
-        self.row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
+        self.row_sizes = RowSizes::of_streams((self.largest_micro_batch)(self.shape));
     }
 
     /// Compiles a program that fits the budget. The chosen settings become the job's.
@@ -343,7 +348,9 @@ impl<'a> Sizing<'a> {
         let window = self.settings.offload.stream.map_or(0, |stream| stream.window);
         let outside = compiled.memory.states(Tier::Host).saturating_sub(window);
         let parameters = self.table.active_per_token();
-        let rows = self.row_sizes.last().copied().unwrap_or(0);
+        // Each stream of an encoder-decoder passes about half of its parameters.
+        let rows =
+            self.row_sizes.iter().last().map_or(0, |rows| rows.iter().sum::<u64>() / rows.len() as u64);
         (rates.transfer_seconds(outside) - rates.matmul_seconds(2 * parameters * rows)).max(0.0)
     }
 
@@ -392,7 +399,7 @@ impl<'a> Sizing<'a> {
     /// Whether the split of a batch into micro-batches changes the training: the auxiliary loss of a mixture of experts
     /// balances the load of every micro-batch.
     pub fn balances_micro_batches(&self) -> Result<bool, SizingError> {
-        let graph = forward_distilled(self.model, self.table, self.distilled, Batch { tokens: 1 })?;
+        let graph = forward_distilled(self.model, self.table, self.distilled, Batch::of_tokens(1))?;
         Ok(graph.nodes.iter().any(|node| matches!(node.op, Op::BalanceLoss { .. })))
     }
 

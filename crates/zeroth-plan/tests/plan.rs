@@ -20,7 +20,14 @@ fn qwen3_8b(ranks: u64, micro_batch: u64, max_length: u64) -> PlanRequest {
     let activations =
         ActivationShape { hidden: 4096, vocab: 151_936, stacks: vec![Stack { blocks: 36, block }] };
     let embedding = 151_936 * 4096;
-    let shape = Shape { largest_unit: embedding, activations, micro_batch, max_length, recompute: false };
+    let shape = Shape {
+        largest_unit: embedding,
+        activations,
+        micro_batch,
+        max_length,
+        max_target_length: 0,
+        recompute: false,
+    };
     // LoRA of rank 8 on q, k, v, o, gate, up and down.
     let per_block = 8 * (8192 + 5120 + 5120 + 8192 + 3 * (4096 + 12_288));
     PlanRequest {

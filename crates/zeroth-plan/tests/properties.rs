@@ -51,7 +51,14 @@ fn shape() -> impl Strategy<Value = Shape> {
                     Block { heads: 32, kv_heads: 8, head_dim: 128, qk_norm, cross_attention, feed_forward };
                 let activations =
                     ActivationShape { hidden, vocab: 32_000, stacks: vec![Stack { blocks, block }] };
-                Shape { largest_unit: unit, activations, micro_batch, max_length, recompute }
+                Shape {
+                    largest_unit: unit,
+                    activations,
+                    micro_batch,
+                    max_length,
+                    max_target_length: 0,
+                    recompute,
+                }
             },
         )
 }

@@ -1,6 +1,6 @@
 //! Evaluation: every rank computes its share of the data, and all ranks take part in every micro-batch.
 
-use zeroth_engine::Engine;
+use zeroth_engine::{Engine, StreamBatch};
 
 use crate::control::all_gather;
 use crate::{Batches, EvalMetrics, Evaluation, Job, MicroBatch, SampleOrder, TrainError};
@@ -15,7 +15,8 @@ pub(crate) fn evaluate(
 ) -> Result<EvalMetrics, TrainError> {
     let samples = &evaluation.samples;
     let shape = evaluation.shape(job.shape);
-    let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), shape);
+    let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), shape)
+        .with_decoder_start(job.decoder_start);
     let count = samples.count().get();
     let mut loss = 0.0;
     for round in 0..count.div_ceil(shape.train_batch()) {
@@ -23,7 +24,8 @@ pub(crate) fn evaluate(
         // The last round may have fewer samples, or none, for this rank.
         let own = count.saturating_sub(first).min(shape.micro_batch);
         batches.fill_some(first, own, buffer)?;
-        loss += engine.evaluate(&buffer.view())?;
+        let streams = buffer.streams();
+        loss += engine.evaluate_streams(&StreamBatch { streams: streams.as_slice(), inputs: &[] })?;
     }
     // Summed in rank order, so every rank gets the same bits.
     let loss: f64 = all_gather(engine, step, "evaluation", &loss)?.iter().sum();

@@ -8,9 +8,12 @@
 //! Sequences end at the model's last position. Dynamic rotary scaling, which would change cached keys, starts only
 //! beyond it.
 
+mod answers;
 mod batch;
+mod beams;
 mod reuse;
 mod sample;
+mod slots;
 mod stops;
 
 use std::ops::{ControlFlow, Range};
@@ -29,6 +32,7 @@ use zeroth_program::{CompileError, Compiled};
 use crate::RowSizes;
 
 pub use self::batch::BatchSize;
+pub use self::beams::{BeamSettings, EarlyStopping};
 pub use self::stops::{begin_id, stop_ids};
 
 /// Sampling parameters.
@@ -242,7 +246,7 @@ impl Inference {
         // Decode runs one row per sequence.
         let rows = RowSizes::new(size.prefill.max(size.sequences));
         let sizes: Vec<u64> = rows.all().iter().map(|size| *size as u64).collect();
-        let graph = forward(&self.model, &self.table, Batch { tokens: sizes.last().copied().unwrap_or(1) })?;
+        let graph = forward(&self.model, &self.table, Batch::of_tokens(sizes.last().copied().unwrap_or(1)))?;
         Ok(Compiled::inference(graph, run, size.sequences, size.cached, target, sizes)?)
     }
 

@@ -23,8 +23,8 @@ pub enum InitialWeights {
     Random {
         /// The seed.
         seed: u64,
-        /// Standard deviation.
-        std: f32,
+        /// The model, which says how they are drawn.
+        model: Box<ModelConfig>,
     },
 }
 
@@ -39,7 +39,7 @@ impl InitialWeights {
         if has_weights(folder)? {
             WeightFiles::open(folder, table).map(Self::Files)
         } else {
-            Ok(Self::Random { seed, std: model.initializer_range as f32 })
+            Ok(Self::Random { seed, model: Box::new(model.clone()) })
         }
     }
 
@@ -88,11 +88,12 @@ impl InitialWeights {
         match self {
             Self::Files(files) => files.read_f32(&parameter.name, range, elements)?,
             // Counter-based random numbers: the result does not depend on the number of threads.
-            Self::Random { seed, std } => {
+            Self::Random { seed, model } => {
+                let new = model.new_values(parameter);
                 elements.par_chunks_mut(AT_ONCE).enumerate().for_each(|(place, part)| {
                     let first = range.start + (place * AT_ONCE) as u64;
                     let range = first..first + part.len() as u64;
-                    fill_new(*seed, *std, parameter, range, part);
+                    fill_new(*seed, new, parameter, range, part);
                 });
             }
         }

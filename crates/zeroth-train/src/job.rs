@@ -11,15 +11,18 @@ use zeroth_plan::{
 };
 use zeroth_program::Compiled;
 use zeroth_program::Settings;
+use zeroth_program::StreamSizes;
 use zeroth_program::Target;
 
+use crate::batch::largest_of;
 use crate::distill::{Distillation, TeacherCache};
 use crate::lora::{LoraJob, adapter_table};
 use crate::{Batches, BestPolicy, Interval, ModelFiles, RunSteps, SampleOrder, Schedule};
-use zeroth_data::Samples;
+use zeroth_data::{DecoderStart, Samples};
 
-/// Bytes per sample in the data index, and per packed sample or pack.
+/// Bytes per sample in the data index, per target of a pair, and per packed sample or pack.
 const SAMPLE: u64 = 12;
+const TARGET: u64 = 8;
 const PACKED: u64 = 8;
 
 /// What is trained, on which data, and with which settings.
@@ -35,6 +38,8 @@ pub struct Job {
     pub table: ParameterTable,
     /// The training data.
     pub samples: Samples,
+    /// The first inputs of an encoder-decoder's decoder.
+    pub decoder_start: Option<DecoderStart>,
     /// The sample order.
     pub order: SampleOrder,
     /// The batch decomposition.
@@ -42,7 +47,7 @@ pub struct Job {
     /// Steps of the run.
     pub steps: u64,
     /// Row counts that micro-batches are padded to.
-    pub row_sizes: Vec<u64>,
+    pub row_sizes: StreamSizes,
     /// Settings of the compiler passes.
     pub settings: Settings,
     /// Optimizer hyperparameters.
@@ -83,18 +88,16 @@ impl Evaluation {
         BatchShape { micro_batch, accumulation: 1, ..shape }
     }
 
-    /// Tokens of the largest micro-batch, the last and shorter one included.
+    /// Tokens of the largest micro-batch of each stream, the last and shorter one included.
     ///
     /// Exact up to 20 million samples; beyond that it is bounded by the longest sample.
-    fn largest_micro_batch(&self, shape: BatchShape) -> u64 {
+    fn largest_micro_batch(&self, shape: BatchShape) -> [u64; 2] {
         const WALKED: u64 = 20_000_000;
         let (micro_batch, count) = (self.shape(shape).micro_batch, self.samples.count().get());
         if count > WALKED {
-            return micro_batch * self.samples.longest();
+            return self.samples.longest_streams().map(|longest| micro_batch * longest);
         }
-        let mut lengths = (0..count).map(|unit| self.samples.length(unit));
-        let batches = count.div_ceil(micro_batch);
-        (0..batches).map(|_| lengths.by_ref().take(micro_batch as usize).sum()).max().unwrap_or(0)
+        largest_of(&self.samples, 0..count, micro_batch, count.div_ceil(micro_batch))
     }
 }
 
@@ -122,7 +125,7 @@ impl Job {
     fn sizing<'a>(
         &'a self,
         target: Target,
-        largest_micro_batch: &'a dyn Fn(BatchShape) -> u64,
+        largest_micro_batch: &'a dyn Fn(BatchShape) -> [u64; 2],
     ) -> Sizing<'a> {
         Sizing {
             model: &self.model,
@@ -139,15 +142,14 @@ impl Job {
 
     /// Chooses the row counts for the largest micro-batch of training and evaluation.
     pub fn size_rows(&mut self) {
-        let largest = self.largest_micro_batch(self.shape);
-        self.row_sizes = RowSizes::new(largest).all().iter().map(|size| *size as u64).collect();
+        self.row_sizes = RowSizes::of_streams(self.largest_micro_batch(self.shape));
     }
 
-    /// Tokens of the largest micro-batch of training and evaluation under a batch decomposition.
-    fn largest_micro_batch(&self, shape: BatchShape) -> u64 {
-        let largest = Batches::new(&self.samples, self.order, shape).largest_micro_batch(0, self.steps);
-        let evaluated = |evaluation: &Evaluation| evaluation.largest_micro_batch(shape);
-        largest.max(self.evaluation.as_ref().map_or(0, evaluated))
+    /// Tokens of the largest micro-batch of training and evaluation under a batch decomposition, of each stream.
+    fn largest_micro_batch(&self, shape: BatchShape) -> [u64; 2] {
+        let trained = Batches::new(&self.samples, self.order, shape).largest_micro_batch(0, self.steps);
+        let evaluated = self.evaluation.as_ref().map_or([0; 2], |found| found.largest_micro_batch(shape));
+        [0, 1].map(|stream| trained[stream].max(evaluated[stream]))
     }
 
     /// Host memory of a rank outside its arenas.
@@ -161,7 +163,8 @@ impl Job {
         for samples in all.into_iter().flatten() {
             let totals = samples.totals();
             let packed = if totals.packs > 0 { PACKED * (totals.samples + totals.packs) } else { 0 };
-            size.index += (SAMPLE + samples.part_bytes()) * totals.samples + packed;
+            let target = if samples.is_paired() { TARGET } else { 0 };
+            size.index += (SAMPLE + target + samples.part_bytes()) * totals.samples + packed;
             size.tokens += totals.tokens;
         }
         size
@@ -182,7 +185,9 @@ impl Job {
 
     /// The training data, split into micro-batches.
     pub fn batches(&self) -> Batches<'_> {
-        Batches::new(&self.samples, self.order, self.shape).with_cache(self.teacher_cache())
+        Batches::new(&self.samples, self.order, self.shape)
+            .with_decoder_start(self.decoder_start)
+            .with_cache(self.teacher_cache())
     }
 
     /// The cache of the teacher, where there is one.

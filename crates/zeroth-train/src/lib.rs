@@ -67,7 +67,8 @@ pub use events::{EventLog, RunEvent};
 pub use export_error::ExportError;
 pub use export_record::{RunEnd, check_export, completed_run, exported_step};
 pub use generate::{
-    BatchSize, End, GenerateError, Generated, Generation, Generator, Inference, begin_id, stop_ids,
+    BatchSize, BeamSettings, EarlyStopping, End, GenerateError, Generated, Generation, Generator, Inference,
+    begin_id, stop_ids,
 };
 pub use heap::release_freed_memory;
 pub use initial_weights::InitialWeights;

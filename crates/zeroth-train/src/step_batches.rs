@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use zeroth_engine::{CachedTeacher, MicroBatch as View, MicroBatches};
+use zeroth_engine::{CachedTeacher, MicroBatch as View, MicroBatches, Streams};
 
 use crate::distill::TeacherRows;
 use crate::{Batches, MicroBatch, TrainError};
@@ -17,7 +17,7 @@ pub(crate) struct StepBatches<'a> {
     buffer: &'a mut MicroBatch,
     teacher: &'a mut TeacherRows,
     time: Duration,
-    lengths: Option<&'a mut Vec<u64>>,
+    lengths: Option<&'a mut [Vec<u64>; 2]>,
 }
 
 impl<'a> StepBatches<'a> {
@@ -33,9 +33,9 @@ impl<'a> StepBatches<'a> {
         Self { batches, step, rank, micro: 0, buffer, teacher, time: Duration::ZERO, lengths: None }
     }
 
-    /// Records the lengths of all sequences in `lengths`, replacing its contents.
-    pub(crate) fn keep_lengths(&mut self, lengths: &'a mut Vec<u64>) {
-        lengths.clear();
+    /// Records the lengths of all sequences of each stream in `lengths`, replacing its contents.
+    pub(crate) fn keep_lengths(&mut self, lengths: &'a mut [Vec<u64>; 2]) {
+        lengths.iter_mut().for_each(Vec::clear);
         self.lengths = Some(lengths);
     }
 
@@ -48,17 +48,19 @@ impl<'a> StepBatches<'a> {
 impl MicroBatches for StepBatches<'_> {
     type Error = TrainError;
 
-    fn next(&mut self) -> Result<View<'_>, TrainError> {
+    fn next(&mut self) -> Result<Streams<'_>, TrainError> {
         let begun = Instant::now();
         self.batches.fill(self.step, self.micro, self.rank, self.buffer)?;
         self.batches.fill_teacher(self.step, self.micro, self.rank, self.teacher)?;
         self.micro += 1;
         if let Some(lengths) = &mut self.lengths {
-            let ends = self.buffer.starts.windows(2);
-            lengths.extend(ends.map(|ends| u64::from(ends[1] - ends[0])));
+            let streams = std::iter::once(&*self.buffer).chain(self.buffer.targets.as_deref());
+            for (stream, lengths) in streams.zip(lengths.iter_mut()) {
+                lengths.extend(stream.starts.windows(2).map(|ends| u64::from(ends[1] - ends[0])));
+            }
         }
         self.time += begun.elapsed();
-        Ok(self.buffer.view())
+        Ok(self.buffer.streams())
     }
 
     fn teacher(&self) -> Option<CachedTeacher<'_>> {
@@ -68,9 +70,9 @@ impl MicroBatches for StepBatches<'_> {
 }
 
 impl MicroBatch {
-    /// The engine's view of this batch.
+    /// The engine's view of the first stream.
     pub fn view(&self) -> View<'_> {
-        let Self { ids, labels, positions, starts, keys } = self;
+        let Self { ids, labels, positions, starts, keys, .. } = self;
         View { ids, labels, positions, starts, keys }
     }
 }

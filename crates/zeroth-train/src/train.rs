@@ -316,8 +316,8 @@ struct StepRunner<'a> {
     record: StepRecord,
     /// Time spent assembling the last step's micro-batches.
     data: Duration,
-    /// Lengths of this rank's sequences in the last step, if profiling.
-    lengths: Vec<u64>,
+    /// Lengths of this rank's sequences in the last step, of each stream, if profiling.
+    lengths: [Vec<u64>; 2],
     profile: bool,
     /// Updates applied: the position in the learning-rate schedule.
     applied: u64,
@@ -332,7 +332,8 @@ struct StepRunner<'a> {
 
 impl<'a> StepRunner<'a> {
     fn new(job: &'a Job, engine: &mut Engine<'_>, options: &TrainOptions<'_>) -> Result<Self, RunError> {
-        let most_rows = job.row_sizes.last().copied().unwrap_or(0) as usize;
+        let rows = job.row_sizes.iter().last().unwrap_or_default();
+        let most_rows = [0, 1].map(|stream| rows.get(stream).map_or(0, |rows| *rows as usize));
         let batches = job.batches();
         let evaluated = job.evaluation.as_ref().map_or(0, |evaluation| {
             evaluation.samples.most_in_unit() * evaluation.shape(job.shape).micro_batch
@@ -341,11 +342,11 @@ impl<'a> StepRunner<'a> {
         Ok(Self {
             job,
             batches,
-            buffer: MicroBatch::with_capacity(most_rows, sequences as usize),
+            buffer: MicroBatch::with_streams(most_rows, sequences as usize),
             teacher: TeacherRows::default(),
             record: engine.record()?,
             data: Duration::ZERO,
-            lengths: Vec::new(),
+            lengths: Default::default(),
             profile: options.profile,
             applied: engine.control()?.applied,
             enqueued: 0,

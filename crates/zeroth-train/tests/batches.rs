@@ -7,7 +7,8 @@ use std::path::Path;
 use proptest::prelude::*;
 use serde_json::Value;
 use zeroth_data::{
-    CacheFolder, Encoder, EncoderOptions, PrepareOptions, Samples, SamplesBuilder, Truncation, prepare,
+    CacheFolder, DecoderStart, Encoder, EncoderOptions, PairLimits, PrepareOptions, Samples, SamplesBuilder,
+    Truncation, prepare,
 };
 use zeroth_kernel::RowKey;
 use zeroth_train::{BatchShape, Batches, MicroBatch, RowSizes, SampleOrder};
@@ -46,6 +47,7 @@ fn micro_batches_concatenate_samples_and_shift_labels() {
             positions: vec![0, 1, 0, 1, 2],
             starts: vec![0, 2, 5],
             keys: vec![key(2, 0, 0), key(2, 1, 0), key(0, 0, 1), key(0, 1, 1), key(0, 2, 1)],
+            targets: None,
         }
     );
     assert_eq!(batch.tokens(), 5);
@@ -74,6 +76,7 @@ fn packed_samples_are_separate_sequences() {
             positions: vec![0, 1, 0, 1],
             starts: vec![0, 2, 4],
             keys: vec![key(0, 0), key(0, 1), key(3, 0), key(3, 1)],
+            targets: None,
         }
     );
     batches.fill(3, 1, 0, &mut batch).unwrap();
@@ -82,7 +85,57 @@ fn packed_samples_are_separate_sequences() {
         (batches.micro_batch_tokens(3, 1, 0), batches.tokens(3), batches.trained_tokens(3)),
         (4, 8, 4)
     );
-    assert_eq!((batches.largest_micro_batch(0, 9), batches.most_sequences()), (4, 2));
+    assert_eq!((batches.largest_micro_batch(0, 9), batches.most_sequences()), ([4, 0], 2));
+}
+
+#[test]
+fn pairs_fill_two_streams_and_shift_the_labels_right() {
+    let mut builder = SamplesBuilder::of_pairs(PairLimits { source: 4, target: 3 }, false);
+    builder.push(&[5, 6, 1], &[7, 1]);
+    builder.push(&[8, 1], &[-100, 9, 1]);
+    let samples = builder.finish().unwrap();
+    let start = DecoderStart { token: 2, pad: Some(0) };
+    let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(2, 1, 1))
+        .with_decoder_start(Some(start));
+    let mut batch = MicroBatch::with_streams([16, 16], 2);
+    batches.fill(0, 0, 0, &mut batch).unwrap();
+    let key = |sample, position| RowKey { sample, position, epoch: 0 };
+    let targets = MicroBatch {
+        ids: vec![2, 7, 2, 0, 9],
+        labels: vec![7, 1, -100, 9, 1],
+        positions: vec![0, 1, 0, 1, 2],
+        starts: vec![0, 2, 5],
+        keys: vec![key(0, 0), key(0, 1), key(1, 0), key(1, 1), key(1, 2)],
+        targets: None,
+    };
+    let sources = MicroBatch {
+        ids: vec![5, 6, 1, 8, 1],
+        labels: vec![-100; 5],
+        positions: vec![0, 1, 2, 0, 1],
+        starts: vec![0, 3, 5],
+        keys: vec![key(0, 0), key(0, 1), key(0, 2), key(1, 0), key(1, 1)],
+        targets: Some(Box::new(targets)),
+    };
+    assert_eq!(batch, sources);
+    assert_eq!((batch.tokens(), batches.tokens(0), batches.trained_tokens(0)), (10, 10, 4));
+    assert_eq!(batches.largest_micro_batch(0, 1), [5, 5]);
+    // A rank without samples has two empty streams.
+    batches.fill_some(0, 0, &mut batch).unwrap();
+    assert_eq!((&batch.starts[..], &batch.targets.as_ref().unwrap().starts[..]), (&[0][..], &[0][..]));
+    // Packs are of pairs.
+    let mut builder = SamplesBuilder::of_pairs(PairLimits { source: 5, target: 5 }, true);
+    for length in [3, 2, 2] {
+        builder.push(&vec![4; length], &vec![6; length]);
+    }
+    let samples = builder.finish().unwrap();
+    let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(1, 1, 1))
+        .with_decoder_start(Some(start));
+    batches.fill(0, 0, 0, &mut batch).unwrap();
+    assert_eq!(
+        (&batch.starts[..], &batch.targets.as_ref().unwrap().starts[..]),
+        (&[0, 3, 5][..], &[0, 3, 5][..])
+    );
+    assert_eq!((batches.largest_micro_batch(0, 9), batches.most_sequences()), ([5, 5], 2));
 }
 
 #[test]
@@ -140,10 +193,10 @@ fn token_counts_match_the_golden_runs() {
 fn long_runs_bound_the_largest_micro_batch() {
     let samples = samples(&[3, 9, 1]);
     let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(2, 1, 1));
-    assert_eq!(batches.largest_micro_batch(0, 3), 12);
-    assert_eq!(batches.largest_micro_batch(0, 1), 12);
-    assert_eq!(batches.largest_micro_batch(1, 1), 4);
-    assert_eq!(batches.largest_micro_batch(0, 100_000_000), 18);
+    assert_eq!(batches.largest_micro_batch(0, 3), [12, 0]);
+    assert_eq!(batches.largest_micro_batch(0, 1), [12, 0]);
+    assert_eq!(batches.largest_micro_batch(1, 1), [4, 0]);
+    assert_eq!(batches.largest_micro_batch(0, 100_000_000), [18, 0]);
 }
 
 proptest! {
@@ -213,7 +266,7 @@ proptest! {
         let samples = samples(&lengths);
         let order = SampleOrder::new(samples.count(), seed);
         let batches = Batches::new(&samples, order, shape(micro_batch, accumulation, ranks));
-        let sizes = RowSizes::new(batches.largest_micro_batch(first, steps));
+        let sizes = RowSizes::new(batches.largest_micro_batch(first, steps)[0]);
         let mut largest = 0;
         for step in first..first + steps {
             for (micro, rank) in (0..accumulation).flat_map(|micro| (0..ranks).map(move |rank| (micro, rank))) {
@@ -222,7 +275,7 @@ proptest! {
                 prop_assert!(sizes.size_for(tokens as usize).is_some());
             }
         }
-        prop_assert_eq!(batches.largest_micro_batch(first, steps), largest);
+        prop_assert_eq!(batches.largest_micro_batch(first, steps), [largest, 0]);
         prop_assert!(sizes.all().len() <= 8);
         prop_assert!(sizes.largest() < largest as usize + 16);
     }

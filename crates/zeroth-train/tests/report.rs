@@ -159,7 +159,7 @@ fn tiny(config: &Resolved) -> (ModelConfig, ParameterTable, Compiled) {
         "rope_theta": 10000, "tie_word_embeddings": true, "hidden_act": "silu"}"#;
     let model = ModelConfig::from_json(json, "config.json").expect("what this test made itself is right");
     let table = table(&model);
-    let graph = forward(&model, &table, Batch { tokens: 64 }).expect("what this test made itself is right");
+    let graph = forward(&model, &table, Batch::of_tokens(64)).expect("what this test made itself is right");
     let compiled =
         Compiled::new(graph, 1, &Settings::from_config(config), Target::Cpu { threads: 1 }, vec![64])
             .expect("what this test made itself is right");
@@ -196,7 +196,7 @@ fn profiled_flops_sum_to_the_model() {
         r#"{"wall_clock_breakdown": true, "flops_profiler": {"enabled": true, "profile_step": 2, "top_modules": 2}}"#,
     );
     let (model, table, compiled) = tiny(&config);
-    let lengths = [30, 20];
+    let lengths = [vec![30, 20], Vec::new()];
     let times = times(&compiled);
     let mut timing = StepTiming::from_config(&config);
     assert!(timing.is_enabled() && !StepTiming::from_config(&resolved("{}")).is_enabled());
@@ -210,7 +210,7 @@ fn profiled_flops_sum_to_the_model() {
     assert_eq!(take(1), None, "step 2 was asked for");
     let text = take(2).expect("what this test made itself is right");
     // Counted from the parameter table, not from the graph: 6 · weights · tokens, and attention.
-    let work = ModelFlops::of(&model, &table).expect("what this test made itself is right").step(lengths);
+    let work = ModelFlops::of(&model, &table).expect("what this test made itself is right").step([30, 20]);
     assert_eq!(work, 6.0 * 77_824.0 * 50.0 + 12.0 * 2.0 * 64.0 * (900.0 + 400.0) / 2.0);
     assert!(
         text.starts_with(
@@ -249,7 +249,8 @@ fn profiles_respect_depth_and_file() {
     let (_, _, compiled) = tiny(&config);
     let times = times(&compiled);
     let line = step(1);
-    let taken = StepProfile { metrics: &line, data: Duration::ZERO, lengths: &[10], times: &times };
+    let taken =
+        StepProfile { metrics: &line, data: Duration::ZERO, lengths: &[vec![10], Vec::new()], times: &times };
     let said = StepTiming::from_config(&config)
         .step(&compiled, taken)
         .expect("what this test made itself is right")

@@ -54,8 +54,14 @@ fn a_plan_has_the_arena_of_the_distillation() {
     ] {
         let placement = Placement { settings: Some(settings()), ..Placement::new("zero0", 0, Offload::None) };
         let activations = ActivationShape { hidden: 64, vocab: 512, stacks: Vec::new() };
-        let shape =
-            Shape { largest_unit: 1, activations, micro_batch: 1, max_length: TOKENS, recompute: false };
+        let shape = Shape {
+            largest_unit: 1,
+            activations,
+            micro_batch: 1,
+            max_length: TOKENS,
+            max_target_length: 0,
+            recompute: false,
+        };
         let device = PlanDevice::Cuda;
         let trained = TrainableModel::distilled(config.clone(), own.clone(), None, device, teacher.clone());
         let request = PlanRequest {
@@ -64,7 +70,7 @@ fn a_plan_has_the_arena_of_the_distillation() {
             ..PlanRequest::new(own.total(), 1)
         };
         let row = plan(&request, &[placement]).unwrap().rows.remove(0);
-        let (largest, shape) = (|_| TOKENS, BatchShape { micro_batch: 1, accumulation: 1, ranks: 1 });
+        let (largest, shape) = (|_| [TOKENS, 0], BatchShape { micro_batch: 1, accumulation: 1, ranks: 1 });
         let mut sizing = Sizing::new(&config, &own, Target::Cuda, shape, settings(), &largest);
         sizing.distilled = teacher.as_ref().map(PlannedTeacher::distilled);
         sizing.settings.teacher = teacher.as_ref().and_then(|teacher| teacher.placement).unwrap_or(WHOLE);
@@ -80,7 +86,7 @@ fn a_plan_has_the_arena_of_the_distillation() {
 #[test]
 fn a_misfit_names_the_changes_of_the_teacher_that_fit() {
     let (config, own) = model(64);
-    let (largest, shape) = (|_| TOKENS, BatchShape { micro_batch: 1, accumulation: 1, ranks: 1 });
+    let (largest, shape) = (|_| [TOKENS, 0], BatchShape { micro_batch: 1, accumulation: 1, ranks: 1 });
     let planned = teacher(None, weights());
     let arena = |of: &PlannedTeacher| {
         let mut sizing = Sizing::new(&config, &own, Target::Cuda, shape, settings(), &largest);

@@ -132,7 +132,7 @@ impl CacheJob<'_> {
             experts.aux_loss = None;
         }
         let tokens = sizes.last().copied().unwrap_or(1);
-        let graph = forward(&config, &self.teacher.table, Batch { tokens })?;
+        let graph = forward(&config, &self.teacher.table, Batch::of_tokens(tokens))?;
         Ok(Compiled::top_log_probs(graph, 1, &self.settings, target, sizes, self.top)?)
     }
 

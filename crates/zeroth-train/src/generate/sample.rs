@@ -14,12 +14,16 @@ pub(super) fn choose(logits: &[f32], generation: &Generation, text: &[i32]) -> i
         return choose_at(logits, generation, text.len() as u64);
     }
     let mut penalised = logits.to_vec();
-    penalise(&mut penalised, generation.repetition_penalty as f32, text);
+    penalise(&mut penalised, generation.repetition_penalty, text);
     choose_at(&penalised, generation, text.len() as u64)
 }
 
 /// Makes tokens of the text less likely, however often they occur in it.
-fn penalise(logits: &mut [f32], penalty: f32, text: &[i32]) {
+pub(super) fn penalise(logits: &mut [f32], penalty: f64, text: &[i32]) {
+    if penalty == 1.0 {
+        return;
+    }
+    let penalty = penalty as f32;
     let mut seen: Vec<i32> = text.to_vec();
     seen.sort_unstable();
     seen.dedup();
@@ -187,7 +191,7 @@ mod tests {
                 repetition_penalty: number(&case["repetition_penalty"]).unwrap(),
                 ..GREEDY
             };
-            penalise(&mut logits, generation.repetition_penalty as f32, &text);
+            penalise(&mut logits, generation.repetition_penalty, &text);
             assert_eq!(largest(&logits), case["greedy"].as_i64().unwrap() as i32, "{case}");
             let (order, chances) = candidates(&logits, &generation);
             let total: f64 = chances.iter().sum();

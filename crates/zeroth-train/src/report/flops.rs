@@ -25,7 +25,7 @@ pub struct ModelFlops {
 }
 
 impl ModelFlops {
-    /// The FLOPs of a model. `None` for encoder-decoders, whose sequences have two lengths.
+    /// The FLOPs of a model. `None` for encoder-decoders, which [`PairFlops`](super::pair_flops::PairFlops) counts.
     pub fn of(model: &ModelConfig, table: &ParameterTable) -> Option<Self> {
         if model.family.is_encoder_decoder() {
             return None;
@@ -114,7 +114,7 @@ impl ModelFlops {
 }
 
 /// Whether tokens are multiplied with it; the head of a tied model is counted with its embedding.
-fn is_matmul(parameter: &Parameter) -> bool {
+pub(super) fn is_matmul(parameter: &Parameter) -> bool {
     parameter.kind.is_linear() || matches!(parameter.kind, ParameterKind::LoraA | ParameterKind::LoraB)
 }
 

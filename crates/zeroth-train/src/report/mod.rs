@@ -9,6 +9,7 @@
 pub mod breakdown;
 mod csv;
 pub mod flops;
+pub mod pair_flops;
 pub mod profile;
 mod tensorboard;
 pub mod timing;

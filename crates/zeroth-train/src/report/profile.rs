@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use zeroth_base::{counted, format_count, grouped};
 use zeroth_config::resolve::Resolved;
 use zeroth_engine::InstructionTime;
-use zeroth_graph::{Graph, Op, Param};
+use zeroth_graph::{Graph, Op, Param, Rows, Value};
 use zeroth_program::Action;
 use zeroth_program::Compiled;
 use zeroth_program::Target;
@@ -76,7 +76,7 @@ pub fn profile(
     compiled: &Compiled,
     settings: &ProfileSettings,
     times: &[InstructionTime],
-    lengths: &[u64],
+    lengths: &[Vec<u64>; 2],
     step_ms: f64,
 ) -> String {
     let graph = &compiled.graph;
@@ -97,7 +97,7 @@ pub fn profile(
     let model = sum("model", &units);
     let on_gpu = matches!(compiled.target, Target::Cuda);
 
-    let tokens: u64 = lengths.iter().sum();
+    let tokens: u64 = lengths.iter().flatten().sum();
     let mut text = format!(
         "flops profile of step {} on one rank: {}, {} in {step_ms:.1} ms, {}\n",
         settings.step,
@@ -130,7 +130,7 @@ pub fn profile(
 }
 
 /// The ops of each unit, in execution order.
-fn ops(compiled: &Compiled, times: &[InstructionTime], lengths: &[u64]) -> Vec<Vec<Row>> {
+fn ops(compiled: &Compiled, times: &[InstructionTime], lengths: &[Vec<u64>; 2]) -> Vec<Vec<Row>> {
     let graph = &compiled.graph;
     let mut nodes: Vec<Row> = (0..graph.nodes.len()).map(|node| row(graph, node, lengths)).collect();
     for timed in times {
@@ -152,18 +152,25 @@ fn ops(compiled: &Compiled, times: &[InstructionTime], lengths: &[u64]) -> Vec<V
     units
 }
 
-fn row(graph: &Graph, node: usize, lengths: &[u64]) -> Row {
+fn row(graph: &Graph, node: usize, lengths: &[Vec<u64>; 2]) -> Row {
     let node = &graph.nodes[node];
-    let tokens: u64 = lengths.iter().sum();
+    // The sequences of a value's rows.
+    let of = |value: Value| match graph.info(value).rows {
+        Rows::Stream(stream) | Rows::Times(stream, _) => lengths.get(stream).map_or(&[][..], Vec::as_slice),
+        Rows::Fixed(_) => &[],
+    };
     let params = || node.params.iter().map(|id| graph.param(*id));
     let forward = match node.op {
         Op::Linear | Op::LinearAdd { .. } | Op::HeadLoss { .. } => {
             let weight = params().next().map_or(0, Param::elements);
-            2.0 * weight as f64 * tokens as f64
+            2.0 * weight as f64 * of(node.inputs[0]).iter().sum::<u64>() as f64
         }
-        Op::Attention { window, .. } => {
+        Op::Attention(spec) => {
             let width = graph.info(node.inputs[0]).width as f64;
-            4.0 * width * lengths.iter().map(|length| pairs_of(*length, window)).sum::<f64>()
+            let pairs = |(queries, keys): (&u64, &u64)| {
+                if spec.causal { pairs_of(*queries, spec.window) } else { *queries as f64 * *keys as f64 }
+            };
+            4.0 * width * of(node.inputs[0]).iter().zip(of(node.inputs[1])).map(pairs).sum::<f64>()
         }
         _ => 0.0,
     };

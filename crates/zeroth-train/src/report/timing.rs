@@ -18,8 +18,8 @@ pub struct StepProfile<'a> {
     pub metrics: &'a StepMetrics,
     /// Time spent assembling micro-batches.
     pub data: Duration,
-    /// Lengths of this rank's sequences.
-    pub lengths: &'a [u64],
+    /// Lengths of this rank's sequences, of each stream.
+    pub lengths: &'a [Vec<u64>; 2],
     /// Times of its instructions.
     pub times: &'a [InstructionTime],
 }

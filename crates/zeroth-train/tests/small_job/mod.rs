@@ -45,9 +45,10 @@ pub(crate) fn job(folder: &Path) -> Job {
         model,
         order: SampleOrder::new(samples_of_job.count(), Some(3)),
         samples: samples_of_job,
+        decoder_start: None,
         shape: BatchShape { micro_batch: 2, accumulation: 1, ranks: 1 },
         steps: STEPS,
-        row_sizes: Vec::new(),
+        row_sizes: Vec::new().into(),
         settings: Settings::from_config(&resolved),
         recipe: Recipe { max_norm: 1.0, ..Recipe::default() },
         schedule: Schedule::HuggingFace(HuggingFace {

@@ -1,0 +1,84 @@
+//! FLOPs of an encoder-decoder's steps, whose samples have a source and a target. Counted as [`ModelFlops`] counts: matmul
+//! weights by the tokens of the stream that they see, and attention's two matmuls over the pairs of tokens that attend
+//! to each other. The encoder's are a full square, those of cross attention source × target.
+//!
+//! [`ModelFlops`]: super::flops::ModelFlops
+
+use zeroth_model::{ModelConfig, ParameterKind, ParameterTable};
+
+use super::flops::{is_matmul, pairs_of};
+
+/// Projections of the encoder's output, in every block of the decoder.
+const CROSS: [&str; 2] = [".EncDecAttention.k.", ".EncDecAttention.v."];
+
+/// FLOPs of an encoder-decoder's steps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PairFlops {
+    /// FLOPs of forward and backward per token of each stream, without attention.
+    per_token: [u64; 2],
+    /// Heads × head_dim.
+    attention_width: u64,
+    encoder_blocks: u64,
+    blocks: u64,
+}
+
+impl PairFlops {
+    /// The FLOPs of a model. `None` for decoder-only models.
+    pub fn of(model: &ModelConfig, table: &ParameterTable) -> Option<Self> {
+        if !model.family.is_encoder_decoder() {
+            return None;
+        }
+        let mut per_token = [0; 2];
+        for parameter in table.iter().filter(|parameter| is_matmul(parameter)) {
+            let name = &parameter.name;
+            let reads_source = name.starts_with("encoder.") || CROSS.iter().any(|cross| name.contains(cross));
+            let stream = usize::from(!reads_source);
+            per_token[stream] += if parameter.trained { 6 } else { 4 } * parameter.elements();
+        }
+        if model.tied_head {
+            let is_trained = table.iter().any(|p| p.kind == ParameterKind::Embedding && p.trained);
+            per_token[1] += if is_trained { 6 } else { 4 } * model.vocab * model.hidden;
+        }
+        let (encoder_blocks, blocks) = (model.encoder_blocks, model.blocks);
+        Some(Self { per_token, attention_width: model.attention_width(), encoder_blocks, blocks })
+    }
+
+    /// FLOPs of forward and backward over pairs of these lengths.
+    pub fn step(&self, lengths: impl IntoIterator<Item = [u64; 2]>) -> f64 {
+        let (mut tokens, mut pairs) = ([0; 2], 0.0);
+        for [source, target] in lengths {
+            tokens = [tokens[0] + source, tokens[1] + target];
+            let (from, to) = (source as f64, target as f64);
+            pairs += self.encoder_blocks as f64 * from * from;
+            pairs += self.blocks as f64 * (pairs_of(target, None) + from * to);
+        }
+        let weights: f64 =
+            tokens.iter().zip(self.per_token).map(|(tokens, each)| *tokens as f64 * each as f64).sum();
+        weights + 12.0 * self.attention_width as f64 * pairs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zeroth_model::table;
+
+    use super::*;
+
+    #[test]
+    fn weights_count_for_the_stream_that_they_see() {
+        // Width 16, feed-forward of 10, 2 heads of 4, 2 encoder blocks, 1 decoder block, 18 tokens, a tied head.
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../zeroth-model/tests/configs/tiny-t5-tied");
+        let model = ModelConfig::from_folder(&folder).unwrap();
+        let flops = PairFlops::of(&model, &table(&model)).unwrap();
+        let (projection, feed_forward) = (16 * 8, 2 * 16 * 10);
+        let source = 2 * (4 * projection + feed_forward) + 2 * projection;
+        let target = (4 + 2) * projection + feed_forward + 18 * 16;
+        assert_eq!(flops.per_token, [6 * source, 6 * target]);
+        let attention = 12.0 * 8.0 * (2.0 * 25.0 + (3.0 * 3.0 / 2.0 + 15.0));
+        assert_eq!(flops.step([[5, 3]]), (6 * (5 * source + 3 * target)) as f64 + attention);
+        let llama = folder.join("../tiny-llama-biases");
+        let llama = ModelConfig::from_folder(&llama).unwrap();
+        assert_eq!(PairFlops::of(&llama, &table(&llama)), None);
+    }
+}
