@@ -13,6 +13,7 @@ use crate::generate_flags::GenerateArgs;
 use crate::kd_args::{DistillCommand, PlanTeacherArgs};
 use crate::lora_args::QuantizeArg;
 use crate::monitor_args::MonitorArgs;
+use crate::pair_args::PairLengthArgs;
 pub(crate) use crate::train_args::{DataCommand, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
 pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
@@ -153,6 +154,8 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_length: Option<u64>,
     #[command(flatten)]
+    pub(crate) lengths: PairLengthArgs,
+    #[command(flatten)]
     pub(crate) train: TrainFlags,
 }
 
@@ -172,8 +175,8 @@ pub(crate) enum StatesArg {
     args_override_self = true,
     after_help = "Example: zeroth init --family qwen3 --hidden 512 --layers 8 --heads 8 --kv-heads 4 \
                   --intermediate-size 1536 --vocab-size 32000 --tied --output my-model\n\n\
-                  Weights are drawn from a normal distribution with standard deviation 0.02, norms are 1, biases 0. The same seed gives \
-                  the same bits on every machine."
+                  Weights are drawn from a normal distribution with standard deviation 0.02 (of t5 and mt5: those of \
+                  transformers, by width), norms are 1, biases 0. The same seed gives the same bits on every machine."
 )]
 pub(crate) struct InitArgs {
     /// Architecture
@@ -182,7 +185,7 @@ pub(crate) struct InitArgs {
     /// Hidden size
     #[arg(long, alias = "hidden-size", value_name = "N")]
     pub(crate) hidden: u64,
-    /// Number of transformer blocks
+    /// Number of transformer blocks; of t5 and mt5, of encoder and decoder each
     #[arg(long, alias = "num-hidden-layers", value_name = "N")]
     pub(crate) layers: u64,
     /// Number of attention heads
@@ -252,6 +255,11 @@ pub(crate) enum NewFamilyArg {
     Qwen3Moe,
     /// Mixtral, without sliding-window attention
     Mixtral,
+    /// T5 with a tied output projection (relu), else T5 v1.1 (gated GELU)
+    T5,
+    /// mT5
+    #[value(name = "mt5")]
+    Mt5,
 }
 
 impl From<NewFamilyArg> for Family {
@@ -263,6 +271,8 @@ impl From<NewFamilyArg> for Family {
             NewFamilyArg::Qwen3 => Self::Qwen3,
             NewFamilyArg::Qwen3Moe => Self::Qwen3Moe,
             NewFamilyArg::Mixtral => Self::Mixtral,
+            NewFamilyArg::T5 => Self::T5,
+            NewFamilyArg::Mt5 => Self::Mt5,
         }
     }
 }

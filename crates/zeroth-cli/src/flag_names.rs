@@ -4,15 +4,7 @@ use clap::{Arg, Command};
 use zeroth::base::nearest;
 
 /// Flags of `train` that are not built yet, with the names of Hugging Face, ms-swift and PEFT.
-const NOT_YET: &[&str] = &[
-    "hosts",
-    "max-source-length",
-    "max-target-length",
-    "ranks-per-host",
-    "source-lang",
-    "source-prefix",
-    "target-lang",
-];
+const NOT_YET: &[&str] = &["hosts", "ranks-per-host"];
 
 /// Minimum Jaro–Winkler similarity for a suggestion: `adam-eps` suggests `adam-epsilon`, but `gradient-clipping` does
 /// not suggest `gradient-checkpointing`.

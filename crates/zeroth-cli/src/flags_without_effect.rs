@@ -100,6 +100,22 @@ const ROWS: &[Row] = &[
         "micro-batches are not padded to their longest row, so the order of --shuffle stays",
     ),
     value("length-column-name", "lengths are counted, not read"),
+    switch("pad-to-max-length", "rows and pairs are not padded"),
+    switch("ignore-pad-token-for-loss", "rows and pairs are not padded, so no padding is in the loss"),
+    value(
+        "val-max-target-length",
+        "targets of --eval-data are truncated as those of --data, to --max-target-length",
+    ),
+    refused(
+        "forced-bos-token",
+        Arity::Value,
+        "models that need a language's token before a target (mBART, M2M-100) are not yet built: leave it out",
+    ),
+    only(
+        switch("predict-with-generate", "evaluation computes the loss only"),
+        OFF,
+        "`zeroth generate --data` answers rows and counts exact matches, also by beam search",
+    ),
     switch("remove-unused-columns", "only the columns of a known row format are read"),
     value("dataset-num-proc", TOKENISER),
     value("preprocessing-num-workers", TOKENISER),

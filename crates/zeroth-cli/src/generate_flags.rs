@@ -3,8 +3,11 @@
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
+use zeroth::train::{BeamSettings, EarlyStopping};
+
+use crate::pair_args::PairArgs;
 use crate::value_args::DeviceArg;
 
 #[derive(Debug, Args)]
@@ -15,6 +18,7 @@ use crate::value_args::DeviceArg;
                   zeroth generate --model run/model --prompt-ids 1,2,3 --max-new-tokens 0 --logits --format json\n  \
                   zeroth generate --model run/model --data held-out.jsonl\n  \
                   zeroth generate --model Qwen/Qwen3-8B --adapter run/model --prompt \"A bird\"\n  \
+                  zeroth generate --model t5-small --source-prefix \"translate English to German: \" --prompt \"A bird\" --num-beams 4\n  \
                   zeroth generate --model run/model\n\n\
                   Without a prompt it is a chat: turns are typed at a terminal, or read from standard input line by line. \
                   Text is streamed to standard output without the prompt; --data prints the first rows with their \
@@ -48,6 +52,10 @@ pub(crate) struct GenerateArgs {
     pub(crate) max_length: Option<u64>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) beams: BeamArgs,
+    #[command(flatten)]
+    pub(crate) pairs: PairArgs,
     /// Compute in bf16 [default: the dtype of the weights]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) bf16: Option<bool>,
@@ -67,6 +75,58 @@ pub(crate) struct GenerateArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
           conflicts_with = "data")]
     pub(crate) logits: bool,
+}
+
+/// Beam search, with the names of Hugging Face's `generate`.
+#[derive(Debug, Args)]
+pub(crate) struct BeamArgs {
+    /// Encoder-decoder models: beams of a beam search; 1 decodes greedily
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub(crate) num_beams: u64,
+    /// With --num-beams: scores are divided by the length to this power; above 0 favours longer texts [default: 1]
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub(crate) length_penalty: Option<f64>,
+    /// With --num-beams: whether the search ends as soon as there are as many texts as beams (true), when better ones are
+    /// unlikely (false), or impossible (never) [default: false]
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub(crate) early_stopping: Option<EarlyStoppingArg>,
+}
+
+/// When a beam search ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EarlyStoppingArg {
+    /// As soon as there are as many texts as beams
+    True,
+    /// When better ones are unlikely
+    False,
+    /// When better ones are impossible
+    Never,
+}
+
+impl BeamArgs {
+    /// The settings of a beam search; refused for models without an encoder.
+    pub(crate) fn settings(&self, is_encoder_decoder: bool) -> anyhow::Result<BeamSettings> {
+        let Self { num_beams, length_penalty, early_stopping } = *self;
+        anyhow::ensure!(
+            num_beams == 1 || is_encoder_decoder,
+            "--num-beams is not yet built for decoder-only models: leave it out for greedy decoding"
+        );
+        anyhow::ensure!(
+            num_beams > 1 || (length_penalty.is_none() && early_stopping.is_none()),
+            "--length-penalty and --early-stopping are for a beam search: give --num-beams 2 or more"
+        );
+        let length_penalty = length_penalty.unwrap_or(1.0);
+        anyhow::ensure!(
+            length_penalty.is_finite(),
+            "--length-penalty is {length_penalty}: it must be a finite number"
+        );
+        let early_stopping = match early_stopping {
+            Some(EarlyStoppingArg::True) => EarlyStopping::Always,
+            Some(EarlyStoppingArg::Never) => EarlyStopping::Never,
+            Some(EarlyStoppingArg::False) | None => EarlyStopping::Heuristic,
+        };
+        Ok(BeamSettings { beams: num_beams as usize, length_penalty, early_stopping })
+    }
 }
 
 /// How a token is chosen from its logits, and what ends the text.

@@ -16,6 +16,7 @@ mod monitor_args;
 mod normalize_args;
 mod optimizer_names;
 mod output;
+mod pair_args;
 mod parse_errors;
 mod precision_flags;
 mod results;

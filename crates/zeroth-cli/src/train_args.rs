@@ -9,6 +9,7 @@ use crate::evaluation_args::{EvaluationArgs, StepsArg};
 use crate::flags_without_effect::{self, FlagsWithoutEffect};
 use crate::kd_args::KdArgs;
 use crate::lora_args::LoraArgs;
+use crate::pair_args::PairArgs;
 use crate::train_flags::TrainFlags;
 use crate::trainer_args::TrainerArgs;
 use crate::value_args::DeviceArg;
@@ -34,6 +35,8 @@ pub(crate) struct TrainArgs {
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) reading: ReadingArgs,
+    #[command(flatten)]
+    pub(crate) pairs: PairArgs,
     /// Evaluation data, as --data
     #[arg(long, aliases = ["val-dataset", "eval-dataset", "validation-file", "eval-data-path"], value_name = "FILE",
           num_args = 1..)]
@@ -60,7 +63,8 @@ pub(crate) struct TrainArgs {
     /// Epochs, unless --max-steps is given [default: 3]
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     pub(crate) num_train_epochs: Option<f64>,
-    /// Pack rows into sequences of up to --max-length, without attention across rows
+    /// Pack rows into sequences of up to --max-length, without attention across rows; pairs up to --max-source-length and
+    /// --max-target-length
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) packing: bool,
     /// Use only the first N rows
@@ -158,6 +162,8 @@ pub(crate) struct PreviewArgs {
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) reading: ReadingArgs,
+    #[command(flatten)]
+    pub(crate) pairs: PairArgs,
     /// Number of rows to show
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) rows: usize,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use zeroth::data::{Encoder, RowLocation, Survey, TRAINED_MARKERS, preview, survey};
+use zeroth::data::{Bucket, Encoder, FirstRow, RowLocation, Survey, TRAINED_MARKERS, preview, survey};
 use zeroth::model::{ModelConfig, locate, read_config};
 
 use super::data_inputs;
@@ -17,7 +17,7 @@ pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit
     let folder = locate(&arguments.model)?;
     let (map, origin) = read_config(&folder)?;
     let model = ModelConfig::from_map(&map, &origin)?;
-    let reading = Reading::new(&arguments.reading, &model, &folder)?;
+    let reading = Reading::new(&arguments.reading, &arguments.pairs, &model, &folder)?;
     if let Some(note) = reading.note() {
         output::note(&format!("note: {note}"));
     }
@@ -49,19 +49,31 @@ fn with_special(encoder: &Encoder, ids: &[i32]) -> String {
 fn as_json(found: &Survey, files: &[PathBuf]) -> Value {
     let place = |place: &RowLocation| data_inputs::place(place, files);
     let totals = &found.totals;
-    json!({
+    let buckets = |buckets: &[Bucket]| -> Value {
+        let bucket = |bucket: &Bucket| {
+            json!({
+                "from": bucket.from, "to": bucket.to, "rows": bucket.rows, "tokens": bucket.tokens,
+                "trained_tokens": bucket.trained_tokens,
+            })
+        };
+        buckets.iter().map(bucket).collect()
+    };
+    let first = |first: &FirstRow| {
+        let mut row =
+            json!({"place": place(&first.place), "input_ids": first.row.ids, "labels": first.row.labels});
+        if let Some(pairs) = &found.pairs {
+            row["decoder_input_ids"] = json!(pairs.start.inputs(&first.row.labels));
+        }
+        row
+    };
+    let mut json = json!({
         "rows": found.rows,
         "samples": totals.samples,
         "tokens": totals.tokens,
         "trained_tokens": totals.trained_tokens,
         "longest": totals.longest,
-        "lengths": found.lengths.iter().map(|bucket| json!({
-            "from": bucket.from, "to": bucket.to, "rows": bucket.rows, "tokens": bucket.tokens,
-            "trained_tokens": bucket.trained_tokens,
-        })).collect::<Vec<_>>(),
-        "first": found.first.iter().map(|first| json!({
-            "place": place(&first.place), "input_ids": first.row.ids, "labels": first.row.labels,
-        })).collect::<Vec<_>>(),
+        "lengths": buckets(&found.lengths),
+        "first": found.first.iter().map(first).collect::<Vec<_>>(),
         "problems": {
             "count": found.problems.count,
             "first": found.problems.first.iter().map(|problem| json!({
@@ -70,5 +82,11 @@ fn as_json(found: &Survey, files: &[PathBuf]) -> Value {
         },
         "too_long": {"count": found.too_long.count, "first": found.too_long.first.iter().map(place).collect::<Vec<_>>()},
         "untrained": {"count": found.untrained.count, "first": found.untrained.first.iter().map(place).collect::<Vec<_>>()},
-    })
+    });
+    if let Some(targets) = totals.targets {
+        json["longest_target"] = targets.longest.into();
+        json["truncated"] = totals.truncated.into();
+        json["target_lengths"] = buckets(&found.target_lengths);
+    }
+    json
 }

@@ -26,6 +26,7 @@ use super::train::{Reading, Student, nearest_existing, open_teacher, teacher_pla
 use crate::exit::Exit;
 use crate::kd_args::{DistillCacheArgs, DistillCommand};
 use crate::output::{self, Output};
+use crate::pair_args::PairArgs;
 use crate::signals::{Role, Signals};
 use crate::terminal::Meter;
 use crate::train_flags::precision;
@@ -52,7 +53,7 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
     notes.extend(reading.note());
     data_inputs::refuse_output_inside("--data", &arguments.data, &arguments.output)?;
     let samples = samples(arguments, &reading, &signals)?;
-    notes.extend(samples.totals().notes(reading.max_length()));
+    notes.extend(samples.totals().notes(reading.limits()));
     let job = CacheJob {
         samples: &samples,
         teacher: &teacher,
@@ -152,7 +153,8 @@ fn teacher_and_reading(arguments: &DistillCacheArgs) -> anyhow::Result<(TeacherM
     let (quantize, is_random) = (arguments.teacher_quantize, arguments.random_weights);
     let Some(name) = &arguments.model else {
         let teacher = open_teacher(&arguments.teacher, quantize, is_random, None)?;
-        let reading = Reading::new(&arguments.reading, &teacher.config, &teacher.folder)?;
+        let reading =
+            Reading::new(&arguments.reading, &PairArgs::default(), &teacher.config, &teacher.folder)?;
         if let Some(note) = teacher.config.max_positions.filter(|positions| *positions < reading.max_length())
         {
             anyhow::bail!(
@@ -167,7 +169,7 @@ fn teacher_and_reading(arguments: &DistillCacheArgs) -> anyhow::Result<(TeacherM
     let folder = locate(name)?;
     let (map, origin) = read_config(&folder)?;
     let config = ModelConfig::from_map(&map, &origin)?;
-    let reading = Reading::new(&arguments.reading, &config, &folder)?;
+    let reading = Reading::new(&arguments.reading, &PairArgs::default(), &config, &folder)?;
     let student = Student { name, folder: &folder, config: &config, max_length: reading.max_length() };
     Ok((open_teacher(&arguments.teacher, quantize, is_random, Some(&student))?, reading))
 }

@@ -9,17 +9,17 @@ use zeroth::base::{DType, counted, format_bytes};
 use zeroth::config::resolve::Precision;
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
-use zeroth::data::{Columns, Encoder, EncoderOptions};
+use zeroth::data::{Columns, Encoder, EncoderOptions, PairOptions};
 use zeroth::kernel::{Device, Tier};
 use zeroth::machine::{Gpus, Machine, probe};
 use zeroth::model::locate;
 use zeroth::program::Compiled;
 use zeroth::program::Target;
-use zeroth::train::{End, GenerateError, Generator, Inference, begin_id, stop_ids};
+use zeroth::train::{BeamSettings, End, GenerateError, Generator, Inference, begin_id, stop_ids};
 
 use super::generate_sampling::generation;
 use super::generate_stream::Stream;
-use super::{data_inputs, generate_chat, generate_rows, render_templates};
+use super::{data_inputs, generate_answers, generate_chat, generate_rows, render_templates};
 use crate::cli::DeviceArg;
 use crate::exit::Exit;
 use crate::generate_flags::{GenerateArgs, PromptArgs, RowsArgs};
@@ -40,7 +40,14 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     let system = arguments.system.as_deref().map(data_inputs::system).transpose()?;
     // That of a prompt is the caller's, whether or not its template has a place for it.
     let of_rows = system.clone().filter(|_| !arguments.prompt.data.is_empty());
-    let options = EncoderOptions { columns, system: of_rows, ..EncoderOptions::new(model.model().vocab) };
+    let pairs = arguments.pairs.options(model.model(), &folder)?;
+    let beams = arguments.beams.settings(pairs.is_some())?;
+    let options = EncoderOptions {
+        columns,
+        system: of_rows,
+        pairs: pairs.clone(),
+        ..EncoderOptions::new(model.model().vocab)
+    };
     let run = match precision(arguments.bf16, arguments.fp16, arguments.fp32)? {
         Some(Precision::Bf16) => DType::Bf16,
         Some(Precision::Fp16) => DType::F16,
@@ -59,10 +66,12 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     let mut stops = stop_ids(&folder);
     // Special tokens have no text that could be found.
     stops.extend(stop_texts.iter().filter_map(|text| encoder.special_token(text)));
-    let setup = Setup { model, encoder, run, target, machine, stops, system };
+    let setup = Setup { model, encoder, run, target, machine, stops, system, pairs, beams };
     let PromptArgs { text, file, prompt_ids, data } = &arguments.prompt;
     let ended = if !data.is_empty() {
         generate_rows::answer(&setup, arguments, output)
+    } else if let Some(pairs) = &setup.pairs {
+        generate_answers::answer(&setup, pairs, arguments, output)
     } else if text.is_some() || file.is_some() || !prompt_ids.is_empty() {
         speak(&setup, &folder, arguments, output)
     } else {
@@ -93,6 +102,9 @@ pub(super) struct Setup {
     pub(super) stops: Vec<i32>,
     /// The system message (`--system`).
     pub(super) system: Option<String>,
+    /// Set for encoder-decoder models.
+    pub(super) pairs: Option<PairOptions>,
+    pub(super) beams: BeamSettings,
 }
 
 impl Setup {

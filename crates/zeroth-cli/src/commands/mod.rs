@@ -11,6 +11,7 @@ mod distill;
 mod doctor;
 mod explain;
 mod generate;
+mod generate_answers;
 mod generate_chat;
 mod generate_rows;
 mod generate_sampling;

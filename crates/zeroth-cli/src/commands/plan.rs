@@ -71,6 +71,8 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
 fn idle_flags(arguments: &PlanArgs) -> Option<String> {
     let typed = [
         ("--max-length", arguments.max_length.is_some()),
+        ("--max-source-length", arguments.lengths.max_source_length.is_some()),
+        ("--max-target-length", arguments.lengths.max_target_length.is_some()),
         ("--per-device-train-batch-size", arguments.train.per_device_train_batch_size.is_some()),
         ("--gradient-checkpointing", arguments.train.gradient_checkpointing.is_some()),
         ("--device", arguments.device.is_some()),
@@ -226,7 +228,7 @@ fn request(
     if let (Some(model), Some(teacher)) = (model, &teacher) {
         // Refused here with its reason: a model that cannot be trained is estimated below.
         let (config, table) = (&model.config, &model.table);
-        forward_distilled(config, table, Some(teacher.distilled()), Batch { tokens: 1 })?;
+        forward_distilled(config, table, Some(teacher.distilled()), Batch::of_tokens(1))?;
     }
     let trainable = model.filter(|_| arguments.states.is_none()).and_then(|model| {
         let mut adapted = add_adapters(&model.table, &lora).ok();
@@ -273,11 +275,20 @@ fn request(
     let longest = model.config.max_positions.unwrap_or(LONGEST_ROW).min(LONGEST_ROW);
     let recompute =
         configs.iter().any(|(_, config)| config.values.zeroth.recompute == RecomputePolicy::Block);
-    let max_length = arguments.max_length.unwrap_or(longest);
+    let lengths = match arguments.lengths.limits(&model.config)? {
+        Some(limits) => [limits.source, limits.target],
+        None => [arguments.max_length.unwrap_or(longest), 0],
+    };
+    if model.config.family.is_encoder_decoder() && arguments.max_length.is_some() {
+        notes.push(
+            "--max-length does not apply to an encoder-decoder model: --max-source-length and --max-target-length do"
+                .to_owned(),
+        );
+    }
     let micro_batch = top_level.map_or(1, |top_level| top_level.train_micro_batch_size_per_gpu);
     Ok(PlanRequest {
         adapters: Some(planning::adapters(&model.table, &lora)?),
-        shape: Some(planning::shape(&model.config, &model.table, micro_batch, max_length, recompute)),
+        shape: Some(planning::shape(&model.config, &model.table, micro_batch, lengths, recompute)),
         ..request
     })
 }

@@ -10,6 +10,7 @@ use zeroth::train::Distillation;
 use zeroth::train::checkpoint::DistillEntry;
 
 use super::resolve_job::ResolvedJob;
+use super::startup_summary;
 use super::strategies::interval_json;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
@@ -33,6 +34,8 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "--columns": reading.columns,
         "--system": reading.system,
         "--max-length": resolved_job.reading.max_length(),
+        "pairs (--source-prefix, --source-lang, --target-lang, --max-source-length, --max-target-length)":
+            resolved_job.reading.pairs().map(|pairs| format!("{pairs:?}")),
         "--truncation-strategy": format!("{:?}", reading.truncation_strategy).to_lowercase(),
         "--packing": arguments.packing,
         "--max-train-samples": arguments.max_train_samples,
@@ -55,7 +58,7 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "steps of the run (--max-steps, --num-train-epochs)": job.steps,
         "config": resolved_job.resolved.to_json(),
         "config.json of the model": resolved_job.inputs.model,
-        "rows of micro-batches": job.row_sizes,
+        "rows of micro-batches": startup_summary::rows_json(job),
         "hash of the data": format!("{:016x}", job.samples.hash()),
         "hash of the evaluation data":
             job.evaluation.as_ref().map(|evaluation| format!("{:016x}", evaluation.samples.hash())),

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 
 use zeroth::base::{counted, grouped};
 use zeroth::data::{
-    CacheFolder, Columns, Encoder, EncoderOptions, Packing, PrepareOptions, Prepared, Samples, Truncation,
-    check_trained, prepare_with_progress,
+    CacheFolder, Columns, Encoder, EncoderOptions, LengthLimits, Packing, PairOptions, PrepareOptions,
+    Prepared, Samples, Truncation, check_trained, prepare_with_progress,
 };
 use zeroth::model::ModelConfig;
 use zeroth::train::split_dataset;
@@ -17,6 +17,7 @@ use super::handoff::LauncherHandoff;
 use super::strategies;
 use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
+use crate::pair_args::PairArgs;
 use crate::terminal::Meter;
 
 /// Default maximum row length.
@@ -26,6 +27,8 @@ const LONGEST: u64 = 2048;
 pub(in super::super) struct Reading {
     folder: PathBuf,
     options: EncoderOptions,
+    /// Typed flags that do not apply to pairs.
+    idle: Vec<&'static str>,
     max_length: u64,
     /// The model's maximum sequence length.
     positions: Option<u64>,
@@ -35,14 +38,28 @@ pub(in super::super) struct Reading {
 impl Reading {
     pub(in super::super) fn new(
         arguments: &ReadingArgs,
+        pairs: &PairArgs,
         model: &ModelConfig,
         folder: &Path,
     ) -> anyhow::Result<Self> {
         let columns: Columns = arguments.columns.join(",").parse()?;
+        let pairs = pairs.options(model, folder)?;
+        anyhow::ensure!(
+            pairs.is_none() || arguments.system.is_none(),
+            "--system is for chat templates, and {} is an encoder-decoder model: --source-prefix puts a text before every \
+             source",
+            model.family.model_type()
+        );
         let system = arguments.system.as_deref().map(data_inputs::system).transpose()?;
+        let idle = [
+            ("--max-length", arguments.max_length.is_some()),
+            ("--truncation-strategy", !matches!(arguments.truncation_strategy, TruncationArg::Delete)),
+        ];
+        let idle = idle.into_iter().filter(|(_, is_typed)| *is_typed && pairs.is_some());
         Ok(Self {
             folder: folder.to_owned(),
-            options: EncoderOptions { columns, system, ..EncoderOptions::new(model.vocab) },
+            idle: idle.map(|(flag, _)| flag).collect(),
+            options: EncoderOptions { columns, system, pairs, ..EncoderOptions::new(model.vocab) },
             max_length: arguments
                 .max_length
                 .unwrap_or_else(|| model.max_positions.unwrap_or(LONGEST).min(LONGEST)),
@@ -59,8 +76,31 @@ impl Reading {
         self.max_length
     }
 
-    /// A note if rows may exceed the model's maximum sequence length.
+    /// The maximum length of samples.
+    pub(in super::super) fn limits(&self) -> LengthLimits {
+        match self.pairs() {
+            Some(options) => LengthLimits::Pairs(options.pairs.limits),
+            None => LengthLimits::Rows(self.max_length),
+        }
+    }
+
+    /// Set for encoder-decoder models.
+    pub(in super::super) fn pairs(&self) -> Option<&PairOptions> {
+        self.options.pairs.as_ref()
+    }
+
+    /// A note on flags that do not apply, or if rows may exceed the model's maximum sequence length.
     pub(in super::super) fn note(&self) -> Option<String> {
+        if self.pairs().is_some() {
+            return (!self.idle.is_empty()).then(|| {
+                format!(
+                    "{} {} not apply to an encoder-decoder model: sources and targets are truncated to --max-source-length \
+                     and --max-target-length",
+                    self.idle.join(" and "),
+                    if self.idle.len() == 1 { "does" } else { "do" }
+                )
+            });
+        }
         let positions = self.positions.filter(|positions| *positions < self.max_length)?;
         Some(format!(
             "--max-length {} exceeds the {} of the model (max_position_embeddings): longer rows train \
@@ -122,9 +162,10 @@ fn hold_out(
     seed: u64,
 ) -> anyhow::Result<(Samples, Option<Samples>)> {
     let Some(ratio) = arguments.evaluation.split_ratio() else { return Ok((samples, None)) };
-    let packing = match NonZeroU64::new(reading.max_length()) {
-        Some(limit) if arguments.packing => Packing::UpTo(limit),
-        _ => Packing::Off,
+    let packing = match reading.limits() {
+        _ if !arguments.packing => Packing::Off,
+        LengthLimits::Pairs(limits) => Packing::Pairs(limits),
+        LengthLimits::Rows(limit) => NonZeroU64::new(limit).map_or(Packing::Off, Packing::UpTo),
     };
     let (train, evaluation) = split_dataset(&samples, ratio, seed, packing)?;
     Ok((train, Some(evaluation)))

@@ -13,6 +13,7 @@ use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::progress::{Progress, bar, line};
 use zeroth::train::report::ResumePosition;
 use zeroth::train::report::flops::{ComputeRate, ModelFlops, Peak};
+use zeroth::train::report::pair_flops::PairFlops;
 use zeroth::train::report::timing::StepTiming;
 use zeroth::train::{
     Distillation, Interval, Job, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent,
@@ -42,7 +43,7 @@ pub(super) struct ProgressReporter<'a> {
     compiled: &'a Compiled,
     reporters: Reporters,
     timing: StepTiming,
-    model_flops: Option<ModelFlops>,
+    model_flops: Option<Flops>,
     /// Peak FLOP/s of all devices together.
     peak: Option<f64>,
     total_steps: u64,
@@ -191,13 +192,13 @@ impl<'a> ProgressReporter<'a> {
         }
     }
 
-    /// Lengths of all sequences of a step; steps count from 1.
-    fn lengths(&self, step: u64) -> impl Iterator<Item = u64> {
+    /// Lengths of all samples of a step, of tokens and labels; steps count from 1.
+    fn lengths(&self, step: u64) -> impl Iterator<Item = [u64; 2]> {
         let (job, shape) = (self.job, self.job.shape);
         let first = shape.position(step - 1, 0, 0);
         let places = job.order.from(first).take(shape.train_batch() as usize);
         let sequences = places.flat_map(|place| job.samples.members(place.sample));
-        sequences.map(|sample| job.samples.sample_length(sample))
+        sequences.map(|sample| [job.samples.sample_length(sample), job.samples.label_count(sample)])
     }
 }
 
@@ -217,11 +218,34 @@ pub(super) fn report_plan(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> 
 }
 
 /// The FLOPs of a job's steps, those of the teacher's forward included.
-fn flops(job: &Job) -> Option<ModelFlops> {
+fn flops(job: &Job) -> Option<Flops> {
+    if let Some(pairs) = PairFlops::of(&job.model, &job.table) {
+        return Some(Flops::Pairs(pairs));
+    }
     let student = ModelFlops::of(&job.model, &job.table)?;
     match job.distillation.as_ref().and_then(Distillation::model) {
-        Some(teacher) => Some(student.with_teacher(ModelFlops::of(&teacher.config, &teacher.table)?)),
-        None => Some(student),
+        Some(teacher) => {
+            Some(Flops::Rows(student.with_teacher(ModelFlops::of(&teacher.config, &teacher.table)?)))
+        }
+        None => Some(Flops::Rows(student)),
+    }
+}
+
+/// The FLOPs of a step.
+enum Flops {
+    /// Of a decoder-only model.
+    Rows(ModelFlops),
+    /// Of an encoder-decoder.
+    Pairs(PairFlops),
+}
+
+impl Flops {
+    /// Those over samples of these lengths.
+    fn step(&self, lengths: impl Iterator<Item = [u64; 2]>) -> f64 {
+        match self {
+            Self::Rows(model) => model.step(lengths.map(|[length, _]| length)),
+            Self::Pairs(model) => model.step(lengths),
+        }
     }
 }
 

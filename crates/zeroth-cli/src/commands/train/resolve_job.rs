@@ -193,7 +193,7 @@ pub(super) fn resolve_job(
         accumulation: resolved.values.top_level.gradient_accumulation_steps,
         ranks,
     };
-    let reading = Reading::new(&arguments.reading, &model, &folder)?;
+    let reading = Reading::new(&arguments.reading, &arguments.pairs, &model, &folder)?;
     let max_length = reading.max_length();
     let student = Student { name: &arguments.model, folder: &folder, config: &model, max_length };
     let distillation = teacher::resolve(arguments, &student, &mut notes)?;
@@ -233,7 +233,7 @@ pub(super) fn resolve_job(
             model.attention_dropout
         ));
     }
-    notes.extend(samples.totals().notes(reading.max_length()));
+    notes.extend(samples.totals().notes(reading.limits()));
     refuse_unbuilt(&resolved, &mut notes)?;
     let strategies = Strategies::new(arguments, steps);
     let evaluation = data.evaluation.map(|samples| Evaluation {
@@ -261,7 +261,8 @@ pub(super) fn resolve_job(
         order,
         shape,
         steps,
-        row_sizes: Vec::new(),
+        row_sizes: Vec::new().into(),
+        decoder_start: reading.pairs().map(|options| options.pairs.start),
         settings,
         recipe: from_config::recipe(&resolved, arguments.max_skipped_steps),
         schedule: from_config::schedule(&resolved, steps)?,

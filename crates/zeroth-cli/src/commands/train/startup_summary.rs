@@ -5,10 +5,10 @@ use std::ops::Range;
 use serde_json::{Value, json};
 use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::resolve::{Origin, Resolved};
-use zeroth::data::{Samples, omitted_range};
+use zeroth::data::{Encoder, Samples, Totals, omitted_range};
 use zeroth::kernel::Tier;
 use zeroth::program::Compiled;
-use zeroth::train::{Distillation, MicroBatch, base_table};
+use zeroth::train::{Distillation, Job, MicroBatch, base_table};
 
 use super::resolve_job::ResolvedJob;
 use super::{lora, teacher};
@@ -32,21 +32,12 @@ pub(super) fn model(resolved_job: &ResolvedJob) {
     if let Some(teacher) = teacher::summary(resolved_job) {
         output::note(&teacher);
     }
-    output::note(&format!(
-        "data: {}, {}, {} trained; the longest has {}",
-        counted(totals.samples, "sample"),
-        counted(totals.tokens, "token"),
-        grouped(totals.trained_tokens),
-        grouped(totals.longest)
-    ));
+    output::note(&format!("data: {}", data(&totals)));
     if let Some(evaluation) = &job.evaluation {
         let totals = evaluation.samples.totals();
         output::note(&format!(
-            "evaluation: {}, {}, {} trained; the longest has {}{}",
-            counted(totals.samples, "sample"),
-            counted(totals.tokens, "token"),
-            grouped(totals.trained_tokens),
-            grouped(totals.longest),
+            "evaluation: {}{}",
+            data(&totals),
             if resolved_job.holds_out { ", held out from the data (--split-dataset-ratio)" } else { "" }
         ));
     }
@@ -62,6 +53,24 @@ pub(super) fn model(resolved_job: &ResolvedJob) {
     if let Some(name) = &resolved_job.run_name {
         output::note(&format!("run: {name}"));
     }
+}
+
+/// Samples and tokens of a dataset.
+fn data(totals: &Totals) -> String {
+    let longest = match totals.targets {
+        None => format!("the longest has {}", grouped(totals.longest)),
+        Some(targets) => format!(
+            "the longest source has {}, the longest target {}",
+            grouped(totals.longest),
+            grouped(targets.longest)
+        ),
+    };
+    format!(
+        "{}, {}, {} trained; {longest}",
+        counted(totals.samples, "sample"),
+        counted(totals.tokens, "token"),
+        grouped(totals.trained_tokens)
+    )
 }
 
 /// Prints values that differ from the defaults, except in disabled sections.
@@ -122,6 +131,14 @@ pub(super) fn memory(resolved_job: &ResolvedJob, compiled: &Compiled) {
         table.row(cells);
     }
     output::note(&table.lines().concat());
+    if let Some(&[sources, targets]) = resolved_job.job.row_sizes.iter().last() {
+        output::note(&format!(
+            "planned for micro-batches of up to {} and {} (the largest in the data)",
+            counted(sources, "source row"),
+            counted(targets, "target row")
+        ));
+        return;
+    }
     let rows = resolved_job.job.row_sizes.last().copied().unwrap_or(0);
     let requested_rows = resolved_job.job.shape.micro_batch * resolved_job.job.samples.totals().longest;
     // Row counts are rounded up to tiles of 16.
@@ -137,11 +154,20 @@ pub(super) fn memory(resolved_job: &ResolvedJob, compiled: &Compiled) {
     ));
 }
 
+/// The sizes that micro-batches are padded to: rows, or rows of sources and of targets.
+pub(super) fn rows_json(job: &Job) -> Value {
+    let size = |rows: &[u64]| match rows {
+        [rows] => json!(rows),
+        streams => json!(streams),
+    };
+    job.row_sizes.iter().map(size).collect()
+}
+
 pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Value {
     let samples = |samples: &Samples| samples.totals().samples;
     let mut plan = json!({
         "ranks": resolved_job.ranks,
-        "rows": resolved_job.job.row_sizes,
+        "rows": rows_json(&resolved_job.job),
         "samples": samples(&resolved_job.job.samples),
         "evaluation_samples": resolved_job.job.evaluation.as_ref().map(|found| samples(&found.samples)),
         "device_bytes": compiled.memory.by_category(Tier::Device),
@@ -171,6 +197,10 @@ pub(super) fn first_batch(resolved_job: &ResolvedJob, output: &Output) -> anyhow
     let encoder = resolved_job.reading.encoder()?;
     let mut batch = MicroBatch::default();
     resolved_job.job.batches().fill(0, 0, 0, &mut batch)?;
+    if let Some(targets) = &batch.targets {
+        first_pairs(&batch, targets, &encoder, output);
+        return Ok(());
+    }
     output::text("first micro-batch, with trained tokens in [brackets]:\n");
     for sequence in batch.starts.windows(2) {
         let rows = sequence[0] as usize..sequence[1] as usize;
@@ -193,4 +223,36 @@ pub(super) fn first_batch(resolved_job: &ResolvedJob, output: &Output) -> anyhow
         output::text(&format!("  {text}\n"));
     }
     Ok(())
+}
+
+/// Prints sources, decoder inputs and labels of a micro-batch, with trained labels marked.
+fn first_pairs(sources: &MicroBatch, targets: &MicroBatch, encoder: &Encoder, output: &Output) {
+    output::text("first micro-batch, with trained labels in [brackets]:\n");
+    let word = |id: i32| encoder.token_text(id).unwrap_or_else(|| id.to_string());
+    let label = |label: i32| match label {
+        0.. => output.coloured(Colour::Green, &format!("[{}]", word(label))),
+        untrained => untrained.to_string(),
+    };
+    let words = |ids: &[i32], shown: &dyn Fn(i32) -> String| {
+        let text = |ids: &[i32]| ids.iter().map(|id| shown(*id)).collect::<Vec<_>>().join(" ");
+        match omitted_range(ids.len()) {
+            None => text(ids),
+            Some(gap) => format!(
+                "{} […{} omitted…] {}",
+                text(&ids[..gap.start]),
+                counted(gap.len() as u64, "token"),
+                text(&ids[gap.end..])
+            ),
+        }
+    };
+    for (source, target) in sources.starts.windows(2).zip(targets.starts.windows(2)) {
+        let source = source[0] as usize..source[1] as usize;
+        let target = target[0] as usize..target[1] as usize;
+        output::text(&format!(
+            "  source: {}\n  decoder input: {}\n  labels: {}\n",
+            words(&sources.ids[source], &word),
+            words(&targets.ids[target.clone()], &word),
+            words(&targets.labels[target], &label)
+        ));
+    }
 }

@@ -34,6 +34,20 @@ pub(in super::super) struct Student<'a> {
     pub(in super::super) max_length: u64,
 }
 
+impl Student<'_> {
+    /// Refuses an encoder-decoder.
+    fn check(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            !self.config.family.is_encoder_decoder(),
+            "--model {} is an encoder-decoder model ({}): distillation is not yet built for its two streams; leave out --teacher \
+             and --kd-cache, or give a decoder-only student",
+            self.name,
+            self.config.family.model_type()
+        );
+        Ok(())
+    }
+}
+
 /// What the run distils from; `None` if it does not.
 pub(super) fn resolve(
     arguments: &TrainArgs,
@@ -44,6 +58,7 @@ pub(super) fn resolve(
     if !kd.distils() {
         return Ok(None);
     }
+    student.check()?;
     let is_random = arguments.lora.random_weights;
     let teacher = match &kd.teacher {
         Some(name) => Some(open(name, kd.teacher_quantize, is_random, Some(student))?),
@@ -88,6 +103,7 @@ pub(in super::super) fn open(
         config.family.model_type()
     );
     if let Some(student) = student {
+        student.check()?;
         check_tokenizers(name, &folder, &config, student)?;
         if let Some(positions) = config.max_positions.filter(|positions| *positions < student.max_length) {
             anyhow::bail!(
