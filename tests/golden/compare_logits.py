@@ -1,14 +1,15 @@
 """Next-token logits of `zeroth generate` beside those of transformers, for Hugging Face folders.
 
     python tests/golden/compare_logits.py ZEROTH FOLDER... [--prompt-ids 1,2,3]   # compares; exit 1 where they differ
-    python tests/golden/compare_logits.py --write                                 # makes next_tokens.json beside this file
+    python tests/golden/compare_logits.py --write                     # makes next_tokens.json beside this file and in t5/
 
 ZEROTH is the binary. Needs torch and transformers in an environment outside the repository; README.md names versions.
 
 The numbers compared are plain absolute differences of all logits of the token after the prompt, the largest over the
 vocabulary; logits are not scaled.
 
-transformers must load the folder strictly: no tensor missing, none left over, none of another shape.
+transformers must load the folder strictly: no tensor missing, none left over, none of another shape. The prompt of an
+encoder-decoder is its source, and the logits are those of the first token of its target.
 
 - fp32: both compute in fp32 from the folder's weights. Bound 1e-4.
 - bf16: both round the weights to bf16 and compute in bf16. transformers rounds the logits themselves to bf16 too, whose
@@ -20,7 +21,7 @@ transformers must load the folder strictly: no tensor missing, none left over, n
   rounds: such prompts are named, not judged.
 
 next_tokens.json holds, for every golden model and some prompts, the logits and the greedy continuation of transformers
-in fp32. Tests of zeroth-train read it.
+in fp32; that in t5/ has those of the encoder-decoders. Tests of zeroth-train read them.
 """
 
 import argparse
@@ -30,7 +31,7 @@ import subprocess
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 HERE = pathlib.Path(__file__).resolve().parent
 BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
@@ -38,9 +39,13 @@ TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def load(folder, dtype):
-    # Grouped matmuls of experts would need sides that are multiples of 16 bytes.
-    model, found = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", output_loading_info=True)
+    if AutoConfig.from_pretrained(folder).is_encoder_decoder:
+        auto, more = AutoModelForSeq2SeqLM, {}
+    else:
+        # Grouped matmuls of experts would need sides that are multiples of 16 bytes.
+        auto, more = AutoModelForCausalLM, {"experts_implementation": "eager"}
+    model, found = auto.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True, **more)
     wrong = {what: keys for what, keys in found.items() if keys}
     if wrong:
         sys.exit(f"{folder}: transformers does not load it strictly: {wrong}")
@@ -50,8 +55,25 @@ def load(folder, dtype):
 @torch.no_grad()
 def logits_of(model, ids):
     """The head in fp32, whatever the model computes in."""
+    if model.config.is_encoder_decoder:
+        return target_logits(model, ids, [])
     hidden = model.model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
     return hidden.float() @ model.lm_head.weight.float().T
+
+
+@torch.no_grad()
+def target_logits(model, source, target):
+    """Of the token after the first ones of a target."""
+    encoded = model.encoder(input_ids=torch.tensor([source])).last_hidden_state
+    target = torch.tensor([[start_of(model.config), *target]])
+    hidden = model.decoder(input_ids=target, encoder_hidden_states=encoded, use_cache=False).last_hidden_state[0, -1]
+    if getattr(model.config, "scale_decoder_outputs", False):
+        hidden = hidden * model.config.d_model ** -0.5
+    return hidden.float() @ model.lm_head.weight.float().T
+
+
+def start_of(config):
+    return config.pad_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
 
 
 @torch.no_grad()
@@ -94,7 +116,12 @@ def compare(zeroth, folder, given):
     models = {precision: load(folder, dtype) for precision, dtype in TORCH.items()}
     rounded = load(folder, torch.bfloat16).float()
     config = models["fp32"].config
-    for ids in [given] if given else prompts_for(config.vocab_size, config.max_position_embeddings):
+    # Longer than the largest distance of T5 has a bucket for.
+    positions = getattr(config, "max_position_embeddings", 200)
+    prompts = prompts_for(config.vocab_size, positions)
+    if config.is_encoder_decoder:
+        prompts.append([place * 11 % config.vocab_size for place in range(positions)])
+    for ids in [given] if given else prompts:
         for precision, model in models.items():
             found, expected = ours(zeroth, folder, ids, precision), logits_of(model, ids)
             distance, bound, more = apart(found, expected), BOUNDS[precision], ""
@@ -132,8 +159,23 @@ def write():
                 ids.append(logits_of(load(folder, torch.float32), ids).argmax().item())
             cases.append({"prompt": prompt, "logits": [float(f"{x:.9g}") for x in logits.tolist()], "greedy": ids[len(prompt):]})
         models[folder.name] = cases
-    (HERE / "next_tokens.json").write_text(json.dumps(models, separators=(",", ":")) + "\n", encoding="utf-8")
-    print(f"next_tokens.json: {len(models)} models")
+    write_models("next_tokens.json", models)
+    models = {}
+    for folder in sorted(path.parent for path in HERE.glob("t5/*/steps.json")):
+        model, cases = load(folder, torch.float32), []
+        for prompt in prompts_for(model.config.vocab_size, 40):
+            greedy = []
+            for _ in range(8):
+                greedy.append(target_logits(model, prompt, greedy).argmax().item())
+            logits = target_logits(model, prompt, []).tolist()
+            cases.append({"prompt": prompt, "logits": [float(f"{x:.9g}") for x in logits], "greedy": greedy})
+        models[folder.name] = cases
+    write_models("t5/next_tokens.json", models)
+
+
+def write_models(file, models):
+    (HERE / file).write_text(json.dumps(models, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(f"{file}: {len(models)} models")
 
 
 def main():
