@@ -271,6 +271,29 @@ fn verify_finds_a_batch_size_without_the_ranks() {
     assert_eq!(ended.code, 0, "{}{}", ended.stdout, ended.stderr);
 }
 
+/// The file of the ZeRO-3 guide, comments included, and its command.
+#[test]
+fn verify_agrees_with_the_command_of_the_zero3_guide() {
+    let file = "crates/zeroth-config/tests/configs/guide-zero3.json";
+    let command = "deepspeed --num_gpus=1 translation/run_translation.py --deepspeed FILE --model_name_or_path t5-3b \
+                   --per_device_train_batch_size 1 --output_dir output_dir --overwrite_output_dir --fp16 --do_train \
+                   --max_train_samples 500 --num_train_epochs 1"
+        .replace("FILE", file);
+    let verify = |command: &str| {
+        let words: Vec<&str> = command.split(' ').collect();
+        zeroth(&[&["config", "verify", file, "--"], &words[..]].concat())
+    };
+    let ended = verify(&command);
+    assert_eq!(ended.code, 0, "{}{}", ended.stdout, ended.stderr);
+    assert!(ended.stdout.contains("batch 1 = 1 × 1 × 1 rank; fp16"), "{}", ended.stdout);
+    // Its languages and lengths are no concern of the file.
+    let more = " --source_lang en --target_lang ro --max_source_length 512 --predict_with_generate";
+    let ended = verify(&(command.clone() + more));
+    assert_eq!(ended.code, 0, "{}{}", ended.stdout, ended.stderr);
+    let ended = verify(&command.replace(" --fp16", " --fp16 --bf16"));
+    assert_eq!(ended.code, 4, "{}{}", ended.stdout, ended.stderr);
+}
+
 #[test]
 fn schema_is_json_and_explain_covers_preset_keys() {
     let schema: Value = serde_json::from_str(&zeroth(&["config", "schema"]).stdout).unwrap();

@@ -33,6 +33,22 @@ fn no_held_out_number_is_trained_on() {
 }
 
 #[test]
+fn no_held_out_translation_is_trained_on() {
+    let [trained, held_out] = ["train.jsonl", "held-out.jsonl"].map(|name| {
+        let text = fs::read_to_string(root().join("examples/translation").join(name)).unwrap();
+        let row = |line: &str| serde_json::from_str::<Value>(line).unwrap()["translation"].clone();
+        text.lines().map(row).collect::<Vec<Value>>()
+    });
+    assert_eq!((trained.len(), held_out.len()), (1800, 200));
+    for language in ["de", "en"] {
+        let text = |row: &Value| row[language].as_str().unwrap().to_owned();
+        let seen: HashSet<String> = trained.iter().map(text).collect();
+        assert_eq!(seen.len(), trained.len(), "every row is another number");
+        assert!(held_out.iter().all(|row| !seen.contains(&text(row))));
+    }
+}
+
+#[test]
 fn the_tokenizers_of_the_examples_cover_their_rows() {
     for example in [NUMBERS, "examples/gsm8k"] {
         let [model, trained, held_out] =

@@ -144,7 +144,8 @@ fn invalid_sizes_are_refused_without_output() {
         (vec!["--hidden", "3000000"], "`hidden_size` is 3000000"),
         (vec!["--heads", "6"], "how wide a head is"),
         (vec!["--rope-theta", "nan"], "`rope_theta` is NaN"),
-        (vec!["--family", "t5"], "invalid value 't5'"),
+        (vec!["--family", "bert"], "invalid value 'bert'"),
+        (vec!["--family", "t5"], "`num_key_value_heads` is 2: models of the family t5 have none"),
         (vec!["--dtype", "int8"], "invalid value 'int8'"),
     ] {
         let ended = init(folder.path(), &[&more[..], &["--output", "m"]].concat());

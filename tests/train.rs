@@ -11,6 +11,7 @@ mod dead_ranks;
 mod disk_space;
 mod distillation;
 mod early_stops;
+mod encoder_decoder;
 mod evaluation;
 mod evaluation_data;
 mod experts;

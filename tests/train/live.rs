@@ -120,7 +120,11 @@ fn a_timeline_is_written_on_request_and_a_stopped_and_a_killed_rank_are_shown() 
     );
     let rank = &shown["ranks"][1];
     assert_eq!((&rank["health"], &rank["pid"]), (&"running".into(), &long.running.ranks()[1].into()));
-    assert!(rank["pss_bytes"].as_u64().unwrap() > 1 << 20 && rank["op"].is_string(), "{rank}");
+    assert!(rank["op"].is_string(), "{rank}");
+    // Memory is read where it takes a small part of the time: on a busy machine some seconds later.
+    let has_memory =
+        || monitor(&output)["ranks"][1]["pss_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20);
+    long.running.wait_until(Duration::from_secs(20), "its memory is shown", has_memory);
 
     let processes = long.running.ranks();
     signal(processes[1], "STOP");
