@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures `zeroth monitor`: opening a million steps, and CPU beside a run of a hundred steps a second and more.
+"""Measures `zeroth monitor`: opening a million steps, and CPU beside a run of about a hundred steps a second and one of thousands.
 
     python3 benches/monitor.py target/release/zeroth
 
@@ -66,13 +66,15 @@ def threads(pid, name):
     return total / 1e9
 
 
-def beside_a_run(folder):
-    folder = Path(folder)
+def beside_a_run(folder, hidden, layers):
+    """Beside a run whose steps take as long as a model of this size needs."""
+    folder = Path(folder) / f"beside-{hidden}"
+    folder.mkdir()
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({
-        "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "intermediate_size": 16, "vocab_size": 32, "rms_norm_eps": 1e-5,
+        "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 2 * hidden, "vocab_size": 32, "rms_norm_eps": 1e-5,
         "max_position_embeddings": 64, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
     }))
     rows = [{"input_ids": [(row * 7 + at * 3) % 32 for at in range(16)]} for row in range(64)]
@@ -109,7 +111,7 @@ def beside_a_run(folder):
     took = time.monotonic() - begun
     speed = (sum(1 for _ in open(metrics)) - count) / took
     status, page, terminal = [1000 * (b - a) / took for a, b in zip(before, after)]
-    figure("steps of the run", f"{speed:.0f} /s", "at least 100 /s")
+    figure("steps of the run", f"{speed:.0f} /s", "")
     figure("status writer", f"{status:.2f} ms/s", "")
     figure("web view with a page open", f"{page:.2f} ms/s", "")
     figure("terminal view", f"{terminal:.2f} ms/s", "")
@@ -134,4 +136,5 @@ def drain(screen):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         million_steps(folder)
-        beside_a_run(folder)
+        beside_a_run(folder, 128, 3)
+        beside_a_run(folder, 16, 1)

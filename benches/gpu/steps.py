@@ -9,7 +9,8 @@
 
 Prints tokens per second of the median step after the third (without the last), MFU (6 FLOPs per parameter, 4 with
 LoRA, 2 for those of a teacher, plus causal attention, of an H200's 989 TFLOP/s), the device arena, the memory that the driver reports in use beyond it (with
-nvidia-smi), and the first and last loss. Packed cases have rows of 64 to 1,024 tokens. Needs no package.
+nvidia-smi), the first and last loss, and with fp16 the last skipped step. Packed cases have rows of 64 to 1,024 tokens.
+Tokens of T5 are those of source and target, as many each. Needs no package.
 """
 
 import argparse
@@ -35,6 +36,8 @@ SHAPES = {
     "30b-a3b": (2048, 6144, 48, 32, 4, 128, False),
     "tiny-moe": (64, 128, 2, 4, 2, 16, True),
 }
+# Encoder-decoders: hidden, feed-forward, layers of each stack, heads, head_dim, dropout
+T5 = {"t5-3b": (1024, 16384, 24, 32, 128, 0.1), "tiny-t5": (64, 128, 2, 4, 16, 0.1)}
 # Mixtures of experts: experts, experts of a token, their feed-forward width.
 EXPERTS = {"3b-moe": (48, 8, 768), "30b-a3b": (128, 8, 768), "tiny-moe": (8, 2, 32)}
 OPTIMIZER = {"offload_optimizer": {"device": "cpu"}}
@@ -96,6 +99,11 @@ CASES = {
     "kd-nf4": ("0.6b", 4, 2048, {"stage": 2}, {}, 1, [TEACHER, "8b", *KD, "--teacher-quantize", "nf4"]),
     "kd-cache": ("0.6b", 4, 2048, {"stage": 2}, {}, 1, [CACHE, "8b", *KD]),
     "kd-student": ("0.6b", 4, 2048, {"stage": 2}, {}, 1, []),
+    "t5": ("t5-3b", 8, 512, {"stage": 2}, {}, 1, ["--device-memory", "64GiB"]),
+    "t5-24": ("t5-3b", 8, 512, {"stage": 3, **BOTH}, {}, 1, ["--device-memory", "23.4GiB"]),
+    "t5-fp16": ("t5-3b", 8, 512, {"stage": 2}, {}, 1, ["--fp16", "--device-memory", "64GiB"]),
+    "tiny-t5": ("tiny-t5", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
+    "tiny-t5-fp16": ("tiny-t5", 2, 64, {"stage": 2}, {}, 1, ["--fp16"]),
     "tiny": ("tiny", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
     "tiny-moe": ("tiny-moe", 2, 64, {"stage": 3, **BOTH}, BLOCK, 1, []),
     "tiny-moe-lora": ("tiny-moe", 2, 64, {"stage": 2}, SHARDED, 1, ATTENTION),
@@ -106,7 +114,23 @@ CASES = {
 }
 
 
+def write_t5(folder, shape, vocabulary):
+    hidden, feed_forward, layers, heads, head_dim, dropout = T5[shape]
+    config = {
+        "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": hidden, "d_ff": feed_forward,
+        "num_layers": layers, "num_decoder_layers": layers, "num_heads": heads, "d_kv": head_dim, "vocab_size": vocabulary,
+        "dropout_rate": dropout, "feed_forward_proj": "relu", "tie_word_embeddings": True, "pad_token_id": 0,
+        "eos_token_id": 1, "decoder_start_token_id": 0, "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128, "layer_norm_epsilon": 1e-6,
+    }
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file)
+
+
 def write_model(folder, shape, vocabulary):
+    if shape in T5:
+        return write_t5(folder, shape, vocabulary)
     hidden, feed_forward, layers, heads, kv_heads, head_dim, tied = SHAPES[shape]
     config = {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": hidden,
@@ -126,12 +150,13 @@ def write_model(folder, shape, vocabulary):
         json.dump(config, file)
 
 
-def write_rows(path, tokens, lengths, vocabulary, times):
+def write_rows(path, tokens, lengths, vocabulary, times, pairs):
     random.seed(1)
     lines = []
     while tokens > 0:
         row = [random.randrange(vocabulary) for _ in range(random.randint(*lengths))]
-        lines.append(json.dumps({"input_ids": row, "labels": row}) + "\n")
+        labels = random.sample(row, len(row)) if pairs else row
+        lines.append(json.dumps({"input_ids": row, "labels": labels}) + "\n")
         tokens -= len(row)
     with open(path, "w") as file:
         for _ in range(times):
@@ -140,6 +165,14 @@ def write_rows(path, tokens, lengths, vocabulary, times):
 
 def model_flops(shape, vocabulary, length, per_parameter=6):
     """FLOPs per token: those of the parameters it passes, plus causal attention (half of the scores)."""
+    if shape in T5:
+        hidden, feed_forward, layers, heads, head_dim, _ = T5[shape]
+        attention, feed_forward_parameters = 4 * hidden * heads * head_dim, 2 * hidden * feed_forward
+        # Source tokens pass the encoder and the keys and values of cross attention, target tokens the decoder and the head.
+        source = layers * (attention + feed_forward_parameters + attention // 2)
+        target = layers * (attention + feed_forward_parameters + attention // 2) + vocabulary * hidden
+        scores = layers * heads * head_dim * length * (2 + 1 + 2)
+        return (per_parameter * (source + target) + 6 * scores) / 2
     hidden, feed_forward, layers, heads, kv_heads, head_dim, tied = SHAPES[shape]
     feed_forward_parameters = 3 * hidden * feed_forward
     if shape in EXPERTS:
@@ -205,29 +238,32 @@ def tail(path):
 
 def run(name, arguments, work):
     shape, rows, length, zero, ours, accumulation, flags = CASES[name]
-    vocabulary = 512 if shape.startswith("tiny") else 151_936
+    vocabulary = 512 if shape.startswith("tiny") else 32_128 if shape in T5 else 151_936
     model, data, output = (os.path.join(work, part) for part in (shape, f"{length}.jsonl", f"run-{name}"))
     write_model(model, shape, vocabulary)
     is_packed = "--packing" in flags
-    data += ".packed" if is_packed else ""
+    data += ".packed" if is_packed else ".t5" if shape in T5 else ""
     lengths = (64, 1024) if is_packed else (length, length)
     batch = rows * accumulation * arguments.ranks
     fresh, times = arguments.steps + is_packed, 1
     if arguments.same_rows:
         fresh, times = times, fresh
-    write_rows(data, batch * fresh * length, lengths, vocabulary, times)
+    write_rows(data, batch * fresh * length, lengths, vocabulary, times, shape in T5)
     flags, teacher = with_teacher(name, flags, arguments, model, data, length, vocabulary, work)
     # Skips the export of the model: only steps are measured.
     zero = {**zero, "stage3_gather_16bit_weights_on_model_save": False}
     config = {
         "train_micro_batch_size_per_gpu": rows, "gradient_accumulation_steps": accumulation,
-        "bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_optimization": zero,
+        "fp16" if "--fp16" in flags else "bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_optimization": zero,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3 if arguments.same_rows else 1e-5}}, "zeroth": ours,
     }
     trace = ["--trace", os.path.join(arguments.trace, f"{name}.json")] if arguments.trace else []
+    limits = ["--max-length", str(length)]
+    if shape in T5:
+        limits = ["--max-source-length", str(length), "--max-target-length", str(length)]
     command = [
         arguments.zeroth, "train", "--model", model, "--data", data, "--deepspeed", json.dumps(config),
-        "--device", arguments.device, "--ranks", str(arguments.ranks), "--max-length", str(length),
+        "--device", arguments.device, "--ranks", str(arguments.ranks), *limits,
         "--max-steps", str(arguments.steps), "--save-steps", "0", "--output", output, *flags, *trace,
     ]
     command += ["--shuffle", "false"] if arguments.same_rows else []
@@ -257,6 +293,8 @@ def run(name, arguments, work):
         flops += model_flops(teacher, vocabulary, length) / 3 - untied
     mfu = speed * flops / 989e12
     losses = f"loss {steps[0]['loss']:.4f} → {steps[-1]['loss']:.4f}"
+    if "--fp16" in flags:
+        losses += f"  last skipped step {max((step['step'] for step in steps if step['skipped']), default=0)}"
     with open(log) as file:
         chosen = [line.strip() for line in file if line.startswith("note: zeroth.")]
     print(f"{name:22} {speed:10,.0f} tokens/s  {ms:9.1f} ms  {mfu:5.1%} MFU  {memory:7.2f} GiB{beside}  {losses}",
