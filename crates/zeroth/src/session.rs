@@ -12,7 +12,7 @@ use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
 use zeroth_config::unimplemented::unimplemented;
 use zeroth_cpu::CpuDevice;
-use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError};
+use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError, StreamBatch};
 use zeroth_graph::{Graph, ParamId};
 use zeroth_kernel::{DeviceError, RATES, Recipe, Record, Tier};
 use zeroth_model::{INITIALIZER_RANGE, NewValues, Parameter, ParameterKind, fill_new};
@@ -212,12 +212,36 @@ impl RankSession<'_> {
         Ok(self.engine.evaluate(batch)?)
     }
 
+    /// As [`Self::evaluate`], for a model with several streams or further inputs.
+    pub fn evaluate_streams(&mut self, batch: &StreamBatch<'_>) -> Result<f64, SessionError> {
+        Ok(self.engine.evaluate_streams(batch)?)
+    }
+
     /// Runs one optimizer step on this rank's micro-batches. `trained` is the number of trained tokens over all
     /// ranks.
     pub fn step(&mut self, batches: &[MicroBatch<'_>], trained: u64) -> Result<Record, SessionError> {
-        let rates: [f64; RATES] =
-            std::array::from_fn(|ahead| self.schedule.rate(self.applied + ahead as u64));
+        let rates = self.rates();
         self.engine.step(batches, trained, self.applied, &rates)?;
+        self.finish_step()
+    }
+
+    /// As [`Self::step`], for a model with several streams or further inputs.
+    pub fn step_streams(
+        &mut self,
+        batches: &[StreamBatch<'_>],
+        trained: u64,
+    ) -> Result<Record, SessionError> {
+        let rates = self.rates();
+        self.engine.step_streams(batches, trained, self.applied, &rates)?;
+        self.finish_step()
+    }
+
+    /// The learning rates of the next updates.
+    fn rates(&self) -> [f64; RATES] {
+        std::array::from_fn(|ahead| self.schedule.rate(self.applied + ahead as u64))
+    }
+
+    fn finish_step(&mut self) -> Result<Record, SessionError> {
         let record = self.engine.record()?.head;
         self.applied = record.applied;
         Ok(record)

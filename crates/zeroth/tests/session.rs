@@ -8,7 +8,8 @@ use std::num::NonZeroU64;
 
 use serde_json::{Value, json};
 use zeroth::Session;
-use zeroth::graph::{Builder, Graph, ParamSpec, Role};
+use zeroth::engine::StreamBatch;
+use zeroth::graph::{AttentionOptions, Builder, Graph, ParamSpec, Role};
 use zeroth::train::{EpochSample, MicroBatch};
 
 const LENGTH: usize = 12;
@@ -42,6 +43,86 @@ fn model(rows: u64, probability: f64) -> Graph {
     let head = b.param("head").unwrap();
     b.head_loss(x, head).unwrap();
     b.finish().unwrap()
+}
+
+/// An encoder-decoder: targets attend to their sources, with dropout of the weights.
+fn translator(pairs: u64, probability: f64) -> Graph {
+    let param = |name: &str, rows: u64| ParamSpec {
+        name: name.to_owned(),
+        shape: vec![rows, 16],
+        trainable: true,
+        quantized: false,
+    };
+    let mut b = Builder::new(&[pairs * LENGTH as u64, pairs * (LENGTH as u64 - 4)]);
+    b.unit("embedding", Role::Embedding, vec![param("table", 40)]).unwrap();
+    let table = b.param("table").unwrap();
+    let [source, target] = [0, 1].map(|stream| b.embedding(b.stream(stream).ids, table).unwrap());
+    b.unit("block", Role::Block(0), ["q", "k", "v"].map(|name| param(name, 16)).into()).unwrap();
+    let qkv = [(target, "q"), (source, "k"), (source, "v")].map(|(x, name)| {
+        let weight = b.param(name).unwrap();
+        b.linear(x, weight, None).unwrap()
+    });
+    let options = AttentionOptions {
+        heads: 2,
+        kv_heads: 2,
+        window: None,
+        scale: 0.35,
+        causal: false,
+        dropout: probability,
+    };
+    let attended = b.attention_with(qkv, None, options).unwrap();
+    b.unit("head", Role::Head, vec![param("head", 40)]).unwrap();
+    let (labels, head) = (b.stream(1).labels, b.param("head").unwrap());
+    b.head_loss_of(attended, labels, head).unwrap();
+    b.finish().unwrap()
+}
+
+/// Losses of five steps of four pairs, and of an evaluation after them.
+fn translated(probability: f64, ranks: u64, config: &Value) -> Vec<f64> {
+    let pairs = 4 / ranks;
+    let graph = translator(pairs, probability);
+    let session = Session::new(graph, &config.to_string(), ranks, NonZeroU64::new(5).unwrap()).unwrap();
+    let mut all = session
+        .run(|rank| {
+            let mut found = Vec::new();
+            for step in 0..6 {
+                let first = (step * ranks + rank.rank()) * pairs;
+                let [source, target] = [LENGTH, LENGTH - 4].map(|length| {
+                    let mut batch = MicroBatch::default();
+                    for sample in first..first + pairs {
+                        let row: Vec<i32> =
+                            (0..length).map(|at| (sample as usize * 7 + at * at) as i32 % 40).collect();
+                        batch.push(&row, &row, EpochSample { epoch: 0, sample });
+                    }
+                    batch
+                });
+                let streams = [source.view(), target.view()];
+                let batch = StreamBatch { streams: &streams, inputs: &[] };
+                if step < 5 {
+                    found.push(rank.step_streams(&[batch], 4 * (LENGTH as u64 - 5))?.loss);
+                } else {
+                    found.push(rank.evaluate_streams(&batch)?);
+                }
+            }
+            Ok(found)
+        })
+        .unwrap();
+    // Each rank evaluates its own pairs.
+    let evaluated: f64 = all.iter_mut().map(|losses| losses.pop().unwrap()).sum();
+    all.swap_remove(0).into_iter().chain([evaluated]).collect()
+}
+
+#[test]
+fn masks_of_attention_weights_are_those_of_their_pairs_on_any_rank() {
+    let alone = translated(0.3, 1, &config(1, &json!({"stage": 0}), "none"));
+    for (ranks, stage, recompute) in [(1, 3, "block"), (2, 2, "attention"), (4, 3, "block")] {
+        let found = translated(0.3, ranks, &config(ranks, &json!({"stage": stage}), recompute));
+        for (found, expected) in found.iter().zip(&alone) {
+            assert!((found - expected).abs() < 1e-5 * expected, "{ranks} ranks: {found} {expected}");
+        }
+    }
+    let without = translated(0.0, 1, &config(1, &json!({"stage": 0}), "none"));
+    assert!((without[0] - alone[0]).abs() > 1e-4 * alone[0], "{} {}", without[0], alone[0]);
 }
 
 /// Losses and gradient norms of five steps of four samples.
