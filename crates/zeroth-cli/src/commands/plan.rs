@@ -14,7 +14,7 @@ use zeroth::model::{
 };
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{
-    Basis, Frozen, Placement, Plan, PlanDevice, PlanRequest, PlannedSource, PlannedTeacher, States,
+    Basis, Frozen, Placement, Plan, PlanDevice, PlanRequest, PlannedSource, PlannedTeacher, Shape, States,
     TrainType, TrainableModel, plan,
 };
 use zeroth::planning;
@@ -403,7 +403,7 @@ fn head(plan: &Plan, request: &PlanRequest, model: Option<&Model>) -> String {
         head.push_str(&format!(
             "micro-batch {} × {}, accumulation {}{}\n",
             shape.micro_batch,
-            counted(shape.max_length, "token"),
+            length(shape),
             request.accumulation,
             if shape.recompute { ", blocks recomputed in backward" } else { "" }
         ));
@@ -477,7 +477,7 @@ fn limits(plan: &Plan, request: &PlanRequest) -> String {
     if plan.rows.iter().all(|row| row.fits.is_none()) {
         return String::new();
     }
-    let micro_batch = format!("largest micro-batch of {} tokens", grouped(shape.max_length));
+    let micro_batch = format!("largest micro-batch of {}", length(shape));
     let row = format!("longest row in micro-batches of {}", grouped(shape.micro_batch));
     let mut table = Table::new(&["preset", "device free", "host free", &micro_batch, &row], &[1, 2, 3, 4]);
     let free = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), format_bytes);
@@ -497,4 +497,12 @@ fn limits(plan: &Plan, request: &PlanRequest) -> String {
     }
     let lines: Vec<String> = table.lines().iter().map(|line| format!("{}\n", line.trim_end())).collect();
     format!("\n{}", lines.concat())
+}
+
+/// The tokens of a row; of an encoder-decoder, those of its source and its target.
+fn length(shape: &Shape) -> String {
+    match shape.max_target_length {
+        0 => counted(shape.max_length, "token"),
+        target => format!("({} source + {} target tokens)", grouped(shape.max_length), grouped(target)),
+    }
 }
