@@ -175,7 +175,7 @@ impl Encoder {
         };
         let mut ids = Vec::new();
         let whole = pair_rows::with_end(tokenizer, &[prefix, text].concat(), end)?;
-        pair_rows::truncate(whole, most, end as i32, &mut ids);
+        pair_rows::truncate(whole, most, tokenizer.truncation_side(), end as i32, &mut ids);
         self.check(tokenizer, &ids)?;
         Ok(ids)
     }
@@ -452,7 +452,7 @@ fn fingerprint(
     };
     part(&VERSION.to_le_bytes());
     part(tokenizer.unwrap_or_default());
-    for name in ["add_bos_token", "add_eos_token"] {
+    for name in ["add_bos_token", "add_eos_token", "truncation_side"] {
         part(files.tokenizer_config.get(name).map(Value::to_string).unwrap_or_default().as_bytes());
     }
     for (name, text) in special {

@@ -8,7 +8,7 @@ use super::pairs::PairOptions;
 use super::row_fields::{Pair, RowFields};
 use super::row_format::Format;
 use super::token_row::{TokenLists, shortened};
-use super::tokenizer::TextTokenizer;
+use super::tokenizer::{TextTokenizer, TruncationSide};
 use super::{Columns, Encoded, IGNORED, RowProblem};
 
 /// A source, a target, and the name of the target in the row.
@@ -42,8 +42,9 @@ pub(super) fn encode<'a>(
     let source = with_end(tokenizer, &[&options.prefix, &source[..]].concat(), end)?;
     let target = with_end(tokenizer, &target, end)?;
     let limits = options.pairs.limits;
-    into.cut = [truncate(source, limits.source, end as i32, &mut into.ids), 0];
-    into.cut[1] = truncate(target, limits.target, end as i32, &mut into.labels);
+    let (side, end) = (tokenizer.truncation_side(), end as i32);
+    into.cut = [truncate(source, limits.source, side, end, &mut into.ids), 0];
+    into.cut[1] = truncate(target, limits.target, side, end, &mut into.labels);
     Ok(Some(tokenizer))
 }
 
@@ -137,10 +138,18 @@ pub(super) fn with_end(tokenizer: &TextTokenizer, text: &str, end: u32) -> Resul
 
 /// Stores at most `most` tokens, the last of them the end-of-text token if that is the last of all. Returns how many
 /// are cut.
-pub(super) fn truncate(mut ids: Vec<i32>, most: u64, end: i32, into: &mut Vec<i32>) -> usize {
+pub(super) fn truncate(
+    mut ids: Vec<i32>,
+    most: u64,
+    side: TruncationSide,
+    end: i32,
+    into: &mut Vec<i32>,
+) -> usize {
     let most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
     let cut = ids.len().saturating_sub(most);
-    if cut > 0 {
+    if side == TruncationSide::Left {
+        ids.drain(..cut);
+    } else if cut > 0 {
         let is_ended = ids.last() == Some(&end);
         ids.truncate(most);
         if is_ended {
@@ -186,8 +195,9 @@ fn ready_tokens(
     let limits = options.pairs.limits;
     // A truncated sequence keeps its last token where that ends both: the end-of-text token of this data.
     let end = *target.last().unwrap_or(&IGNORED);
-    into.cut = [truncate(source.ids, limits.source, end, &mut into.ids), 0];
-    into.cut[1] = truncate(target, limits.target, end, &mut into.labels);
+    let side = TruncationSide::Right;
+    into.cut = [truncate(source.ids, limits.source, side, end, &mut into.ids), 0];
+    into.cut[1] = truncate(target, limits.target, side, end, &mut into.labels);
     Ok(())
 }
 
@@ -197,14 +207,19 @@ mod tests {
 
     #[test]
     fn truncated_sequences_keep_their_end() {
-        let cut = |ids: &[i32], most| {
+        let cut_from = |side, ids: &[i32], most| {
             let mut into = vec![7];
-            let cut = truncate(ids.to_vec(), most, 1, &mut into);
+            let cut = truncate(ids.to_vec(), most, side, 1, &mut into);
             (into, cut)
         };
+        let cut = |ids: &[i32], most| cut_from(TruncationSide::Right, ids, most);
         assert_eq!(cut(&[4, 5, 6, 1], 4), (vec![4, 5, 6, 1], 0));
         assert_eq!(cut(&[4, 5, 6, 1], 3), (vec![4, 5, 1], 1));
         assert_eq!(cut(&[4, 5, 6, 8], 2), (vec![4, 5], 2));
+        assert_eq!(cut(&[4, 5, 1], 1), (vec![1], 2));
+        let cut = |ids: &[i32], most| cut_from(TruncationSide::Left, ids, most);
+        assert_eq!(cut(&[4, 5, 6, 1], 4), (vec![4, 5, 6, 1], 0));
+        assert_eq!(cut(&[4, 5, 6, 1], 3), (vec![5, 6, 1], 1));
         assert_eq!(cut(&[4, 5, 1], 1), (vec![1], 2));
     }
 }

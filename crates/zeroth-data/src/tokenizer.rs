@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use tokenizers::processors::PostProcessorWrapper;
-use tokenizers::{AddedToken, Tokenizer};
+use tokenizers::{AddedToken, Tokenizer, TruncationDirection};
 
 use super::catch_panic::catch_panic;
 use super::{EncoderError, RowProblem};
@@ -32,6 +32,14 @@ pub(super) struct TextTokenizer {
     /// Tokens that transformers adds around a text according to tokenizer_config.json; `None` uses the tokenizer's
     /// own post-processor.
     around: Option<SpecialTokens>,
+    truncation_side: TruncationSide,
+}
+
+/// The side that a text which is too long loses tokens from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TruncationSide {
+    Left,
+    Right,
 }
 
 /// Tokens added around a text.
@@ -54,6 +62,7 @@ impl TextTokenizer {
         let failed =
             |error: tokenizers::Error| EncoderError::Tokenizer { path: path(), message: error.to_string() };
         let mut inner = Tokenizer::from_bytes(tokenizer).map_err(failed)?;
+        let truncation_side = files.truncation_side(&inner);
         // A row is one text: no truncation, no padding.
         inner.with_truncation(None).map_err(failed)?;
         inner.with_padding(None);
@@ -69,7 +78,7 @@ impl TextTokenizer {
 
         let decoder = inner.get_added_tokens_decoder();
         let special = decoder.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
-        let mut tokenizer = Self { inner, special, named, around: None };
+        let mut tokenizer = Self { inner, special, named, around: None, truncation_side };
         tokenizer.around = files.around().map(|(bos, eos)| SpecialTokens {
             bos: tokenizer.named_id("bos_token").filter(|_| bos),
             eos: tokenizer.named_id("eos_token").filter(|_| eos),
@@ -92,6 +101,10 @@ impl TextTokenizer {
         let end = text.len();
         tokens.extend(given.and_then(|given| given.eos).map(|id| Token { id, from: end, to: end }));
         Ok(tokens)
+    }
+
+    pub(super) fn truncation_side(&self) -> TruncationSide {
+        self.truncation_side
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
@@ -196,6 +209,16 @@ impl SpecialFiles {
             text.map(|text| (name, text))
         };
         NAMES.into_iter().filter_map(text).collect()
+    }
+
+    /// `truncation_side` of tokenizer_config.json, else the direction in tokenizer.json.
+    fn truncation_side(&self, tokenizer: &Tokenizer) -> TruncationSide {
+        let direction = tokenizer.get_truncation().map(|truncation| truncation.direction);
+        let is_left = match self.tokenizer_config.get("truncation_side").and_then(Value::as_str) {
+            Some(side) => side == "left",
+            None => matches!(direction, Some(TruncationDirection::Left)),
+        };
+        if is_left { TruncationSide::Left } else { TruncationSide::Right }
     }
 
     /// `add_bos_token` and `add_eos_token`: if either is given, they replace the tokenizer's post-processor.

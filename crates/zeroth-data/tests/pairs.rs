@@ -21,6 +21,10 @@ fn golden_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/translation")
 }
 
+fn read_json(name: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(golden_folder().join(name)).unwrap()).unwrap()
+}
+
 fn options(limits: PairLimits) -> PairOptions {
     PairOptions::new(Pairs { limits, start: START })
 }
@@ -54,8 +58,7 @@ fn encoded(encoder: &Encoder, row: &str) -> Result<Encoded, String> {
 /// `tests/golden/make_translation.py` has the calls.
 #[test]
 fn a_thousand_rows_are_those_of_run_translation() {
-    let golden: Value =
-        serde_json::from_str(&fs::read_to_string(golden_folder().join("golden.json")).unwrap()).unwrap();
+    let golden = read_json("golden.json");
     for case in golden.as_array().unwrap() {
         let text = |key: &str| case[key].as_str().unwrap().to_owned();
         let limit = |key: &str| case[key].as_u64().unwrap();
@@ -66,9 +69,15 @@ fn a_thousand_rows_are_those_of_run_translation() {
             target_lang: Some(text("target_lang")),
             ..options(limits)
         };
-        let samples =
-            prepared(&encoder(&golden_folder(), pairs), &[golden_folder().join("rows.jsonl.gz")], false)
-                .samples;
+        let folder = tempfile::tempdir().unwrap();
+        let mut config: Value = read_json("tokenizer_config.json");
+        if let Some(side) = case.get("truncation_side") {
+            config["truncation_side"] = side.clone();
+        }
+        fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        fs::copy(golden_folder().join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+        let encoder = encoder(folder.path(), pairs);
+        let samples = prepared(&encoder, &[golden_folder().join("rows.jsonl.gz")], false).samples;
         let totals = samples.totals();
         assert_eq!(totals.samples, 1000);
         assert_eq!(totals.longest, limits.source);
@@ -180,8 +189,8 @@ fn rows_that_are_no_pairs_are_explained() {
     // A tokenizer that names no end-of-text token.
     fs::copy(golden_folder().join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
     fs::write(folder.path().join("tokenizer_config.json"), r#"{"pad_token": "<pad>"}"#).unwrap();
-    let endless = encoder(folder.path(), options(PairLimits::default()));
-    let error = encoded(&endless, r#"{"prompt": "a", "completion": "b"}"#).unwrap_err();
+    let no_end = encoder(folder.path(), options(PairLimits::default()));
+    let error = encoded(&no_end, r#"{"prompt": "a", "completion": "b"}"#).unwrap_err();
     assert!(error.contains("no end-of-text token is defined"), "{error}");
 }
 

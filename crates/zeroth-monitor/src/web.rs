@@ -67,7 +67,7 @@ struct Shared {
     port: u16,
     connections: AtomicUsize,
     stops: AtomicBool,
-    /// Told a new URL once the token of the old one is redeemed.
+    /// Called with a new URL once the token of the old one is redeemed.
     on_url: Box<dyn Fn(&str) + Send + Sync>,
 }
 

@@ -78,8 +78,10 @@ fn translator(pairs: u64, probability: f64) -> Graph {
 }
 
 /// Losses of five steps of four pairs, and of an evaluation after them.
-fn translated(probability: f64, ranks: u64, config: &Value) -> Vec<f64> {
+fn translated(probability: f64, ranks: u64, mut config: Value) -> Vec<f64> {
     let pairs = 4 / ranks;
+    // New weights hardly attend; after a few of these steps they do.
+    config["optimizer"]["params"]["lr"] = json!(0.1);
     let graph = translator(pairs, probability);
     let session = Session::new(graph, &config.to_string(), ranks, NonZeroU64::new(5).unwrap()).unwrap();
     let mut all = session
@@ -114,15 +116,15 @@ fn translated(probability: f64, ranks: u64, config: &Value) -> Vec<f64> {
 
 #[test]
 fn masks_of_attention_weights_are_those_of_their_pairs_on_any_rank() {
-    let alone = translated(0.3, 1, &config(1, &json!({"stage": 0}), "none"));
+    let alone = translated(0.3, 1, config(1, &json!({"stage": 0}), "none"));
     for (ranks, stage, recompute) in [(1, 3, "block"), (2, 2, "attention"), (4, 3, "block")] {
-        let found = translated(0.3, ranks, &config(ranks, &json!({"stage": stage}), recompute));
+        let found = translated(0.3, ranks, config(ranks, &json!({"stage": stage}), recompute));
         for (found, expected) in found.iter().zip(&alone) {
             assert!((found - expected).abs() < 1e-5 * expected, "{ranks} ranks: {found} {expected}");
         }
     }
-    let without = translated(0.0, 1, &config(1, &json!({"stage": 0}), "none"));
-    assert!((without[0] - alone[0]).abs() > 1e-4 * alone[0], "{} {}", without[0], alone[0]);
+    let without = translated(0.0, 1, config(1, &json!({"stage": 0}), "none"));
+    assert!((without[3] - alone[3]).abs() > 1e-3 * alone[3], "{without:?} {alone:?}");
 }
 
 /// Losses and gradient norms of five steps of four samples.

@@ -503,6 +503,6 @@ fn limits(plan: &Plan, request: &PlanRequest) -> String {
 fn length(shape: &Shape) -> String {
     match shape.max_target_length {
         0 => counted(shape.max_length, "token"),
-        target => format!("({} source + {} target tokens)", grouped(shape.max_length), grouped(target)),
+        target => format!("({} + {} tokens)", grouped(shape.max_length), grouped(target)),
     }
 }

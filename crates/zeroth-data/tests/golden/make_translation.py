@@ -96,6 +96,8 @@ CASES = [
     {"source_lang": "en", "target_lang": "ro", "prefix": "translate English to Romanian: ", "max_source_length": 1024,
      "max_target_length": 128},
     {"source_lang": "ro_RO", "target_lang": "en_XX", "prefix": "", "max_source_length": 24, "max_target_length": 9},
+    {"source_lang": "en", "target_lang": "ro", "prefix": "the ", "max_source_length": 20, "max_target_length": 11,
+     "truncation_side": "left"},
 ]
 
 
@@ -108,13 +110,14 @@ def main():
         file.write(text.encode())
     (HERE / "rows.jsonl.gz").write_bytes(buffer.getvalue())
     train_tokenizer(rows)
-    tokenizer = T5Tokenizer.from_pretrained(HERE)
     # Two end-of-text tokens where the text ends with one are the one difference: we keep one.
     assert not any(text.rstrip().endswith("</s>") for row in rows for text in row.values())
     golden = []
     for case in CASES:
         digest = hashlib.sha256()
-        pairs = preprocess(tokenizer, rows, **case)
+        side = case.get("truncation_side", "right")
+        tokenizer = T5Tokenizer.from_pretrained(HERE, truncation_side=side)
+        pairs = preprocess(tokenizer, rows, **{key: value for key, value in case.items() if key != "truncation_side"})
         for source, labels in pairs:
             for ids in (source, labels, shift_right(labels)):
                 digest.update(struct.pack(f"<{len(ids) + 1}i", len(ids), *ids))
