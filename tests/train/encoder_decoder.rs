@@ -226,19 +226,19 @@ fn bad_pairs_are_refused_with_their_place() {
     );
 
     // The tokenizer names no end of a text.
-    let endless = new_t5(&folder.join("endless"), &[("eos_token_id", serde_json::Value::Null)]);
-    fs::write(endless.join("tokenizer_config.json"), r#"{"pad_token": "<pad>"}"#).unwrap();
-    refused(&train(&endless, &data, &LANGUAGES), &["line 1: no end-of-text token is defined"]);
+    let no_end = new_t5(&folder.join("no_end"), &[("eos_token_id", serde_json::Value::Null)]);
+    fs::write(no_end.join("tokenizer_config.json"), r#"{"pad_token": "<pad>"}"#).unwrap();
+    refused(&train(&no_end, &data, &LANGUAGES), &["line 1: no end-of-text token is defined"]);
     // A folder with a SentencePiece model alone.
-    fs::remove_file(endless.join("tokenizer.json")).unwrap();
-    fs::write(endless.join("spiece.model"), "x").unwrap();
+    fs::remove_file(no_end.join("tokenizer.json")).unwrap();
+    fs::write(no_end.join("spiece.model"), "x").unwrap();
     refused(
-        &train(&endless, &data, &LANGUAGES),
+        &train(&no_end, &data, &LANGUAGES),
         &["has spiece.model, which transformers converts", "AutoTokenizer.from_pretrained", "sentencepiece"],
     );
-    let startless = new_t5(&folder.join("startless"), &[("decoder_start_token_id", serde_json::Value::Null)]);
+    let no_start = new_t5(&folder.join("no_start"), &[("decoder_start_token_id", serde_json::Value::Null)]);
     refused(
-        &train(&startless, &data, &LANGUAGES),
+        &train(&no_start, &data, &LANGUAGES),
         &["no decoder_start_token_id in config.json", "for T5 that is the padding token, 0"],
     );
     // Adapters on the layers of a llama.

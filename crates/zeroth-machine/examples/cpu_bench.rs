@@ -26,8 +26,8 @@ use zeroth_machine::bench::{
 const SHAPES: [[usize; 3]; 6] =
     [[1024; 3], [2048; 3], [4096, 1024, 3072], [1024, 512, 1536], [1024, 1536, 512], [1000, 1500, 500]];
 
-/// Rows of all experts, outputs, inputs.
-const EXPERTS: [usize; 3] = [2048, 1536, 2048];
+/// Experts; rows of all experts, outputs, inputs. 128 rows an expert.
+const EXPERTS: [(usize, [usize; 3]); 2] = [(16, [2048, 1536, 2048]), (32, [4096, 1024, 1024])];
 
 fn main() -> Result<(), BenchError> {
     let part = std::env::args().nth(1).unwrap_or_default();
@@ -49,10 +49,13 @@ fn main() -> Result<(), BenchError> {
             computing.extend(adapter_benchmarks(threads, [2048, 768, 16])?);
         }
         if wanted("grouped") {
-            computing.extend(grouped_benchmarks(threads, 16, EXPERTS, &RowSplit::ALL)?);
+            let (experts, shape) = EXPERTS[0];
+            computing.extend(grouped_benchmarks(threads, experts, shape, &RowSplit::ALL)?);
         }
         if part == "uniform" {
-            computing.extend(grouped_benchmarks(threads, 16, EXPERTS, &[RowSplit::Uniform])?);
+            for (experts, shape) in EXPERTS {
+                computing.extend(grouped_benchmarks(threads, experts, shape, &[RowSplit::Uniform])?);
+            }
         }
         if wanted("attention") {
             computing.extend(attention_benchmarks(threads, &[(2, 512, 4), (1, 2048, 8)])?);

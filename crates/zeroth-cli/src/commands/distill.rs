@@ -73,7 +73,6 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
         output::error(&lack);
         return Ok(Exit::DoesNotFit);
     }
-    let begun = Instant::now();
     let mut writer = match CacheWriter::open(&arguments.output, &manifest)? {
         OpenedCache::Complete(found) => {
             output::note("this cache is already complete; nothing was changed");
@@ -86,9 +85,9 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
     if before > 0 {
         output::note(&format!("continuing after {}", counted(before, "token")));
     }
-    match compute(&job, &compiled, &mut writer, &signals) {
-        Ok(true) => {}
-        Ok(false) => {
+    let seconds = match compute(&job, &compiled, &mut writer, &signals) {
+        Ok(Some(seconds)) => seconds,
+        Ok(None) => {
             let done = writer.manifest().tokens_done;
             output::note(&format!(
                 "stopped after {} of {}; the same command continues",
@@ -106,26 +105,26 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
             ));
             return Ok(Exit::Failed);
         }
-    }
-    let seconds = begun.elapsed().as_secs_f64();
+    };
     let computed = writer.manifest().data.tokens - before;
     summary(arguments, writer.manifest(), Some((computed, seconds)), output)?;
     Ok(Exit::Done)
 }
 
-/// Computes what is not done yet; whether that is all.
+/// Computes what is not done yet. Seconds that it took without loading the teacher; `None` if it was stopped.
 fn compute(
     job: &CacheJob<'_>,
     compiled: &Compiled,
     writer: &mut CacheWriter,
     signals: &Signals,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<Option<f64>> {
     let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
     let device: Box<dyn Device> = match compiled.target {
         Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
         Target::Cuda => Box::new(CudaDevice::open(0, bytes, host)?),
     };
     let mut meter = Some(Meter::new("loading the teacher"));
+    let mut begun = Instant::now();
     let mut report = |progress: CacheProgress| match progress {
         CacheProgress::Loading { loaded, total } => {
             if let Some(meter) = &mut meter {
@@ -137,6 +136,7 @@ fn compute(
             // From here on there is something to keep.
             signals.begin_steps(None);
             meter = Some(Meter::new("caching"));
+            begun = Instant::now();
         }
         CacheProgress::Tokens { done, total } => {
             let tokens = || Some(format!("{} tokens", grouped(done)));
@@ -145,7 +145,8 @@ fn compute(
             }
         }
     };
-    Ok(job.run(compiled, device, writer, &mut report, &|| signals.stop_requested().is_some())?)
+    let is_done = job.run(compiled, device, writer, &mut report, &|| signals.stop_requested().is_some())?;
+    Ok(is_done.then(|| begun.elapsed().as_secs_f64()))
 }
 
 /// The teacher, and how rows are tokenised: by the student's folder where one is given.
