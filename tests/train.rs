@@ -145,6 +145,11 @@ fn tensors(file: &[u8]) -> Vec<Tensor> {
         .collect()
 }
 
+/// Whether all of a large matrix of tests is run, and not only a diagonal.
+fn is_full() -> bool {
+    std::env::var_os("ZEROTH_FULL").is_some()
+}
+
 /// A new model with only a config.json, so that weights are random.
 fn new_model(folder: &Path, hidden: u64, blocks: u64, feed_forward: u64, vocabulary: u64) -> PathBuf {
     let config = serde_json::json!({

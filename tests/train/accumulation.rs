@@ -4,16 +4,23 @@ use std::path::Path;
 
 use super::{metrics, new_data, new_model, train_on};
 
-const TOKENS: u64 = 256;
+/// Rows of a micro-batch and their tokens: many short ones, as attention is the slowest part.
+const ROWS: u64 = 8;
+const TOKENS: u64 = 32;
 
 /// Resident memory of a run of this name with this accumulation.
 fn resident(folder: &Path, name: &str, accumulation: u64) -> u64 {
     let model = new_model(folder, 16, 1, 16, 32);
-    let data = new_data(folder, 8, TOKENS, 32);
+    let data = new_data(folder, ROWS, TOKENS, 32);
     let run = folder.join(name);
-    let accumulation = accumulation.to_string();
-    let flags =
-        ["--max-steps", "1", "--threads-per-rank", "1", "--gradient-accumulation-steps", &accumulation];
+    let [accumulation, rows] = [accumulation, ROWS].map(|number| number.to_string());
+    let flags = [
+        ["--max-steps", "1"],
+        ["--threads-per-rank", "1"],
+        ["--per-device-train-batch-size", &rows],
+        ["--gradient-accumulation-steps", &accumulation],
+    ];
+    let flags = flags.concat();
     train_on(&model, &data, &run, &flags).assert_done();
     metrics(&run)[0]["host_bytes_peak"].as_u64().unwrap()
 }

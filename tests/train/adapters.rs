@@ -72,7 +72,11 @@ fn a_trained_adapter_merges_and_generates_the_same() {
     fs::write(other.join("model.safetensors"), file).unwrap();
     let ended = merge(&run, &at("wrong"), &["--model", text(&other)]);
     refused(&ended, 2, &["nothing was written", "has other weights"]);
-    assert!(fs::read_dir(at("wrong")).unwrap().next().is_none());
+    assert!(!at("wrong").exists());
+    // A folder of the user's stays, empty as it was.
+    fs::create_dir(at("mine")).unwrap();
+    refused(&merge(&run, &at("mine"), &["--model", text(&other)]), 2, &["nothing was written"]);
+    assert!(fs::read_dir(at("mine")).unwrap().next().is_none());
     fs::remove_file(other.join("model.safetensors")).unwrap();
     refused(&merge(&run, &at("none"), &["--model", text(&other)]), 2, &["has no weights"]);
 }

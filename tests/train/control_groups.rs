@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use super::{json, new_data, new_model, text, train_on};
+use super::{is_full, json, new_data, new_model, text, train_on};
 
 /// A cgroup with a memory limit; removed on drop.
 struct Group(PathBuf);
@@ -79,6 +79,7 @@ fn planned(run: &Path) -> [u64; 2] {
     [ranks * (total("device_bytes") + total("host_bytes")), ranks * total("overhead_bytes")]
 }
 
+/// Every second split of a model, the others of the next; all of them with `ZEROTH_FULL=1`.
 #[test]
 fn runs_fit_into_a_cgroup_of_plan_plus_overhead() {
     let folder = tempfile::tempdir().unwrap();
@@ -89,7 +90,9 @@ fn runs_fit_into_a_cgroup_of_plan_plus_overhead() {
         fs::create_dir(&folder).unwrap();
         let model = new_model(&folder, hidden, blocks, feed_forward, vocabulary);
         let data = new_data(&folder, 24, 64, vocabulary);
-        for (ranks, threads) in [("1", "1"), ("1", "8"), ("2", "1"), ("4", "1")] {
+        let splits = [("1", "1"), ("1", "8"), ("2", "1"), ("4", "1")].into_iter().enumerate();
+        let due = splits.filter(|(at, _)| is_full() || (number + at).is_multiple_of(2));
+        for (_, (ranks, threads)) in due {
             let flags = ["--ranks", ranks, "--threads-per-rank", threads, "--deepspeed", "zero3"];
             let flags = [&flags[..], &["--max-steps", "3"]].concat();
             let run = |name: &str| folder.join(format!("{name}-{ranks}-{threads}"));

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{new_data, new_model, text, written};
+use super::{is_full, new_data, new_model, text, written};
 use crate::common::{Ended, zeroth};
 
 /// Flags and the values that they are tried with, the bounds among them. Words are separated by spaces; `@` is the folder
@@ -173,7 +173,7 @@ fn any_combination_of_flags_runs_or_is_refused() {
     let eval = written(folder.path(), "eval.jsonl", &[r#"{"input_ids": [1, 2, 3]}"#]);
     let config =
         written(folder.path(), "run.yaml", &["learning_rate: 1e-4", "bf16: true", "logging_steps: 2"]);
-    let count = if std::env::var_os("ZEROTH_FULL").is_some() { COMBINATIONS } else { COMBINATIONS / 4 };
+    let count = if is_full() { COMBINATIONS } else { COMBINATIONS / 4 };
     let tried = |number: usize| -> (Vec<String>, Ended) {
         let own = folder.path().join(number.to_string());
         std::fs::create_dir(&own).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::running::Running;
-use super::{golden, json, metrics, new_data, new_model, number, tensors, text, train, train_on};
+use super::{golden, is_full, json, metrics, new_data, new_model, number, tensors, text, train, train_on};
 use crate::common::{Ended, zeroth};
 
 const BASE: &str = "qwen3-tied";
@@ -333,7 +333,7 @@ fn the_base_is_quantised_and_keeps_its_identity() {
 
 #[test]
 fn killed_runs_resume_to_the_same_bits() {
-    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let is_full = is_full();
     let (kills, steps) = if is_full { (20, 400) } else { (2, 60) };
     let folder = tempfile::tempdir().unwrap();
     let model = new_model(folder.path(), 64, 2, 128, 128);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::distillation::{computed, copied, data, distil, teacher};
 use super::running::{Running, signal};
-use super::{json, number, text, written};
+use super::{is_full, json, number, text, written};
 use crate::common::{Ended, zeroth, zeroth_json};
 
 /// Caches the golden teacher's distributions over the golden rows.
@@ -262,7 +262,7 @@ fn a_cache_that_was_killed_or_stopped_ends_with_the_same_bytes() {
     let records = |cache: &Path| fs::read(cache.join("records.bin")).unwrap();
 
     let parts = folder.path().join("parts");
-    let kills = if std::env::var_os("ZEROTH_FULL").is_some() { 12 } else { 2 };
+    let kills = if is_full() { 12 } else { 2 };
     let mut before = 0;
     for kill in 0..kills {
         let mut running = Running::start(folder.path(), &long_cache(&teacher, &rows, &parts));

@@ -7,7 +7,7 @@ mod job;
 
 use job::distill::{TeacherSource, Teaching, distillations};
 use job::lora::{lora_goldens, name_in_steps};
-use job::{Golden, Outcome, ROOMY, Setup, golden_folder, goldens, moe_goldens, t5_goldens, tensor};
+use job::{Golden, Outcome, ROOMY, Setup, golden_folder, goldens, is_full, moe_goldens, t5_goldens, tensor};
 use serde_json::Value;
 use zeroth_program::{Offload, Recompute, Settings};
 
@@ -112,22 +112,17 @@ fn assert_gradients(golden: &Golden, outcome: &Outcome, what: &str) {
     }
 }
 
+/// A third of the splits for each model, another for the next model and stage; all of them with `ZEROTH_FULL=1`.
 fn trains_like_pytorch(stage: u8) {
-    for golden in goldens() {
-        for (ranks, accumulation, micro_batch) in SPLITS {
-            let settings = Settings { stage, accumulation, ..ROOMY };
-            let setup = Setup { ranks, micro_batch, settings, sizes: 3, ..Setup::default() };
-            let what = format!("stage {stage}, {ranks} ranks, accumulation {accumulation}");
-            let outcome = golden.train(&setup);
-            let batch = ranks * accumulation * micro_batch;
-            assert_golden(&golden, batch, &outcome, &what);
-            if batch == 4 {
-                assert_gradients(&golden, &outcome, &what);
-            }
+    for (place, golden) in goldens().iter().enumerate() {
+        let is_due = |at: usize| is_full() || (place + usize::from(stage) + at).is_multiple_of(3);
+        for (_, split) in SPLITS.into_iter().enumerate().filter(|(at, _)| is_due(*at)) {
+            assert_split(golden, stage, split);
         }
     }
 }
 
+/// Half of the splits for each model, the others for the next; all of them with `ZEROTH_FULL=1`.
 #[test]
 fn offload_and_recomputation_train_like_pytorch() {
     let both = Offload {
@@ -139,8 +134,10 @@ fn offload_and_recomputation_train_like_pytorch() {
     let optimizer = Offload { parameters: None, ..both };
     let splits = [(1, 1, 4), (1, 4, 1), (2, 1, 2), (3, 1, 4), (5, 4, 1)];
     for (place, golden) in goldens().iter().enumerate() {
-        for (turn, (ranks, accumulation, micro_batch)) in splits.into_iter().enumerate() {
-            // Every model meets every split, and over all of them every stage, place and policy.
+        let is_due = |turn: usize| is_full() || (place + turn).is_multiple_of(2);
+        let due = splits.into_iter().enumerate().filter(|(turn, _)| is_due(*turn));
+        for (turn, (ranks, accumulation, micro_batch)) in due {
+            // Over all models and splits there is every stage, place and policy.
             let stage = ((place + turn) % 4) as u8;
             let offload = [Offload::NOTHING, optimizer, both][(place + 2 * turn) % 3];
             let offloaded = (place + turn) % 2 == 0;
@@ -181,7 +178,7 @@ fn stage_3_trains_like_pytorch() {
 /// One split at two stages for every model, others for the next; all of them with `ZEROTH_FULL=1`.
 #[test]
 fn adapters_train_like_peft() {
-    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let is_full = is_full();
     // LoRA runs have no batch of 16.
     let splits: Vec<_> = SPLITS.into_iter().filter(|(ranks, a, m)| ranks * a * m != 16).collect();
     for (place, name) in lora_goldens().iter().enumerate() {
@@ -225,7 +222,7 @@ fn assert_split(golden: &Golden, stage: u8, (ranks, accumulation, micro_batch): 
 /// micro-batch, so a step of its runs is one micro-batch on one rank.
 #[test]
 fn experts_train_like_transformers() {
-    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let is_full = is_full();
     let models = moe_goldens();
     assert_eq!(models.iter().filter(|golden| golden.run(4)["aux_loss"].is_array()).count(), 2);
     for (place, golden) in models.iter().enumerate() {
@@ -248,7 +245,7 @@ fn experts_train_like_transformers() {
 
 #[test]
 fn adapters_of_experts_train_like_peft() {
-    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let is_full = is_full();
     let splits: Vec<_> = SPLITS.into_iter().filter(|(ranks, a, m)| ranks * a * m != 16).collect();
     let names = ["qwen3-moe-normalized", "mixtral-no-window"]
         .into_iter()
@@ -269,7 +266,7 @@ fn adapters_of_experts_train_like_peft() {
 /// One split at two stages for every model, others for the next; all of them with `ZEROTH_FULL=1`.
 #[test]
 fn encoder_decoders_train_like_transformers() {
-    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let is_full = is_full();
     for (place, golden) in t5_goldens().iter().enumerate() {
         for (at, split) in SPLITS.into_iter().enumerate() {
             let is_due = |stage: usize| (2 * place + stage) % SPLITS.len() == at;
@@ -282,7 +279,7 @@ fn encoder_decoders_train_like_transformers() {
 
 #[test]
 fn adapters_of_encoder_decoders_train_like_peft() {
-    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let is_full = is_full();
     let folders = std::fs::read_dir(golden_folder().join("t5/lora")).unwrap().map(Result::unwrap);
     let folders = folders.filter(|entry| entry.path().is_dir());
     let mut names: Vec<String> = folders.map(|entry| entry.file_name().into_string().unwrap()).collect();
@@ -330,7 +327,7 @@ fn assert_distillation(golden: &Golden, stage: u8, (ranks, accumulation, micro_b
 /// the engine's own.
 #[test]
 fn distillations_train_like_trl() {
-    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let is_full = is_full();
     for (place, name) in distillations().iter().enumerate() {
         let golden = Golden::distilled(name);
         let has =

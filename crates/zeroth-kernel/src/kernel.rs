@@ -4,6 +4,8 @@
 //! learning rate, whether an update is applied) are read from device memory, so that a launch is built once and enqueued any
 //! number of times.
 
+mod attention_context;
+mod distillation;
 mod operands;
 
 use zeroth_base::{ActivationFn, DType};
@@ -15,6 +17,8 @@ use crate::{
 };
 use crate::{MOMENTS, MasterForm, Optimizer, ReportLayout, Tier};
 
+pub use attention_context::{AttentionContext, AttentionDropout, BiasGrad};
+pub use distillation::{Distillation, TeacherSpans};
 pub use operands::Access;
 
 /// A byte range of an arena.
@@ -453,84 +457,6 @@ pub struct Balance {
     pub after: Span,
 }
 
-/// The divergence of a student s from its teacher t over the first ids that both vocabularies have, at a temperature: KL(t‖s) where
-/// `beta` is 0, KL(s‖t) where it is 1, and between beta · KL(t‖m) + (1 - beta) · KL(s‖m), m = beta · t + (1 - beta) · s.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Distillation {
-    /// From 0 to 1.
-    pub beta: f32,
-    /// Divisor of the logits.
-    pub temperature: f32,
-    /// Whether the divergence is multiplied by the square of the temperature.
-    pub squared: bool,
-}
-
-impl Distillation {
-    /// The factor of the divergence.
-    pub fn factor(self) -> f32 {
-        if self.squared { self.temperature * self.temperature } else { 1.0 }
-    }
-
-    /// The least probability of a tail: what the listed probabilities leave of 1 in f32 is not known better.
-    pub const LEAST_TAIL: f32 = 1.0 / (1 << 24) as f32;
-}
-
-/// The teacher of [`Kernel::DistillLossBackward`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TeacherSpans {
-    /// Its last hidden state x `[rows, hidden]` and its head w `[vocab, hidden]`, in the launch's dtype.
-    Hidden {
-        /// Its hidden size.
-        hidden: usize,
-        /// Its vocabulary.
-        vocab: usize,
-        /// Row stride of x.
-        row_stride: usize,
-        /// The hidden state.
-        x: Span,
-        /// The head.
-        w: Span,
-    },
-    /// Log-probabilities of some tokens at the loss's temperature, over its whole vocabulary.
-    TopK {
-        /// Tokens of a row, each once.
-        k: usize,
-        /// Its vocabulary. An id that is not in both vocabularies belongs to the tail.
-        vocab: usize,
-        /// Whether the probability of all other tokens, at least [`Distillation::LEAST_TAIL`], is one more outcome. Else, and where the
-        /// student has no other tokens, both distributions are renormalised over those listed.
-        tail: bool,
-        /// i32 `[rows, k]`.
-        ids: Span,
-        /// f32 `[rows, k]`.
-        log_probs: Span,
-    },
-}
-
-impl TeacherSpans {
-    /// Its vocabulary.
-    pub const fn vocab(&self) -> usize {
-        match self {
-            Self::Hidden { vocab, .. } | Self::TopK { vocab, .. } => *vocab,
-        }
-    }
-
-    /// Columns of the logits that a slice holds of it.
-    pub const fn logits(&self) -> usize {
-        match self {
-            Self::Hidden { vocab, .. } => *vocab,
-            Self::TopK { .. } => 0,
-        }
-    }
-
-    const fn spans(&self) -> [Span; 2] {
-        match self {
-            Self::Hidden { x, w, .. } => [*x, *w],
-            Self::TopK { ids, log_probs, .. } => [*ids, *log_probs],
-        }
-    }
-}
-
 /// Where and how the head stores the gradient of its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadLossDw {
@@ -550,61 +476,6 @@ pub struct TiedRowsOut {
     pub ids: Span,
     /// `[rows, hidden]` in f32: the head's gradient of every token's row.
     pub rows: Span,
-}
-
-/// What attention reads besides q, k and v.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionContext {
-    /// The sequences of q. u32: the number of entries, then the first row of each sequence and the end of the last (cu_seqlens).
-    pub starts: Span,
-    /// The sequences of k and v in cross attention, as many as of q; `None` where they are those of q.
-    pub kv_starts: Option<Span>,
-    /// Biases added to the scaled scores, f32 `[heads, 2 · max_distance + 1]`: that of key j for query i is at j - i, limited to
-    /// ±`max_distance`, plus `max_distance`. `None` without [`AttentionDims::max_distance`].
-    pub bias: Option<Span>,
-    /// Dropout of the softmax weights.
-    pub dropout: Option<AttentionDropout>,
-}
-
-impl AttentionContext {
-    /// Attention within these sequences, without biases and dropout.
-    pub const fn new(starts: Span) -> Self {
-        Self { starts, kv_starts: None, bias: None, dropout: None }
-    }
-}
-
-/// Dropout of softmax weights: a weight is zeroed or divided by 1 - probability.
-///
-/// The weight of key j of its sequence, for head h and a query with [`RowKey`] `key`, is dropped where 16 random bits are below
-/// round(probability · 65,536). With `row` = Philox4x32 of counter (epoch, op, sample low, sample high) and key `seed`, as in
-/// `Dropout`, the bits are in word (j % 32) / 8 of Philox4x32 with counter (4 · (j / 32) + (j % 8) / 2, position, `row[2]`,
-/// `row[3]` ^ h) and key (`row[0]`, `row[1]`): the low half where j is even, else the high half.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionDropout {
-    /// The probability that a weight is zeroed.
-    pub probability: f32,
-    /// The run's seed.
-    pub seed: u64,
-    /// The number of this op among the model's dropouts.
-    pub op: u32,
-    /// One [`RowKey`] per row of q.
-    pub keys: Span,
-}
-
-impl AttentionDropout {
-    /// A weight is dropped where its 16 random bits are below this.
-    pub fn threshold(probability: f32) -> u32 {
-        (f64::from(probability) * 65_536.0).round() as u32
-    }
-}
-
-/// Where the gradient of position biases goes: f32 `[heads, 2 · max_distance + 1]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BiasGrad {
-    /// The destination.
-    pub to: Span,
-    /// Whether it is added to what is there: the gradient of the layers after.
-    pub add: bool,
 }
 
 /// The rows of [`TiedRowsOut`], which the embedding completes and rounds into the table's gradient.

@@ -26,6 +26,7 @@ mod operands;
 mod passes;
 mod placement;
 mod plan_memory;
+mod program;
 mod router_counts;
 mod settings;
 mod shared_buffers;
@@ -48,15 +49,14 @@ pub use category_bytes::Bytes;
 pub use check::{GatherStats, ProgramError};
 pub use compiled::{CompileError, Compiled};
 pub use grad_producers::GradProducers;
-pub use ir::{
-    Accumulate, Action, Chunk, GradientStorage, Instruction, Program, Residency, Section, SectionKind,
-};
+pub use ir::{Accumulate, Action, Chunk, GradientStorage, Instruction, Section, SectionKind};
 pub use launches::{Binding, Collective, Lowering, Work};
 pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot, Storage};
 pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory};
 pub use operands::Operands;
 pub use passes::in_place;
 pub use plan_memory::{plan_memory, plan_memory_guarded};
+pub use program::{Program, Residency};
 pub use router_counts::RouterCounts;
 pub use settings::{
     FrozenPlacement, Gather, Offload, Recompute, Settings, StateStream, TeacherPlacement, Types, UpdatedBy,

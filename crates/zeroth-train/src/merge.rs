@@ -155,20 +155,34 @@ impl MergeBase {
             return Err(ExportError::InsideCheckpoint { folder: to.to_owned(), checkpoint });
         }
         refuse_taken(to, output.destination)?;
-        let dtype_of = |parameter: &Parameter| match output.dtype {
-            Some(dtype) => Ok(dtype),
-            None => self.files.dtype(&parameter.name),
-        };
         let mut tensors = Vec::new();
         for parameter in self.table.iter() {
-            tensors.extend(NewTensor::all_of(parameter, dtype_of(parameter)?));
+            tensors.extend(NewTensor::all_of(parameter, self.written_dtype(parameter, output)?));
         }
         self.refuse_small_disk(&tensors, to)?;
 
+        let is_new = !to.exists();
         std::fs::create_dir_all(to).map_err(failed(to))?;
+        let written = self.write(adapters, source, output, &tensors);
+        if written.is_err() && is_new {
+            // Only an empty folder goes; the error is what matters.
+            let _ = std::fs::remove_dir(to);
+        }
+        written
+    }
+
+    /// Streams the merged tensors into files beside the final ones, and publishes them.
+    fn write(
+        &self,
+        adapters: &Adapters<'_>,
+        source: &ExportSource,
+        output: MergeOutput<'_>,
+        tensors: &[NewTensor],
+    ) -> Result<WrittenWeights, ExportError> {
+        let to = output.folder;
         let dtype = output.dtype.map_or_else(|| self.dtype(), Ok)?;
         let beside = StagedFiles::of_model(&ModelFiles::read(&self.folder)?, to, dtype)?;
-        let mut writer = WeightWriter::create(to, tensors.clone(), output.shard_bytes)?;
+        let mut writer = WeightWriter::create(to, tensors.to_vec(), output.shard_bytes)?;
         let matrices = matrices_by_weight(adapters.table);
         let mut hash = BaseHash::default();
         for parameter in self.table.iter() {
@@ -177,7 +191,8 @@ impl MergeBase {
             let adapted = adapted.or_else(|| matrices.get(parameter.name.strip_suffix(".weight")?));
             let product = adapted.map(|(a, b)| Product::read(a, b, adapters)).transpose()?;
             let key = name_key(&parameter.name);
-            stream(parameter, dtype_of(parameter)?, Some(&mut writer), &mut |range, elements| {
+            let dtype = self.written_dtype(parameter, output)?;
+            stream(parameter, dtype, Some(&mut writer), &mut |range, elements| {
                 self.files.read_f32(&parameter.name, range.clone(), elements)?;
                 if adapters.base.is_some() {
                     hash.add(key, range.start, elements);
@@ -194,6 +209,10 @@ impl MergeBase {
             return Err(ExportError::AnotherBase { saved, given });
         }
         beside.publish(writer, source)
+    }
+
+    fn written_dtype(&self, parameter: &Parameter, output: MergeOutput<'_>) -> Result<DType, ExportError> {
+        output.dtype.map_or_else(|| Ok(self.files.dtype(&parameter.name)?), Ok)
     }
 
     fn refuse_small_disk(&self, tensors: &[NewTensor], to: &Path) -> Result<(), ExportError> {

@@ -10,7 +10,7 @@ use zeroth_program::{
 };
 
 use super::job::distill::{TeacherSource, Teaching};
-use super::job::{BF16, F32, Golden, Outcome, ROOMY, Setup};
+use super::job::{BF16, F32, Golden, Outcome, ROOMY, Setup, is_full};
 use super::{BLOCK, BOTH, OPTIMIZER, assert_same};
 
 const WHOLE: TeacherPlacement = TeacherPlacement::WHOLE;
@@ -73,7 +73,7 @@ fn assert_same_losses(expected: &Outcome, found: &Outcome, what: &str) {
 
 /// A part of the programs of each split, others for the next; all of them with `ZEROTH_FULL=1`.
 fn every_placement_trains_to_the_same_bits(golden: &Golden, types: Types, apart: usize) {
-    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let is_full = is_full();
     for (number, split) in SPLITS.into_iter().enumerate() {
         let setups = programs(split, types);
         // Stages 0 and 1 accumulate before they reduce, stages 2 and 3 after.

@@ -13,7 +13,7 @@ use zeroth_graph::{ActivationFn, AttentionOptions, Builder, Graph, ParamId, Role
 use zeroth_kernel::{Recipe, RowKey, Tier};
 use zeroth_program::{Action, Compiled, Gather, GradProducers, Offload, Recompute, Settings, Target};
 
-use super::job::{BF16, F32};
+use super::job::{BF16, F32, is_full};
 use super::{Batch, HIDDEN, VOCAB, assert_trains_everywhere, numbers, settings, sizes, specs, with_view};
 
 const HEADS: u64 = 2;
@@ -325,7 +325,7 @@ const OFFLOAD: [Offload; 3] = [
 /// Every policy of recomputation at one stage for each number of ranks, others for the next; all with `ZEROTH_FULL=1`.
 #[test]
 fn every_program_of_an_encoder_decoder_gives_the_same_bits() {
-    let is_full = std::env::var_os("ZEROTH_FULL").is_some();
+    let is_full = is_full();
     let graph = encoder_decoder(0.1);
     let huge = u64::MAX / 4;
     for (place, ranks) in [1, 2, 3, 5].into_iter().enumerate() {

@@ -55,6 +55,11 @@ pub(crate) const ROOMY: Settings = Settings {
     ..Settings::inference(DType::F32)
 };
 
+/// Whether all of a large matrix of tests is run, and not only a diagonal.
+pub(crate) fn is_full() -> bool {
+    std::env::var_os("ZEROTH_FULL").is_some()
+}
+
 /// A golden model: its folder, its weights and its rows.
 pub(crate) struct Golden {
     pub(crate) name: String,

@@ -202,7 +202,10 @@ pub(in super::super) fn placement(
     argument: &str,
     notes: &mut Vec<String>,
 ) -> anyhow::Result<TeacherPlacement> {
-    let Report { values, .. } = config_file::load(argument).context("--teacher-deepspeed")?.report;
+    // The text has its own headline; the flag goes below it.
+    let loaded = config_file::load(argument)
+        .map_err(|error| anyhow::anyhow!("{error}\n  given by --teacher-deepspeed"));
+    let Report { values, .. } = loaded?.report;
     let value = |path: &str| values.get(path).map(|found| &found.value);
     let stage = value(STAGE).and_then(serde_json::Value::as_u64).unwrap_or(0);
     let device = value(OFFLOAD).and_then(serde_json::Value::as_str).unwrap_or("none");
