@@ -9,6 +9,9 @@ use serde_json::json;
 use super::running::{Running, signal};
 use super::{cache, json as read_json, metrics, new_data, new_model, text};
 
+/// Steps of a run, beyond those before a rank is killed.
+const STEPS: usize = 300;
+
 /// A config with a constant learning rate.
 fn config(rate: f64) -> String {
     json!({
@@ -30,7 +33,7 @@ fn start(folder: &Path, program: &Path, config: &Path) -> Running {
         .args(["train", "--device", "cpu", "--threads-per-rank", "1", "--ranks", "2"])
         .args(["--model", text(&model), "--data", text(&data), "--output", text(&output)])
         .args(["--deepspeed", text(config), "--lr-scheduler-type", "constant", "--max-restarts", "1"])
-        .args(["--max-steps", "1000", "--save-steps", "50"])
+        .args(["--max-steps", &STEPS.to_string(), "--save-steps", "50"])
         .env("ZEROTH_CACHE", cache());
     let mut running = Running::spawn(folder, command);
     running.wait_for_steps(&output, 60);
@@ -54,7 +57,7 @@ fn restarted_ranks_keep_the_original_config() {
         fs::write(&path, edited).unwrap();
         killed_and_done(&mut running);
         let metrics = metrics(&folder.path().join("run"));
-        assert_eq!(metrics.len(), 1000);
+        assert_eq!(metrics.len(), STEPS);
         let changed = metrics.iter().find(|line| line["lr"] != 0.001);
         assert!(changed.is_none(), "{changed:?}");
     }
@@ -75,7 +78,7 @@ fn exports_keep_the_original_model_files() {
     fs::write(model.join("tokenizer_config.json"), "{}").unwrap();
     killed_and_done(&mut running);
     let run = folder.path().join("run");
-    for out in ["checkpoints/step-1000/model", "model"].map(|out| run.join(out)) {
+    for out in [format!("checkpoints/step-{STEPS}/model"), "model".to_owned()].map(|out| run.join(out)) {
         let config = read_json(&out.join("config.json"));
         assert_eq!(config["max_position_embeddings"], before["max_position_embeddings"], "{}", out.display());
         assert_eq!(read_json(&out.join("generation_config.json"))["top_k"], 1, "{}", out.display());
@@ -96,5 +99,5 @@ fn restarted_ranks_keep_the_original_binary() {
     fs::copy("/bin/false", &newer).unwrap();
     fs::rename(&newer, &program).unwrap();
     killed_and_done(&mut running);
-    assert_eq!(metrics(&folder.path().join("run")).len(), 1000);
+    assert_eq!(metrics(&folder.path().join("run")).len(), STEPS);
 }

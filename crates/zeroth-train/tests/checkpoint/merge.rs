@@ -175,7 +175,7 @@ fn folders_that_are_read_are_never_written_to() {
     fs::write(&path, &bytes).unwrap();
     let error = merge(&at("base"), &at("adapter"), output(&at("nan"))).unwrap_err();
     assert!(matches!(error, ExportError::NotFinite { .. }), "{error}");
-    assert_eq!(names_in(&at("nan")), [""; 0]);
+    assert!(!at("nan").exists());
     fs::remove_file(at("base/model.safetensors")).unwrap();
     let error = merge(&at("base"), &at("adapter"), output(&at("none"))).unwrap_err();
     assert!(matches!(error, ExportError::NoBase { .. }), "{error}");
