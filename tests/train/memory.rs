@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use super::{is_full, json, metrics, new_data, new_model, text};
 
-/// Bytes of a rank beside its arena: 36 MiB. Measured: 17 to 34 MB, most of which are pages of the test build's binary
-/// (counted by their share, so a lone rank has the most; the whole has 41 MB), then rows, the lowered program, stacks of
-/// threads, the region through which it sends, and, while weights are read or written, pieces of 2^19 elements: twice as
-/// f32 and once rounded.
-const OVERHEAD: u64 = 36 << 20;
+/// Bytes of a rank beside its arena: 32 MiB. Measured: 17 to 30 MB, most of which are pages of the binary (counted by
+/// their share, so a lone rank has the most), then rows, the lowered program, stacks of threads, the region through which
+/// it sends, and, while weights are read or written, pieces of 2^19 elements: twice as f32 and once rounded.
+const OVERHEAD: u64 = 32 << 20;
 /// Shared memory through which a rank sends. All ranks hold all regions, so that each counts as one; once the others have
 /// left, all of them count as the last one's.
 const REGION: u64 = 8 << 20;
