@@ -509,7 +509,7 @@ fn every_optimizer_and_moments_of_16_bits_agree_across_stages_and_places() {
 fn bf16_follows_fp32_and_is_not_it() {
     // Weights of 8 bits' precision and moments in f32: losses stay near PyTorch's fp32 ones, and are not equal. Step 4 is ill
     // conditioned: there PyTorch's gradients in bf16 are 5 % from those in f64, and 5 to 16 % if activations are perturbed by a
-    // unit of their last place. So one norm may be far away, and not all of them.
+    // unit of their last place. So one norm of the twenty may be more than 5 % away.
     let golden = Golden::named("qwen2-yarn-tied");
     let setup = |types| Setup { micro_batch: 4, settings: Settings { types, ..ROOMY }, ..Setup::default() };
     let (wide, narrow) = (golden.train(&setup(F32)), golden.train(&setup(BF16)));
@@ -520,7 +520,8 @@ fn bf16_follows_fp32_and_is_not_it() {
         apart.push((wide.norm - narrow.norm).abs() / wide.norm);
     }
     let mean = apart.iter().sum::<f64>() / apart.len() as f64;
-    assert!(mean < 0.02 && apart.iter().all(|apart| *apart < 0.2), "norms are {apart:.4?} apart");
+    let far = apart.iter().filter(|apart| **apart >= 0.05).count();
+    assert!(mean < 0.02 && far <= 1 && apart.iter().all(|apart| *apart < 0.2), "norms are {apart:.4?} apart");
 }
 
 #[test]
