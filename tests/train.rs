@@ -5,6 +5,7 @@ mod adapters;
 mod best_model;
 mod changed_inputs;
 mod control_groups;
+mod damaged_caches;
 mod damaged_checkpoints;
 mod damaged_tokenizer;
 mod dead_ranks;

@@ -3,7 +3,7 @@
 
 mod formats;
 mod guard;
-mod mutate;
+pub(crate) mod mutate;
 mod through_binary;
 
 use std::collections::BTreeMap;

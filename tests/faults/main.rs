@@ -1,4 +1,4 @@
-//! The fault audit: kills, failing system calls, damaged files, long runs. See README.md.
+//! The fault audit: kills, failing system calls, damaged files and teacher caches, long runs. See README.md.
 //!
 //! `ZEROTH_FULL=1 cargo test --release -p zeroth-cli --test faults -- --nocapture --test-threads 1` runs all of it; without the
 //! variable each part is a small sample of itself.
@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 #![allow(clippy::print_stdout, reason = "an audit prints its figures, and a test that is skipped says so")]
 
+mod caches;
 mod chance;
 mod errors;
 mod fuzz;

@@ -175,17 +175,17 @@ fn caches_of_something_else_are_refused() {
     refused(train(&["--kd-cache", text(&at("missing"))]), &["is no teacher cache"]);
     with(&["--teacher", text(&teacher()), "--teacher-deepspeed", "zero3"]).assert_done();
 
-    // Damaged: cut short, incomplete, an id beyond the vocabulary, a wild manifest.
+    // Numbers of a manifest that are no cache's, by a version that had no checksums.
     let damaged = at("damaged");
     let damage = |what: &str| {
         let _ = fs::remove_dir_all(&damaged);
         fs::create_dir_all(&damaged).unwrap();
-        for name in ["manifest.json", "records.bin"] {
-            fs::copy(usual.join(name), damaged.join(name)).unwrap();
+        let mut bytes = fs::read(usual.join("records.bin")).unwrap();
+        let mut manifest = json(&usual.join("manifest.json"));
+        manifest["format_version"] = 1.into();
+        for field in ["checksums", "crc32c"] {
+            manifest.as_object_mut().unwrap().remove(field).unwrap();
         }
-        let records = damaged.join("records.bin");
-        let mut bytes = fs::read(&records).unwrap();
-        let mut manifest = json(&damaged.join("manifest.json"));
         match what {
             "short" => bytes.truncate(100),
             "id" => bytes[..4].copy_from_slice(&53_i32.to_le_bytes()),
@@ -194,7 +194,7 @@ fn caches_of_something_else_are_refused() {
             "huge" => manifest["k"] = u64::MAX.into(),
             _ => manifest["data"]["tokens"] = u64::MAX.into(),
         }
-        fs::write(&records, bytes).unwrap();
+        fs::write(damaged.join("records.bin"), bytes).unwrap();
         fs::write(damaged.join("manifest.json"), manifest.to_string()).unwrap();
         let _ = fs::remove_dir_all(at("run"));
         distil(&at("run"), &["--max-steps", "1", "--kd-cache", text(&damaged)])
@@ -259,7 +259,9 @@ fn a_cache_that_was_killed_or_stopped_ends_with_the_same_bytes() {
     let whole = folder.path().join("whole");
     assert_eq!(zeroth(&long_cache(&teacher, &rows, &whole)).code, 0);
     let tokens = done(&whole);
-    let records = |cache: &Path| fs::read(cache.join("records.bin")).unwrap();
+    let files = |cache: &Path| {
+        ["manifest.json", "checksums.bin", "records.bin"].map(|name| fs::read(cache.join(name)).unwrap())
+    };
 
     let parts = folder.path().join("parts");
     let kills = if is_full() { 12 } else { 2 };
@@ -295,5 +297,5 @@ fn a_cache_that_was_killed_or_stopped_ends_with_the_same_bytes() {
     let ended = zeroth(&long_cache(&teacher, &rows, &parts));
     assert_eq!(ended.code, 0, "{}", ended.stderr);
     assert!(ended.stderr.contains("continuing after"), "{}", ended.stderr);
-    assert!(records(&whole) == records(&parts), "the same bytes");
+    assert!(files(&whole) == files(&parts), "the same bytes");
 }

@@ -9,7 +9,7 @@ use super::running::signal;
 use super::{cache, metrics, new_data, new_model, text};
 
 /// Two ranks with the variables that torchrun gives them.
-struct Ranks {
+pub(super) struct Ranks {
     folder: tempfile::TempDir,
     ranks: [Child; 2],
 }
@@ -17,7 +17,11 @@ struct Ranks {
 impl Ranks {
     /// Starts them with flags of all, and others of rank 1.
     fn start(job: &str, flags: &[&str], of_rank_1: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), job, flags, of_rank_1)
+    }
+
+    /// The same in a folder.
+    pub(super) fn start_in(folder: tempfile::TempDir, job: &str, flags: &[&str], of_rank_1: &[&str]) -> Self {
         let model = new_model(folder.path(), 64, 2, 128, 256);
         let data = new_data(folder.path(), 50, 24, 256);
         let output = folder.path().join("run");
@@ -45,13 +49,13 @@ impl Ranks {
     }
 
     /// What both have said, on both streams.
-    fn said(&self) -> String {
+    pub(super) fn said(&self) -> String {
         let files = ["said-0", "out-0", "said-1", "out-1"];
         files.map(|file| fs::read_to_string(self.folder.path().join(file)).unwrap()).concat()
     }
 
     /// Their exit codes, which they must have within a minute.
-    fn codes(&mut self) -> [Option<i32>; 2] {
+    pub(super) fn codes(&mut self) -> [Option<i32>; 2] {
         let begun = Instant::now();
         while self.ranks.iter_mut().any(|rank| rank.try_wait().unwrap().is_none()) {
             assert!(begun.elapsed() < Duration::from_mins(1), "{}", self.said());

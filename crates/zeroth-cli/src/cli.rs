@@ -307,13 +307,13 @@ pub(crate) enum CheckpointCommand {
         /// A step-N folder, or a run folder
         dir: PathBuf,
     },
-    /// Verify the checksums of a checkpoint, or of all checkpoints of a run
+    /// Verify the checksums of a checkpoint, of all checkpoints of a run, or of a teacher cache
     #[command(
         after_help = "Example: zeroth checkpoint verify run\n\nExit code 4 if a file is damaged. In the \
                             folder itself, `sha256sum --check SHA256SUMS` does the same."
     )]
     Verify {
-        /// A step-N folder, or a run folder
+        /// A step-N folder, a run folder, or a folder of `distill cache`
         dir: PathBuf,
     },
     /// Export a checkpoint, or a run's newest valid one, as a Hugging Face folder; merge adapters into their base

@@ -60,8 +60,9 @@ pub use batch::{Batches, MicroBatch};
 pub use best::{BestMetric, BestPolicy};
 pub use control::ControlRequest;
 pub use distill::{
-    CacheJob, CacheManifest, CacheProgress, CacheWriter, CachedData, Distillation, MakeCacheError,
-    OpenedCache, TeacherCache, TeacherCacheError, TeacherError, TeacherModel, TeacherSource, TeacherWeights,
+    BlockChecksums, CacheJob, CacheManifest, CacheProgress, CacheWriter, CachedData, Distillation,
+    MakeCacheError, OpenedCache, TeacherCache, TeacherCacheError, TeacherError, TeacherModel, TeacherSource,
+    TeacherWeights, VerifiedCache,
 };
 pub use events::{EventLog, RunEvent};
 pub use export_error::ExportError;

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::model::is_adapter_folder;
-use zeroth::train::ExportError;
 use zeroth::train::checkpoint::{
     Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, Destination, LoraEntry, Verified, export,
     list, newest_valid, now, resolve, state_name, verify_folder,
 };
+use zeroth::train::{ExportError, TeacherCache};
 
-use super::checkpoint_merge;
+use super::{checkpoint_merge, verify_cache};
 use crate::cli::{CheckpointCommand, CheckpointExportArgs};
 use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
@@ -23,6 +23,7 @@ pub(super) fn run(command: &CheckpointCommand, output: &Output) -> anyhow::Resul
             CheckpointPath::Step(folder) => inspect_one(&folder, output),
             CheckpointPath::Run(checkpoints) => inspect_all(&checkpoints, output),
         },
+        CheckpointCommand::Verify { dir } if TeacherCache::is_in(dir) => verify_cache::run(dir, output),
         CheckpointCommand::Verify { dir } => verify(dir, output),
         CheckpointCommand::Export(arguments) if arguments.merge => checkpoint_merge::run(arguments, output),
         CheckpointCommand::Export(arguments) => export_model(arguments, output),

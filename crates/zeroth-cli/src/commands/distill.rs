@@ -74,9 +74,13 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
         return Ok(Exit::DoesNotFit);
     }
     let mut writer = match CacheWriter::open(&arguments.output, &manifest)? {
-        OpenedCache::Complete(found) => {
-            output::note("this cache is already complete; nothing was changed");
-            summary(arguments, &found, None, output)?;
+        OpenedCache::Complete { manifest, added_checksums } => {
+            output::note(if added_checksums {
+                "this cache is already complete; checksums of what it holds were added"
+            } else {
+                "this cache is already complete; nothing was changed"
+            });
+            summary(arguments, &manifest, None, output)?;
             return Ok(Exit::Done);
         }
         OpenedCache::Open(writer) => writer,

@@ -25,6 +25,7 @@ pub(crate) mod render_templates;
 mod resolve;
 mod train;
 mod verify;
+mod verify_cache;
 
 use clap::CommandFactory;
 

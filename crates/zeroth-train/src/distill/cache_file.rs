@@ -1,17 +1,19 @@
 //! Reads a cache of a teacher's distributions: for each token of the token cache, in its order, k ids and k log-probabilities.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use zeroth_base::{PublishError, counted, grouped};
+use crc32c::crc32c;
+use zeroth_base::{PublishError, counted, grouped, publish};
 
 use super::CacheManifest;
+use super::record_checksums::{CheckedRecords, check_records, checksum_bytes, crc32c_of};
 
 pub(super) const MANIFEST: &str = "manifest.json";
 pub(super) const RECORDS: &str = "records.bin";
+pub(super) const CHECKSUMS: &str = "checksums.bin";
 /// Bytes of a manifest that are read.
 const MOST: u64 = 1 << 20;
 
@@ -94,8 +96,19 @@ pub enum TeacherCacheError {
 #[derive(Debug, Clone)]
 pub struct TeacherCache {
     folder: PathBuf,
-    file: Arc<File>,
+    records: Arc<CheckedRecords>,
     manifest: CacheManifest,
+}
+
+/// A cache whose bytes were compared with their checksums.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VerifiedCache {
+    /// What it was made of, and how much is done.
+    pub manifest: CacheManifest,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Elapsed time.
+    pub took: Duration,
 }
 
 /// A token's records: what a micro-batch holds of them.
@@ -105,8 +118,8 @@ pub(crate) struct TeacherRows {
     pub(crate) ids: Vec<i32>,
     /// Their log-probabilities [tokens, k].
     pub(crate) log_probs: Vec<f32>,
-    /// Records as they are on disk [tokens, 2, k].
-    records: Vec<i32>,
+    /// Blocks of records as they are on disk [tokens, 2, k].
+    block: Vec<i32>,
 }
 
 impl TeacherRows {
@@ -131,15 +144,43 @@ pub(super) fn read_manifest(folder: &Path) -> Result<Option<CacheManifest>, Teac
     let bytes =
         std::fs::read(&path).map_err(|source| TeacherCacheError::Read { path: path.clone(), source })?;
     // A manifest of something else has no `kind` of ours.
-    let kind =
+    let found =
         serde_json::from_slice::<serde_json::Value>(&bytes).map_err(|error| damaged(error.to_string()))?;
-    if kind["kind"] != super::cache_manifest::KIND {
+    if found["kind"] != super::cache_manifest::KIND {
         let found = format!("a {MANIFEST} of something else");
         return Err(TeacherCacheError::Occupied { folder: folder.to_owned(), found });
     }
-    let manifest: CacheManifest = serde_json::from_value(kind).map_err(|error| damaged(error.to_string()))?;
+    let is_sealed = found.get("crc32c").is_some();
+    let manifest: CacheManifest =
+        serde_json::from_value(found).map_err(|error| damaged(error.to_string()))?;
+    if is_sealed || manifest.checksums.is_some() {
+        check_seal(&bytes).map_err(damaged)?;
+    }
     manifest.check().map_err(damaged)?;
     Ok(Some(manifest))
+}
+
+/// Publishes the manifest of a cache, with its own checksum as the last field.
+pub(super) fn publish_manifest(folder: &Path, manifest: &CacheManifest) -> Result<(), TeacherCacheError> {
+    let text = serde_json::to_string_pretty(manifest).unwrap_or_default();
+    let fields = text.trim_end_matches('}').trim_end();
+    let sealed = format!("{fields}{}", seal(fields.as_bytes()));
+    Ok(publish(&folder.join(MANIFEST), sealed.as_bytes())?)
+}
+
+/// The end of a manifest behind `fields`.
+fn seal(fields: &[u8]) -> String {
+    format!(",\n  \"crc32c\": \"{:08x}\"\n}}\n", crc32c(fields))
+}
+
+/// Checks that a manifest has the bytes that it was published with.
+fn check_seal(bytes: &[u8]) -> Result<(), String> {
+    let (fields, end) = bytes.split_at(bytes.len().saturating_sub(seal(&[]).len()));
+    if end == seal(fields).as_bytes() {
+        Ok(())
+    } else {
+        Err(format!("its last field is not the CRC32C of those before it, {:08x}", crc32c(fields)))
+    }
 }
 
 impl TeacherCache {
@@ -152,17 +193,51 @@ impl TeacherCache {
             let (done, tokens) = (manifest.tokens_done, manifest.data.tokens);
             return Err(TeacherCacheError::Incomplete { folder: folder.to_owned(), done, tokens });
         }
-        let path = folder.join(RECORDS);
-        let file =
-            File::open(&path).map_err(|source| TeacherCacheError::Read { path: path.clone(), source })?;
-        let found =
-            file.metadata().map_err(|source| TeacherCacheError::Read { path: path.clone(), source })?;
-        let (found, expected) = (found.len(), manifest.data.tokens * manifest.record_bytes());
-        if found != expected {
-            let why = format!("it has {found} bytes, and its manifest says {expected}");
-            return Err(TeacherCacheError::Damaged { path, why });
+        let records = Arc::new(CheckedRecords::open(folder, &manifest)?);
+        Ok(Self { folder: folder.to_owned(), records, manifest })
+    }
+
+    /// Whether a folder looks like one of a cache, of a damaged one too.
+    pub fn is_in(folder: &Path) -> bool {
+        folder.join(RECORDS).is_file() || matches!(read_manifest(folder), Ok(Some(_)))
+    }
+
+    /// Compares all bytes of a cache with their checksums, those of a cache that is not complete included.
+    pub fn verify(folder: &Path) -> Result<VerifiedCache, TeacherCacheError> {
+        let begin = Instant::now();
+        let Some(manifest) = read_manifest(folder)? else {
+            return Err(TeacherCacheError::None { folder: folder.to_owned() });
+        };
+        CheckedRecords::open(folder, &manifest)?.read_all(&manifest, |_| ())?;
+        let sums = manifest.checksums.map_or(0, |sums| checksum_bytes(manifest.tokens_done, sums.tokens));
+        let bytes = manifest.tokens_done * manifest.record_bytes() + sums;
+        Ok(VerifiedCache { manifest, bytes, took: begin.elapsed() })
+    }
+
+    /// What it was made of, and checksums of all its records: equal for equal caches. Reads the whole of a cache that has no
+    /// checksums.
+    pub fn identity(&self) -> Result<String, TeacherCacheError> {
+        let manifest = serde_json::to_string(&self.manifest).unwrap_or_default();
+        let mut identity = format!("{:08x}", crc32c(manifest.as_bytes()));
+        if self.manifest.checksums.is_none() {
+            let bytes = self.manifest.data.tokens * self.manifest.record_bytes();
+            let path = self.folder.join(RECORDS);
+            let records = std::fs::File::open(&path).and_then(|file| crc32c_of(&file, bytes));
+            let records = records.map_err(|source| TeacherCacheError::Read { path, source })?;
+            identity = format!("{identity}-{records:08x}");
         }
-        Ok(Self { folder: folder.to_owned(), file: Arc::new(file), manifest })
+        Ok(identity)
+    }
+
+    /// What a user should know about it.
+    pub fn note(&self) -> Option<String> {
+        self.manifest.checksums.is_none().then(|| {
+            format!(
+                "{} has no checksums: an earlier version made it, and damage to it is not noticed; the same `zeroth distill \
+                 cache` command adds them",
+                self.folder.display()
+            )
+        })
     }
 
     /// Its folder.
@@ -182,24 +257,15 @@ impl TeacherCache {
         tokens: u64,
         into: &mut TeacherRows,
     ) -> Result<(), TeacherCacheError> {
-        let path = || self.folder.join(RECORDS);
         let k = self.manifest.k as usize;
-        into.records.resize(tokens as usize * 2 * k, 0);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut into.records);
-        let at = first * self.manifest.record_bytes();
-        self.file
-            .read_exact_at(bytes, at)
-            .map_err(|source| TeacherCacheError::Read { path: path(), source })?;
-        for (token, record) in (first..).zip(into.records.chunks_exact(2 * k)) {
+        let from = self.records.read(first, tokens, &mut into.block)?;
+        let records = &into.block[from..][..tokens as usize * 2 * k];
+        check_records(records, first, &self.manifest)
+            .map_err(|why| TeacherCacheError::Damaged { path: self.records.path(), why })?;
+        for record in records.chunks_exact(2 * k) {
             let (ids, log_probs) = record.split_at(k);
-            let is_known = |id: &i32| u64::try_from(*id).is_ok_and(|id| id < self.manifest.vocab);
-            let log_probs = log_probs.iter().map(|bits| f32::from_bits(bits.cast_unsigned()));
-            if !ids.iter().all(is_known) || !log_probs.clone().all(is_log_prob) {
-                let why = format!("the record of token {token} is not of ids and log-probabilities");
-                return Err(TeacherCacheError::Damaged { path: path(), why });
-            }
             into.ids.extend_from_slice(ids);
-            into.log_probs.extend(log_probs);
+            into.log_probs.extend(log_probs.iter().map(|bits| f32::from_bits(bits.cast_unsigned())));
         }
         Ok(())
     }

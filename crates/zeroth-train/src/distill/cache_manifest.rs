@@ -2,11 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::record_checksums::BlockChecksums;
 use crate::checkpoint::BaseEntry;
 use crate::checkpoint::exact;
 
-/// The format version that this version reads and writes.
-pub(super) const FORMAT_VERSION: u64 = 1;
+/// The format version that this version writes.
+pub(super) const FORMAT_VERSION: u64 = 2;
+/// An earlier one, without checksums, that it reads.
+pub(super) const WITHOUT_CHECKSUMS: u64 = 1;
+/// Bytes of an id and its log-probability.
+const ENTRY_BYTES: u64 = 8;
 /// Marks the folder as a cache.
 pub(super) const KIND: &str = "zeroth teacher cache";
 
@@ -34,6 +39,9 @@ pub struct CacheManifest {
     pub temperature: f64,
     /// Tokens whose records are written and synced: whole samples in the order of the token cache.
     pub tokens_done: u64,
+    /// Checksums of the records; caches of format 1 have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksums: Option<BlockChecksums>,
 }
 
 /// The data of a cache.
@@ -50,7 +58,7 @@ pub struct CachedData {
 impl CacheManifest {
     /// Bytes of a token's record: k ids and k log-probabilities of 4 bytes each.
     pub const fn record_bytes(&self) -> u64 {
-        self.k * 8
+        self.k * ENTRY_BYTES
     }
 
     /// Whether all tokens are done.
@@ -63,15 +71,28 @@ impl CacheManifest {
         if self.kind != KIND {
             return Err(format!("it is of `{}`", self.kind));
         }
-        if self.format_version != FORMAT_VERSION {
+        if ![WITHOUT_CHECKSUMS, FORMAT_VERSION].contains(&self.format_version) {
             let found = self.format_version;
-            return Err(format!("its format version is {found}, this version reads {FORMAT_VERSION}"));
+            return Err(format!(
+                "its format version is {found}, this version reads {WITHOUT_CHECKSUMS} and {FORMAT_VERSION}"
+            ));
+        }
+        let has_checksums = self.checksums.is_some_and(|checksums| checksums.tokens > 0);
+        if has_checksums != (self.format_version == FORMAT_VERSION) {
+            let has = if has_checksums { "checksums" } else { "no checksums" };
+            return Err(format!("its format version is {}, and it has {has}", self.format_version));
         }
         if !(1..=self.vocab).contains(&self.k) || self.vocab > i32::MAX as u64 {
             return Err(format!("k is {}, the vocabulary {}", self.k, self.vocab));
         }
         if !(self.temperature.is_finite() && self.temperature > 0.0) {
             return Err(format!("its temperature is {}", self.temperature));
+        }
+        // Blocks are read whole.
+        if let Some(BlockChecksums { tokens, .. }) = self.checksums
+            && tokens != BlockChecksums::new(self.record_bytes()).tokens
+        {
+            return Err(format!("its blocks have {tokens} tokens"));
         }
         let bytes =
             self.data.tokens.checked_mul(self.record_bytes()).filter(|bytes| i64::try_from(*bytes).is_ok());

@@ -1,17 +1,19 @@
 //! Writes a cache of a teacher's distributions, so that a kill or a full disk leaves what was done usable.
 //!
-//! Records are appended, synced, and only then counted by the manifest, which is replaced atomically. What lies behind the
-//! counted records is cut off when the cache is continued.
+//! Records and checksums are appended, synced, and only then counted by the manifest, which is replaced atomically. What lies
+//! behind the counted records is cut off when the cache is continued. All that is counted is verified then.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use zeroth_base::publish;
-
 use super::CacheManifest;
-use super::cache_file::{MANIFEST, RECORDS, TeacherCacheError, is_log_prob, read_manifest};
+use super::cache_file::{
+    CHECKSUMS, MANIFEST, RECORDS, TeacherCacheError, is_log_prob, publish_manifest, read_manifest,
+};
+use super::cache_manifest::FORMAT_VERSION;
+use super::record_checksums::{BlockChecksums, CheckedRecords, RunningChecksums, checksum_bytes};
 
 /// Time between commits.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -19,8 +21,13 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// A cache that was opened to be written.
 #[derive(Debug)]
 pub enum OpenedCache {
-    /// It is complete already.
-    Complete(CacheManifest),
+    /// It is complete already, and all of it was verified.
+    Complete {
+        /// What it was made of.
+        manifest: CacheManifest,
+        /// Whether an earlier version made it, and its checksums were added now.
+        added_checksums: bool,
+    },
     /// It is new, or continues an earlier one.
     Open(CacheWriter),
 }
@@ -30,6 +37,8 @@ pub enum OpenedCache {
 pub struct CacheWriter {
     folder: PathBuf,
     file: File,
+    checksums_file: File,
+    checksums: RunningChecksums,
     /// With the tokens that are committed.
     manifest: CacheManifest,
     /// Tokens written after the last commit.
@@ -55,12 +64,13 @@ impl CacheWriter {
             let remedy = "give another --output, or the data and flags that it was made with";
             return Err(TeacherCacheError::Other { folder: folder.to_owned(), differences, remedy });
         }
-        if found.is_complete() {
-            return Ok(OpenedCache::Complete(found));
+        if found.is_complete() && found.checksums.is_some() {
+            CheckedRecords::open(folder, &found)?.read_all(&found, |_| ())?;
+            return Ok(OpenedCache::Complete { manifest: found, added_checksums: false });
         }
         let path = folder.join(RECORDS);
         let failed = |source| TeacherCacheError::Write { path: path.clone(), source };
-        let file = OpenOptions::new().append(true).create(true).open(&path).map_err(failed)?;
+        let file = appended(&path)?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 return Err(TeacherCacheError::Locked { folder: folder.to_owned() });
@@ -70,20 +80,28 @@ impl CacheWriter {
         }
         // Only now nobody else writes: the manifest may have moved on since it was read.
         let manifest = read_manifest(folder)?.unwrap_or(found);
-        let (length, done) =
-            (file.metadata().map_err(failed)?.len(), manifest.tokens_done * manifest.record_bytes());
-        if length < done {
-            let why = format!("it has {length} bytes, and its manifest counts {done}");
-            return Err(TeacherCacheError::Damaged { path, why });
+        let checksums_file = appended(&folder.join(CHECKSUMS))?;
+        let records = CheckedRecords::open(folder, &manifest)?;
+        let tokens = manifest.tokens_done;
+        let record_bytes = manifest.record_bytes();
+        let checksums = if let Some(sums) = manifest.checksums {
+            records.read_all(&manifest, |_| ())?;
+            RunningChecksums::after(tokens, sums)
+        } else {
+            // An earlier version made it.
+            let mut checksums = RunningChecksums::after(0, BlockChecksums::new(record_bytes));
+            records.read_all(&manifest, |records| checksums.append(records, record_bytes))?;
+            checksums
+        };
+        file.set_len(tokens * record_bytes).map_err(failed)?;
+        let added_checksums = manifest.checksums.is_none();
+        let (folder, committed) = (folder.to_owned(), Instant::now());
+        let mut writer = Self { folder, file, checksums_file, checksums, manifest, pending: 0, committed };
+        writer.publish_progress()?;
+        if writer.manifest.is_complete() {
+            return Ok(OpenedCache::Complete { manifest: writer.manifest, added_checksums });
         }
-        file.set_len(done).map_err(failed)?;
-        Ok(OpenedCache::Open(Self {
-            folder: folder.to_owned(),
-            file,
-            manifest,
-            pending: 0,
-            committed: Instant::now(),
-        }))
+        Ok(OpenedCache::Open(writer))
     }
 
     /// What the cache is made of, with the tokens that are committed.
@@ -113,6 +131,7 @@ impl CacheWriter {
             records.extend_from_slice(bytemuck::cast_slice(log_probs));
         }
         self.file.write_all(&records).map_err(|source| self.failed(source))?;
+        self.checksums.append(&records, self.manifest.record_bytes());
         self.pending += (ids.len() / k) as u64;
         if self.committed.elapsed() >= INTERVAL {
             self.commit()?;
@@ -124,12 +143,32 @@ impl CacheWriter {
     pub fn commit(&mut self) -> Result<(), TeacherCacheError> {
         if self.pending > 0 {
             self.file.sync_data().map_err(|source| self.failed(source))?;
-            let tokens_done = self.manifest.tokens_done + self.pending;
-            let manifest = CacheManifest { tokens_done, ..self.manifest.clone() };
-            publish_manifest(&self.folder, &manifest)?;
-            (self.manifest, self.pending) = (manifest, 0);
+            self.publish_progress()?;
         }
         self.committed = Instant::now();
+        Ok(())
+    }
+
+    /// Writes the checksums of what was written, and counts it. What an attempt that failed has left is written over.
+    fn publish_progress(&mut self) -> Result<(), TeacherCacheError> {
+        let path = self.folder.join(CHECKSUMS);
+        let committed =
+            self.manifest.checksums.map_or(0, |sums| checksum_bytes(self.manifest.tokens_done, sums.tokens));
+        let mut written = || {
+            self.checksums_file.set_len(committed)?;
+            self.checksums_file.write_all(&self.checksums.pending)?;
+            self.checksums_file.sync_data()
+        };
+        written().map_err(|source| TeacherCacheError::Write { path, source })?;
+        let manifest = CacheManifest {
+            format_version: FORMAT_VERSION,
+            tokens_done: self.manifest.tokens_done + self.pending,
+            checksums: Some(self.checksums.now()),
+            ..self.manifest.clone()
+        };
+        publish_manifest(&self.folder, &manifest)?;
+        self.checksums.pending.clear();
+        (self.manifest, self.pending) = (manifest, 0);
         Ok(())
     }
 
@@ -148,9 +187,10 @@ pub(super) fn first_not_finite(log_probs: &[f32], k: u64) -> Option<usize> {
     log_probs.iter().position(|number| !is_log_prob(*number)).map(|place| place / k as usize)
 }
 
-fn publish_manifest(folder: &Path, manifest: &CacheManifest) -> Result<(), TeacherCacheError> {
-    let text = serde_json::to_string_pretty(manifest).unwrap_or_default();
-    Ok(publish(&folder.join(MANIFEST), format!("{text}\n").as_bytes())?)
+/// Opens a file to append to it.
+fn appended(path: &Path) -> Result<File, TeacherCacheError> {
+    let failed = |source| TeacherCacheError::Write { path: path.to_owned(), source };
+    OpenOptions::new().append(true).create(true).open(path).map_err(failed)
 }
 
 /// Refuses a folder with anything but leftovers of a kill before the first manifest.

@@ -10,7 +10,8 @@ use zeroth_program::{Compiled, Settings, Target, TopLogProbs};
 use super::cache_manifest::{CachedData, FORMAT_VERSION, KIND};
 use super::cache_writer::first_not_finite;
 use super::{
-    CacheManifest, CacheWriter, TeacherCacheError, TeacherError, TeacherLoad, TeacherModel, TeacherWeights,
+    BlockChecksums, CacheManifest, CacheWriter, TeacherCacheError, TeacherError, TeacherLoad, TeacherModel,
+    TeacherWeights,
 };
 use crate::MicroBatch;
 use crate::checkpoint::BaseEntry;
@@ -103,7 +104,7 @@ impl CacheJob<'_> {
     /// What the cache will be made of. The teacher's weights are known by the first of each tensor.
     pub fn manifest(&self, weights: &TeacherWeights<'_>) -> Result<CacheManifest, MakeCacheError> {
         let sample = weights.sample().map_err(TeacherError::from)?;
-        Ok(CacheManifest {
+        let manifest = CacheManifest {
             kind: KIND.to_owned(),
             format_version: FORMAT_VERSION,
             data: CachedData::of(self.samples)?,
@@ -119,7 +120,9 @@ impl CacheJob<'_> {
             k: self.top.k,
             temperature: self.top.temperature,
             tokens_done: 0,
-        })
+            checksums: None,
+        };
+        Ok(CacheManifest { checksums: Some(BlockChecksums::new(manifest.record_bytes())), ..manifest })
     }
 
     /// Compiles the teacher's forward for the largest micro-batch.

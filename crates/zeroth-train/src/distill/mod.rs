@@ -4,6 +4,7 @@ mod cache_file;
 mod cache_manifest;
 mod cache_writer;
 mod make_cache;
+mod record_checksums;
 mod teacher_weights;
 
 use std::path::PathBuf;
@@ -12,10 +13,11 @@ use zeroth_graph::DistillSpec;
 use zeroth_model::{Distilled, ModelConfig, ParameterTable, TeacherForward};
 
 pub(crate) use cache_file::TeacherRows;
-pub use cache_file::{TeacherCache, TeacherCacheError};
+pub use cache_file::{TeacherCache, TeacherCacheError, VerifiedCache};
 pub use cache_manifest::{CacheManifest, CachedData};
 pub use cache_writer::{CacheWriter, OpenedCache};
 pub use make_cache::{CacheJob, CacheProgress, MakeCacheError};
+pub use record_checksums::BlockChecksums;
 pub use teacher_weights::{TeacherError, TeacherWeights};
 pub(crate) use teacher_weights::{TeacherLoad, read_teacher};
 

@@ -77,6 +77,7 @@ pub(super) fn resolve(
     };
     let cache = TeacherCache::open(folder).context("--kd-cache")?;
     check_cache(kd, &cache, teacher.as_ref(), arguments.seed)?;
+    notes.extend(cache.note());
     let temperature = cache.manifest().temperature;
     if kd.kd_temperature.is_none() {
         notes.push(format!("--kd-temperature is {temperature}, that of the cache"));
