@@ -4,6 +4,7 @@ mod accumulation;
 mod adapters;
 mod best_model;
 mod changed_inputs;
+mod changed_models;
 mod control_groups;
 mod damaged_caches;
 mod damaged_checkpoints;

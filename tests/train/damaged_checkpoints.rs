@@ -112,7 +112,7 @@ fn auto_does_not_start_over_on_unreadable_checkpoints() {
 }
 
 /// Writes a modified manifest with a matching checksum.
-fn forge(step: &Path, change: impl Fn(&mut Value)) {
+pub(super) fn forge(step: &Path, change: impl Fn(&mut Value)) {
     let path = step.join("manifest.json");
     let mut manifest = json(&path);
     change(&mut manifest);

@@ -32,14 +32,18 @@ pub enum UnwritableConfig {
 impl ModelConfig {
     /// The model's `config.json`.
     pub fn to_json(&self) -> Result<Map<String, Value>, UnwritableConfig> {
-        let family = self.family;
-        let map = match &family.architecture().stack {
-            Stack::Decoder(decoder) => self.fields(decoder),
-            Stack::EncoderDecoder(_) => self.encoder_decoder_fields(),
-        };
+        let (family, map) = (self.family, self.to_map());
         let refused = |fields: String| UnwritableConfig::Fields { family, fields };
         let again = Self::from_map(&map, "config.json").map_err(|error| refused(error.to_string()))?;
         if again == *self { Ok(map) } else { Err(refused(differences(self, &again).join(", "))) }
+    }
+
+    /// The resolved fields, as far as the family's configs have them.
+    pub(crate) fn to_map(&self) -> Map<String, Value> {
+        match &self.family.architecture().stack {
+            Stack::Decoder(decoder) => self.fields(decoder),
+            Stack::EncoderDecoder(_) => self.encoder_decoder_fields(),
+        }
     }
 
     /// The fields of all families.

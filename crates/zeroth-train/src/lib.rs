@@ -87,7 +87,8 @@ pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
 pub use report::{Report, ReportPlan, ReportToError, Reporters, UnstartedReports};
 pub use resident::resident_bytes;
 pub use resume::{
-    ResumeError, check_same_adapters, check_same_data, check_same_distillation, config_changes,
+    ResumeError, check_same_adapters, check_same_data, check_same_distillation, check_same_function,
+    config_changes,
     redistribute_batch,
 };
 pub use router_load::RouterLoad;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use zeroth_base::counted;
 use zeroth_engine::{Engine, RunError, State};
 use zeroth_kernel::Control;
-use zeroth_model::ParameterTable;
+use zeroth_model::{ModelConfig, ParameterTable};
 
 use crate::checkpoint::{Checkpoint, ControlState, DistillEntry, Manifest};
 use crate::distill::{TeacherLoad, read_teacher};
@@ -98,6 +98,18 @@ pub enum ResumeError {
         checkpoint: String,
         /// What differs, as `--kd-alpha is 0.5, that of the checkpoint 0.3`.
         differences: Vec<String>,
+    /// The model computes something else from its weights.
+    #[error(
+        "{checkpoint} was trained as another model: {}. Resuming keeps the model: restore these fields of its config.json, or \
+         export the checkpoint (`zeroth checkpoint export`), change its config.json and start a new run from that model",
+        differences.join("; ")
+    )]
+    Function {
+        /// The checkpoint.
+        checkpoint: String,
+        /// What differs, as `num_experts_per_tok is 1, that of the checkpoint 2`.
+        differences: Vec<String>,
+    },
     },
     /// The data differs.
     #[error(
@@ -216,6 +228,17 @@ pub fn check_same_adapters(
         Err(ResumeError::Adapters { checkpoint: folder, differences })
     }
 }
+/// Checks that the model computes what that of the checkpoint does. Checkpoints of earlier versions do not say it.
+pub fn check_same_function(checkpoint: &Checkpoint, model: &ModelConfig) -> Result<(), ResumeError> {
+    let Some(saved) = &checkpoint.manifest().model.function else { return Ok(()) };
+    let differences = model.function().differences(saved, "the checkpoint");
+    if differences.is_empty() {
+        return Ok(());
+    }
+    let checkpoint = checkpoint.folder().display().to_string();
+    Err(ResumeError::Function { checkpoint, differences })
+}
+
 
 /// Checks that the distillation of a command is that of the checkpoint: the teacher, as far as it is known, and the loss. The
 /// teacher's placement may differ.

@@ -74,7 +74,10 @@ impl Job {
             dtype: self.settings.types.compute,
             optimizer: self.settings.optimizer.name().to_owned(),
             moments: self.settings.moment_dtype,
-            model: ModelEntry::of(self.model.family.model_type(), &self.saved_table(), |_| true),
+            model: ModelEntry {
+                function: Some(self.model.function()),
+                ..ModelEntry::of(self.model.family.model_type(), &self.saved_table(), |_| true)
+            },
             states: Vec::new(),
             weights_only: false,
             best: None,

@@ -1,6 +1,7 @@
 //! What a checkpoint says about a distillation and its teacher, of which it holds no weights.
 
 use serde::{Deserialize, Serialize};
+use zeroth_model::ModelFunction;
 
 use super::lora_entry::BaseEntry;
 use super::manifest::exact;
@@ -22,6 +23,9 @@ pub struct DistillEntry {
     pub squared: bool,
     /// The teacher.
     pub teacher: BaseEntry,
+    /// What the teacher computes from its weights; checkpoints of earlier versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher_function: Option<ModelFunction>,
     /// Whether the teacher's linear layers were kept in nf4.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub quantized: bool,
@@ -42,15 +46,16 @@ pub struct CacheEntry {
 impl DistillEntry {
     /// The entry of a run; the identity of a teacher with weights is set once it is known.
     pub fn of(job: &Distillation) -> Self {
-        let (teacher, quantized, cache) = match &job.teacher {
+        let (teacher, teacher_function, quantized, cache) = match &job.teacher {
             TeacherSource::Weights(teacher) => {
                 let (name, total) = (teacher.name.clone(), teacher.table.total());
-                (BaseEntry { name, total, ..BaseEntry::default() }, teacher.quantized, None)
+                let entry = BaseEntry { name, total, ..BaseEntry::default() };
+                (entry, Some(teacher.function()), teacher.quantized, None)
             }
             TeacherSource::Cache { cache, tail } => {
                 let manifest = cache.manifest();
                 let entry = CacheEntry { k: manifest.k, tail: *tail };
-                (manifest.teacher.clone(), manifest.quantized, Some(entry))
+                (manifest.teacher.clone(), manifest.function.clone(), manifest.quantized, Some(entry))
             }
         };
         Self {
@@ -59,6 +64,7 @@ impl DistillEntry {
             beta: job.spec.beta,
             squared: job.spec.squared,
             teacher,
+            teacher_function,
             quantized,
             cache,
         }
@@ -114,6 +120,10 @@ impl DistillEntry {
                 if new.hash.is_empty() { &old.sample } else { &old.hash },
             ));
         }
+        if let (Some(now), Some(saved)) = (&now.teacher_function, &saved.teacher_function) {
+            let fields = now.differences(saved, "the checkpoint");
+            differences.extend(fields.into_iter().map(|field| format!("the teacher's {field}")));
+        }
         differences
     }
 }
@@ -134,6 +144,7 @@ mod tests {
                 hash: "a".to_owned(),
                 sample: "b".to_owned(),
             },
+            teacher_function: None,
             quantized: false,
             cache: Some(CacheEntry { k: 20, tail: true }),
         }

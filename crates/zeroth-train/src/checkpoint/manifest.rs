@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_engine::State;
-use zeroth_model::ParameterTable;
+use zeroth_model::{ModelFunction, ParameterTable};
 
 use super::distill_entry::DistillEntry;
 use super::lora_entry::LoraEntry;
@@ -161,6 +161,9 @@ pub struct ParameterEntry {
     /// Its name in safetensors files.
     pub name: String,
     /// Its shape.
+    /// What the model computes from them, a base of adapters included; checkpoints of earlier versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<ModelFunction>,
     pub shape: Vec<u64>,
     /// Whether it is trained. Frozen parameters have weights only.
     pub trained: bool,
@@ -188,7 +191,7 @@ impl ModelEntry {
                 trained: is_trained(&parameter.name),
             })
             .collect();
-        Self { model_type: model_type.to_owned(), total: table.total(), parameters }
+        Self { model_type: model_type.to_owned(), total: table.total(), parameters, function: None }
     }
 }
 

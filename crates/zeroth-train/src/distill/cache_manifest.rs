@@ -1,6 +1,7 @@
 //! manifest.json of a cache of a teacher's distributions: what it was made of, and how much is done.
 
 use serde::{Deserialize, Serialize};
+use zeroth_model::ModelFunction;
 
 use super::record_checksums::BlockChecksums;
 use crate::checkpoint::BaseEntry;
@@ -26,6 +27,9 @@ pub struct CacheManifest {
     pub data: CachedData,
     /// The teacher.
     pub teacher: BaseEntry,
+    /// What the teacher computes from its weights; caches of earlier versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<ModelFunction>,
     /// Whether the teacher's linear layers were in nf4.
     pub quantized: bool,
     /// The dtype that the teacher was computed in.
@@ -118,7 +122,7 @@ impl CacheManifest {
         compare("--teacher-quantize", nf4(now.quantized), nf4(self.quantized));
         compare("the precision", now.dtype.clone(), self.dtype.clone());
         differences.extend(self.data_difference(&now.data));
-        differences.extend(self.teacher_difference(&now.teacher));
+        differences.extend(self.teacher_differences(&now.teacher, now.function.as_ref()));
         differences
     }
 
@@ -133,14 +137,19 @@ impl CacheManifest {
         Some(format!("the data is {now}, that of the cache {saved}{how}"))
     }
 
-    /// How another teacher differs from that of the cache, by the first weights of each tensor.
-    pub fn teacher_difference(&self, now: &BaseEntry) -> Option<String> {
+    /// How another teacher differs from that of the cache: by the first weights of each tensor, and by what it computes from them.
+    pub fn teacher_differences(&self, now: &BaseEntry, function: Option<&ModelFunction>) -> Vec<String> {
         let saved = &self.teacher;
-        (saved.sample != now.sample || saved.total != now.total).then(|| {
-            format!(
+        let mut differences = Vec::new();
+        if saved.sample != now.sample || saved.total != now.total {
+            differences.push(format!(
                 "--teacher {} has other weights ({}) than {} of the cache ({})",
                 now.name, now.sample, saved.name, saved.sample
-            )
-        })
+            ));
+        }
+        let fields = function.zip(self.function.as_ref());
+        let fields = fields.map(|(now, saved)| now.differences(saved, "the cache")).unwrap_or_default();
+        differences.extend(fields.into_iter().map(|field| format!("the teacher's {field}")));
+        differences
     }
 }

@@ -114,6 +114,7 @@ impl CacheJob<'_> {
                 hash: String::new(),
                 sample,
             },
+            function: Some(self.teacher.function()),
             quantized: self.teacher.quantized,
             dtype: self.settings.types.compute.to_string(),
             vocab: self.teacher.config.vocab,

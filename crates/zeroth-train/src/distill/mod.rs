@@ -10,7 +10,7 @@ mod teacher_weights;
 use std::path::PathBuf;
 
 use zeroth_graph::DistillSpec;
-use zeroth_model::{Distilled, ModelConfig, ParameterTable, TeacherForward};
+use zeroth_model::{Distilled, ModelConfig, ModelFunction, ParameterTable, TeacherForward};
 
 pub(crate) use cache_file::TeacherRows;
 pub use cache_file::{TeacherCache, TeacherCacheError, VerifiedCache};
@@ -74,6 +74,15 @@ impl TeacherModel {
             table.quantize();
         }
         Self { name, folder, config, table, quantized, random }
+    }
+
+    /// What it computes from its weights. The loss that balances its experts is not trained.
+    pub fn function(&self) -> ModelFunction {
+        let mut config = self.config.clone();
+        if let Some(experts) = &mut config.experts {
+            experts.aux_loss = None;
+        }
+        config.function()
     }
 }
 

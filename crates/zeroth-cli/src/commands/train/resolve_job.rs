@@ -19,7 +19,8 @@ use zeroth::program::Target;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{
     BatchShape, Budget, Evaluation, Freedom, Job, Overhead, Processes, Report, RunLength, SampleOrder,
-    adapter_table, check_same_adapters, check_same_data, from_config, release_freed_memory,
+    adapter_table, check_same_adapters, check_same_data, check_same_function, from_config,
+    release_freed_memory,
 };
 
 use super::super::config_file;
@@ -183,6 +184,7 @@ pub(super) fn resolve_job(
         check_same_adapters(checkpoint, lora.as_ref(), &table)?;
         let saved = if is_lora { adapter_table(&table) } else { table.clone() };
         checkpoint.check_model(model.family.model_type(), &saved)?;
+        check_same_function(checkpoint, &model)?;
         is_redistributed = resume::keep_batch(checkpoint.manifest(), &resolved, ranks, &mut flags)?;
         if is_redistributed {
             resolved = resolve_with(&flags, None)?;

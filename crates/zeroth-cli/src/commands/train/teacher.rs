@@ -176,7 +176,7 @@ fn check_cache(
         let sample = weights.sample().context("--teacher")?;
         let (name, total) = (teacher.name.clone(), teacher.table.total());
         let now = BaseEntry { name, total, sample, hash: String::new() };
-        differences.extend(manifest.teacher_difference(&now));
+        differences.extend(manifest.teacher_differences(&now, Some(&teacher.function())));
     }
     refuse(cache, differences)
 }
