@@ -1,5 +1,6 @@
 //! `zeroth checkpoint`: inspects, verifies and exports valid and damaged checkpoints.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -90,6 +91,7 @@ fn save(folder: &Path, step: u64) {
         lora: None,
         distillation: None,
         config: json!({}),
+        flags: BTreeMap::new(),
         files: vec![written.entry().clone()],
     };
     unfinished.commit(manifest, &ModelFiles::read(&model).unwrap()).unwrap();

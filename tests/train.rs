@@ -41,6 +41,7 @@ mod private_cache;
 mod public_scripts;
 mod refusals;
 mod resume;
+mod resumed_settings;
 mod routers;
 mod run_files;
 mod run_folder;

@@ -1,5 +1,6 @@
 //! When evaluations, checkpoints and progress lines are due: Hugging Face's strategies.
 
+use std::fmt;
 use std::num::NonZeroU64;
 
 /// How often something recurs during a run.
@@ -11,6 +12,16 @@ pub enum Interval {
     Steps(NonZeroU64),
     /// `epoch`: after the step that consumes an epoch's last sample, and after the last step.
     Epoch,
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Never => f.write_str("no"),
+            Self::Steps(steps) => write!(f, "{steps}"),
+            Self::Epoch => f.write_str("epoch"),
+        }
+    }
 }
 
 /// The steps of a run and the length of its epochs. An epoch's remainder flows into the next step, so a step may

@@ -8,6 +8,7 @@
 mod base_hash;
 mod batch;
 mod best;
+mod changes;
 pub mod checkpoint;
 mod control;
 mod distill;
@@ -58,6 +59,7 @@ mod unstarted_run;
 
 pub use batch::{Batches, MicroBatch};
 pub use best::{BestMetric, BestPolicy};
+pub use changes::{SettingChange, config_changes};
 pub use control::ControlRequest;
 pub use distill::{
     BlockChecksums, CacheJob, CacheManifest, CacheProgress, CacheWriter, CachedData, Distillation,
@@ -88,7 +90,6 @@ pub use report::{Report, ReportPlan, ReportToError, Reporters, UnstartedReports}
 pub use resident::resident_bytes;
 pub use resume::{
     ResumeError, check_same_adapters, check_same_data, check_same_distillation, check_same_function,
-    config_changes,
     redistribute_batch,
 };
 pub use router_load::RouterLoad;

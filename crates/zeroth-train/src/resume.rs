@@ -1,8 +1,7 @@
-//! Resuming from a checkpoint: re-deriving the batch decomposition, comparing configs, and restoring a rank's state.
+//! Resuming from a checkpoint: re-deriving the batch decomposition, refusing other inputs, and restoring a rank's state.
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
 use zeroth_base::counted;
 use zeroth_engine::{Engine, RunError, State};
 use zeroth_kernel::Control;
@@ -98,6 +97,7 @@ pub enum ResumeError {
         checkpoint: String,
         /// What differs, as `--kd-alpha is 0.5, that of the checkpoint 0.3`.
         differences: Vec<String>,
+    },
     /// The model computes something else from its weights.
     #[error(
         "{checkpoint} was trained as another model: {}. Resuming keeps the model: restore these fields of its config.json, or \
@@ -109,7 +109,6 @@ pub enum ResumeError {
         checkpoint: String,
         /// What differs, as `num_experts_per_tok is 1, that of the checkpoint 2`.
         differences: Vec<String>,
-    },
     },
     /// The data differs.
     #[error(
@@ -228,6 +227,7 @@ pub fn check_same_adapters(
         Err(ResumeError::Adapters { checkpoint: folder, differences })
     }
 }
+
 /// Checks that the model computes what that of the checkpoint does. Checkpoints of earlier versions do not say it.
 pub fn check_same_function(checkpoint: &Checkpoint, model: &ModelConfig) -> Result<(), ResumeError> {
     let Some(saved) = &checkpoint.manifest().model.function else { return Ok(()) };
@@ -238,7 +238,6 @@ pub fn check_same_function(checkpoint: &Checkpoint, model: &ModelConfig) -> Resu
     let checkpoint = checkpoint.folder().display().to_string();
     Err(ResumeError::Function { checkpoint, differences })
 }
-
 
 /// Checks that the distillation of a command is that of the checkpoint: the teacher, as far as it is known, and the loss. The
 /// teacher's placement may differ.
@@ -262,38 +261,6 @@ fn adapted(name: &str) -> Option<&str> {
 /// The data's hash in the format of manifests.
 pub(crate) fn data_hash(samples: &Samples) -> String {
     format!("{:016x}", samples.hash())
-}
-
-/// Config changes since the checkpoint, one per key. Keys derived from the number of ranks are omitted.
-pub fn config_changes(before: &Value, now: &Value) -> Vec<String> {
-    const FOLLOWS: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
-    let (mut old, mut new) = (Vec::new(), Vec::new());
-    flatten("", before, &mut old);
-    flatten("", now, &mut new);
-    let value_in = |list: &[(String, Value)], path: &str| {
-        list.iter().find(|(key, _)| key == path).map(|(_, value)| value.clone())
-    };
-    let mut paths: Vec<&String> = old.iter().chain(&new).map(|(path, _)| path).collect();
-    paths.sort_unstable();
-    paths.dedup();
-    let changed = paths.into_iter().filter(|path| !FOLLOWS.contains(&path.as_str())).filter_map(|path| {
-        let (then, now) = (value_in(&old, path), value_in(&new, path));
-        let shown = |value: Option<Value>| value.map_or_else(|| "absent".to_owned(), |v| v.to_string());
-        (then != now).then(|| format!("{path}: {} → {}", shown(then), shown(now)))
-    });
-    changed.collect()
-}
-
-fn flatten(path: &str, value: &Value, into: &mut Vec<(String, Value)>) {
-    match value {
-        Value::Object(map) => {
-            for (key, value) in map {
-                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                flatten(&path, value, into);
-            }
-        }
-        other => into.push((path.to_owned(), other.clone())),
-    }
 }
 
 /// Loads a rank's shard of a checkpoint: weights, moments and the control block.
@@ -368,8 +335,6 @@ pub(crate) fn control_state(control: &Control) -> ControlState {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -407,16 +372,5 @@ mod tests {
         assert_eq!(divisors(1 << 32), (0..=32).map(|power| 1 << power).collect::<Vec<u64>>());
         let error = redistribute_batch(1 << 32, 3, (None, None), 1).unwrap_err().to_string();
         assert!(error.ends_with("4194304, 8388608 and 9 more can"), "{error}");
-    }
-
-    #[test]
-    fn changes_are_listed_by_full_path() {
-        let before = json!({"zero_optimization": {"stage": 3}, "gradient_clipping": 1.0, "train_micro_batch_size_per_gpu": 2});
-        let now = json!({"zero_optimization": {"stage": 2, "overlap_comm": true}, "gradient_clipping": 1.0,
-                         "train_micro_batch_size_per_gpu": 1});
-        assert_eq!(
-            config_changes(&before, &now),
-            ["zero_optimization.overlap_comm: absent → true", "zero_optimization.stage: 3 → 2"]
-        );
     }
 }

@@ -84,6 +84,7 @@ impl Job {
             lora: self.lora.as_ref().map(LoraEntry::of),
             distillation: self.distillation.as_ref().map(DistillEntry::of),
             config,
+            flags: self.step_flags(),
             files: Vec::new(),
         }
     }

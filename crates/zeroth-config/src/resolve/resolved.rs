@@ -5,8 +5,8 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use crate::read::Location;
-use crate::schema::{self, Key, Values};
-use crate::view::{Lookup, Switch};
+use crate::schema::{self, Effect, Key, Values};
+use crate::view::{ConfigView, Lookup, Switch};
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +78,22 @@ impl Resolved {
     /// The setting of a canonical path.
     pub fn get(&self, path: &str) -> Option<&Setting> {
         self.settings.iter().find(|setting| setting.key.path == path)
+    }
+
+    /// Whether a key decides what a run with these values trains. One that prints, reports or saves does not, nor one of a section
+    /// that is off, or that the other values leave without effect.
+    pub fn decides_training(&self, path: &str) -> bool {
+        let Some(key) = self.get(path).map(|setting| setting.key).or_else(|| schema::find(path).next())
+        else {
+            return false;
+        };
+        let view = ConfigView::new(self);
+        let works = match key.effect {
+            Effect::Works => true,
+            Effect::WhileEnabled => view.switch(&format!("{}.enabled", key.parent())) == Switch::On,
+            _ => false,
+        };
+        works && key.reader.decides_training() && key.idle.is_none_or(|idle| idle(view).is_none())
     }
 
     /// Replaces a value that has a setting, with its origin.

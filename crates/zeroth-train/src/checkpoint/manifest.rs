@@ -1,5 +1,6 @@
 //! manifest.json: a checkpoint's metadata, and the checksum of every file in it.
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -72,6 +73,10 @@ pub struct Manifest {
     pub distillation: Option<DistillEntry>,
     /// The resolved config of the run.
     pub config: Value,
+    /// Flags of the run that no key of the config has, and that decide what its steps do; checkpoints of earlier versions have
+    /// none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub flags: BTreeMap<String, String>,
     /// Every file except the manifest.
     pub files: Vec<FileEntry>,
 }
@@ -153,6 +158,9 @@ pub struct ModelEntry {
     pub total: u64,
     /// All parameters in table order.
     pub parameters: Vec<ParameterEntry>,
+    /// What the model computes from them, a base of adapters included; checkpoints of earlier versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<ModelFunction>,
 }
 
 /// A parameter.
@@ -161,9 +169,6 @@ pub struct ParameterEntry {
     /// Its name in safetensors files.
     pub name: String,
     /// Its shape.
-    /// What the model computes from them, a base of adapters included; checkpoints of earlier versions do not say it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub function: Option<ModelFunction>,
     pub shape: Vec<u64>,
     /// Whether it is trained. Frozen parameters have weights only.
     pub trained: bool,

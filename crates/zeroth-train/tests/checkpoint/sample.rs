@@ -151,6 +151,7 @@ impl Model {
             lora: None,
             distillation: None,
             config: json!({"train_batch_size": 12, "optimizer": {"params": {"lr": 1e-5}}}),
+            flags: [("--max-skipped-steps".to_owned(), "3".to_owned())].into(),
             files: Vec::new(),
         }
     }

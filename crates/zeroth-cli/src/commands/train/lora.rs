@@ -83,14 +83,6 @@ pub(super) fn check_weights(
     let weights = LoraWeights::open(job, lora, checkpoint.is_some())?;
     if let Some(checkpoint) = checkpoint {
         check_base(checkpoint, &lora.base, |saved| &saved.sample, &weights.sample()?)?;
-        let saved = checkpoint.manifest().lora.as_ref().map(|saved| saved.quantized);
-        if saved.is_some_and(|saved| saved != lora.quantized) {
-            let words = |is_nf4: bool| if is_nf4 { "nf4" } else { "none" };
-            let mut notes = weights.notes(lora);
-            let (before, now) = (words(!lora.quantized), words(lora.quantized));
-            notes.push(format!("changed since the checkpoint: --quantize: {before} → {now}"));
-            return Ok(notes);
-        }
     }
     Ok(weights.notes(lora))
 }

@@ -248,9 +248,6 @@ pub(super) fn resolve_job(
         notes.push("--eval-data is not read: --eval-strategy is no".to_owned());
     }
     notes.extend(resolved.notes.iter().map(ToString::to_string));
-    if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {
-        resume::note_changes(manifest, &resolved, ranks, &mut notes);
-    }
     let mut settings = Settings::from_config(&resolved);
     if let Some(given) = arguments.kd.teacher_deepspeed.as_ref().filter(|_| arguments.kd.distils()) {
         settings.teacher = teacher::placement(given, &mut notes)?;
@@ -278,6 +275,7 @@ pub(super) fn resolve_job(
     };
     if let Some(checkpoint) = &checkpoint {
         resume::refuse_weights_only(checkpoint, &job)?;
+        resume::note_changes(checkpoint.manifest(), &job, &resolved, ranks, &mut notes);
     }
     job.size_rows();
     let target = match device {
@@ -359,7 +357,7 @@ fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Resul
 }
 
 /// Whether a key was given neither in the file nor as a flag.
-fn is_open(resolved: &Resolved, key: &str) -> bool {
+pub(super) fn is_open(resolved: &Resolved, key: &str) -> bool {
     let origin = resolved.get(key).map(|setting| &setting.origin);
     !matches!(origin, Some(Origin::File(_) | Origin::Flag(_)))
 }

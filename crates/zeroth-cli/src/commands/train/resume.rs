@@ -6,13 +6,23 @@ use anyhow::Context;
 use zeroth::config::resolve::{Flags, Origin, Resolved};
 use zeroth::config::schema::TopLevel;
 use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_resumable};
-use zeroth::train::{Job, config_changes, redistribute_batch};
+use zeroth::train::{Job, SettingChange, config_changes, redistribute_batch};
 
+use super::resolve_job::is_open;
 use crate::cli::TrainArgs;
 
 /// Keys of the batch decomposition.
 const BATCH_KEYS: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
-/// Maximum number of changed keys listed.
+/// Keys that the fit chooses where they are open.
+const FITTED_KEYS: [&str; 6] = [
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zeroth.frozen",
+    "zeroth.recompute",
+    "zeroth.recompute_blocks",
+    "zeroth.update",
+    "zeroth.update_window",
+];
+/// Maximum number of changed settings listed.
 const SHOWN: usize = 12;
 
 /// The checkpoint to resume from, verified; `None` if `auto` finds none.
@@ -130,16 +140,28 @@ pub(super) fn keep_order(
     (*seed, *data_seed, *shuffle) = kept;
 }
 
-/// Notes other changes since the checkpoint, for which the command takes precedence.
-pub(super) fn note_changes(manifest: &Manifest, resolved: &Resolved, ranks: u64, notes: &mut Vec<String>) {
-    if manifest.ranks != ranks {
-        notes.push(format!("changed since the checkpoint: ranks: {} → {ranks}", manifest.ranks));
-    }
-    let changed = config_changes(&manifest.config, &resolved.to_json());
+/// Notes other changes since the checkpoint of what the remaining steps do, for which the command takes precedence.
+pub(super) fn note_changes(
+    manifest: &Manifest,
+    job: &Job,
+    resolved: &Resolved,
+    ranks: u64,
+    notes: &mut Vec<String>,
+) {
+    let ranks = (manifest.ranks != ranks).then(|| SettingChange {
+        name: "ranks".to_owned(),
+        before: manifest.ranks.to_string(),
+        now: ranks.to_string(),
+    });
+    // What the fit chooses never changes a result.
+    let is_chosen = |path: &str| FITTED_KEYS.contains(&path) && is_open(resolved, path);
+    let keys = config_changes(&manifest.config, &resolved.to_json())
+        .into_iter()
+        .filter(|change| resolved.decides_training(&change.name) && !is_chosen(&change.name));
+    let changed: Vec<SettingChange> =
+        ranks.into_iter().chain(job.flag_changes(manifest)).chain(keys).collect();
     let more = changed.len().saturating_sub(SHOWN);
-    notes.extend(
-        changed.into_iter().take(SHOWN).map(|change| format!("changed since the checkpoint: {change}")),
-    );
+    notes.extend(changed.iter().take(SHOWN).map(|change| format!("changed since the checkpoint: {change}")));
     if more > 0 {
         notes.push(format!(
             "and {more} more; checkpoints keep the config they were written with in manifest.json"
