@@ -3,6 +3,7 @@
 mod accumulation;
 mod adapters;
 mod best_model;
+mod best_records;
 mod changed_inputs;
 mod changed_models;
 mod control_groups;

@@ -1,7 +1,8 @@
 //! The best evaluation of a run, and early stopping, with the rules of Hugging Face's trainer.
 
 use crate::checkpoint::{BestEntry, Evaluated, Manifest};
-use crate::{EvalMetrics, Job};
+use crate::resume::data_hash;
+use crate::{EvalMetrics, Evaluation, Job};
 
 /// The metric by which evaluations are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -20,6 +21,10 @@ impl BestMetric {
             Self::EvalLoss => "eval_loss",
             Self::EvalPerplexity => "eval_perplexity",
         }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::EvalLoss, Self::EvalPerplexity].into_iter().find(|metric| metric.name() == name)
     }
 
     fn of(self, metrics: &EvalMetrics) -> f64 {
@@ -55,22 +60,49 @@ impl BestPolicy {
         self.patience.is_some_and(|patience| entry.stale >= patience)
     }
 
-    fn start(&self) -> BestEntry {
+    fn start(&self, data: &str) -> BestEntry {
         BestEntry {
             metric: self.metric.name().to_owned(),
             greater_is_better: self.greater_is_better,
             evaluated: None,
             saved: None,
             stale: 0,
+            data: Some(data.to_owned()),
         }
     }
 
-    /// The state of a checkpoint; a new one if that compared something else.
-    fn resume(&self, manifest: &Manifest) -> BestEntry {
-        let is_same = |entry: &&BestEntry| {
-            entry.metric == self.metric.name() && entry.greater_is_better == self.greater_is_better
-        };
-        manifest.best.as_ref().filter(is_same).cloned().unwrap_or_else(|| self.start())
+    /// Why evaluations of this data cannot be compared with those of a record.
+    fn difference(&self, entry: &BestEntry, data: &str) -> Option<String> {
+        let metric = self.metric.name();
+        if entry.metric != metric {
+            return Some(format!(
+                "evaluations are compared by {metric}, those of the checkpoint by {}",
+                entry.metric
+            ));
+        }
+        if entry.greater_is_better != self.greater_is_better {
+            return Some(format!("--greater-is-better is {}", self.greater_is_better));
+        }
+        let is_other = entry.data.as_deref().is_some_and(|saved| saved != data);
+        is_other.then(|| "the evaluation data is not that of the checkpoint".to_owned())
+    }
+
+    /// That of a record, which is kept where nothing asks for the best model.
+    fn of_record(entry: &BestEntry) -> Option<Self> {
+        Some(Self {
+            metric: BestMetric::from_name(&entry.metric)?,
+            greater_is_better: entry.greater_is_better,
+            load_at_end: false,
+            patience: None,
+            threshold: 0.0,
+        })
+    }
+}
+
+impl Evaluation {
+    /// Hash of the data.
+    fn data(&self) -> String {
+        data_hash(&self.samples)
     }
 }
 
@@ -80,17 +112,54 @@ impl Job {
         self.evaluation.as_ref()?.best
     }
 
+    /// The record of a checkpoint, if what follows can be compared with it. Where nothing follows, it stays whatever the data is.
+    fn comparable<'a>(&self, policy: &BestPolicy, manifest: &'a Manifest) -> Option<&'a BestEntry> {
+        let (entry, evaluation) = (manifest.best.as_ref()?, self.evaluation.as_ref()?);
+        let data = if manifest.step >= self.steps { entry.data.clone() } else { Some(evaluation.data()) };
+        policy.difference(entry, &data.unwrap_or_default()).is_none().then_some(entry)
+    }
+
     /// Whether nothing remains to be trained after this checkpoint: all steps are done, or early stopping ended the
     /// run there.
     pub fn is_complete(&self, manifest: &Manifest) -> bool {
-        let is_exhausted = |policy: BestPolicy| policy.is_exhausted(&policy.resume(manifest));
+        let is_exhausted = |policy: BestPolicy| {
+            self.comparable(&policy, manifest).is_some_and(|entry| policy.is_exhausted(entry))
+        };
         manifest.step >= self.steps || self.best_policy().is_some_and(is_exhausted)
     }
 
     /// The step of the best checkpoint that a checkpoint records, if it is the one to export.
     pub fn best_step(&self, manifest: &Manifest) -> Option<u64> {
         let policy = self.best_policy().filter(|policy| policy.load_at_end)?;
-        policy.resume(manifest).saved.map(|saved| saved.step)
+        self.comparable(&policy, manifest)?.saved.map(|saved| saved.step)
+    }
+
+    /// Compares the evaluations that follow with those of a checkpoint. Without a flag that asks for it, a checkpoint's record is
+    /// continued where the evaluations are of the same data.
+    pub(crate) fn best_tracker(&self, from: Option<&Manifest>) -> Option<BestTracker> {
+        let evaluation = self.evaluation.as_ref()?;
+        let record = from.and_then(|manifest| manifest.best.as_ref());
+        let Some(policy) = evaluation.best else {
+            let policy = BestPolicy::of_record(record?)?;
+            let entry = self.comparable(&policy, from?)?.clone();
+            return Some(BestTracker::new(policy, entry, &evaluation.data()));
+        };
+        let comparable = from.and_then(|manifest| self.comparable(&policy, manifest));
+        let data = evaluation.data();
+        let mut tracker =
+            BestTracker::new(policy, comparable.cloned().unwrap_or_else(|| policy.start(&data)), &data);
+        if let Some(record) = record.filter(|_| comparable.is_none()) {
+            tracker.restarted = policy.difference(record, &data).map(|why| match record.evaluated {
+                Some(Evaluated { step, value }) => {
+                    format!(
+                        "{why}: the best model is chosen anew (it was step {step}, {} {value:.4})",
+                        record.metric
+                    )
+                }
+                None => format!("{why}: the best model is chosen anew"),
+            });
+        }
+        Some(tracker)
     }
 }
 
@@ -101,12 +170,20 @@ pub(crate) struct BestTracker {
     entry: BestEntry,
     /// The evaluation of the current step.
     current: Option<Evaluated>,
+    /// Why the record of the checkpoint is not continued.
+    restarted: Option<String>,
 }
 
 impl BestTracker {
-    pub(crate) fn new(policy: BestPolicy, from: Option<&Manifest>) -> Self {
-        let entry = from.map_or_else(|| policy.start(), |manifest| policy.resume(manifest));
-        Self { policy, entry, current: None }
+    /// Continues a record with evaluations of this data.
+    fn new(policy: BestPolicy, entry: BestEntry, data: &str) -> Self {
+        let entry = BestEntry { data: Some(data.to_owned()), ..entry };
+        Self { policy, entry, current: None, restarted: None }
+    }
+
+    /// Why the record of the checkpoint is not continued.
+    pub(crate) fn restarted(&self) -> Option<&str> {
+        self.restarted.as_deref()
     }
 
     /// Takes an evaluation into account. Returns whether it is the best so far.
@@ -206,7 +283,7 @@ mod tests {
 
     /// For each loss, whether it is the best so far; and the evaluations without improvement after each.
     fn observed(policy: BestPolicy, losses: &[f64]) -> (Vec<bool>, Vec<u64>) {
-        let mut tracker = BestTracker::new(policy, None);
+        let mut tracker = BestTracker::new(policy, policy.start("data"), "data");
         let each =
             (1..).zip(losses).map(|(step, loss)| (tracker.observe(&found(step, *loss)), tracker.entry.stale));
         each.unzip()
@@ -231,7 +308,7 @@ mod tests {
 
     #[test]
     fn only_saved_evaluations_are_exported() {
-        let mut tracker = BestTracker::new(policy(), None);
+        let mut tracker = BestTracker::new(policy(), policy().start("data"), "data");
         tracker.observe(&found(1, 1.0));
         tracker.observe(&found(2, 2.0));
         assert_eq!(tracker.saved_at(2).saved, Some(Evaluated { step: 2, value: 2.0 }));

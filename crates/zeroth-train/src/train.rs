@@ -167,7 +167,10 @@ pub fn train(
     let resumed = options.resume_from.map(Checkpoint::manifest);
     let first = resumed.map_or(0, |manifest| manifest.step);
     let run = job.run_steps();
-    let mut best = job.best_policy().map(|policy| BestTracker::new(policy, resumed));
+    let mut best = job.best_tracker(resumed);
+    if let Some(why) = best.as_ref().and_then(BestTracker::restarted) {
+        on_event(TrainEvent::Note(why))?;
+    }
     if let Some((best, saved)) = best.as_mut().and_then(|best| best.to_export().map(|saved| (best, saved)))
         && !exists(&engine, saved.step, options)?
     {
@@ -259,7 +262,9 @@ pub fn train(
         if saves_now {
             let begun = Instant::now();
             on_event(TrainEvent::CheckpointStarting(line.step))?;
-            let best = best.as_mut().map(|best| best.saved_at(line.step));
+            // A record that is not continued is not forgotten, either.
+            let kept = resumed.and_then(|manifest| manifest.best.as_ref());
+            let best = best.as_mut().map(|best| best.saved_at(line.step)).or(kept);
             if let Some(step) = saver.save(&mut engine, &line, best)? {
                 on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() })?;
             }

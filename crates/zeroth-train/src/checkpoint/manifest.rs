@@ -112,6 +112,9 @@ pub struct BestEntry {
     pub saved: Option<Evaluated>,
     /// Evaluations since the last improvement.
     pub stale: u64,
+    /// Hash of the evaluation data; checkpoints of earlier versions do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
 }
 
 /// The result of an evaluation.

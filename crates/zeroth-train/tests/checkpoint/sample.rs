@@ -120,6 +120,7 @@ impl Model {
             evaluated: Some(Evaluated { step, value: 0.1 }),
             saved: Some(Evaluated { step, value: 0.1 }),
             stale: 0,
+            data: Some("00ff".to_owned()),
         };
         Manifest {
             format_version: FORMAT_VERSION,

@@ -139,7 +139,8 @@ impl DiskNeeds {
             run: job.run_steps(),
             done,
             best: if strategies.saves_best { strategies.evaluation.count(done, job.run_steps()) } else { 0 },
-            keeps_best: job.best_policy().is_some(),
+            keeps_best: job.best_policy().is_some()
+                || resolved_job.checkpoint.as_ref().is_some_and(|found| found.manifest().best.is_some()),
             existing: list(&arguments.output.join("checkpoints")).map_or(0, |found| found.len() as u64),
         }
     }
