@@ -1,6 +1,7 @@
 //! `zeroth train`, end to end: runs of the real binary, and the files they write.
 
 mod accumulation;
+mod adapter_bases;
 mod adapters;
 mod best_model;
 mod best_records;

@@ -102,6 +102,7 @@ const FLAGS: &[(&str, &[&str])] = &[
         "--target_modules",
         &["q_proj v_proj --train_type lora --random_weights", ".*mlp.* --use_peft --random_weights"],
     ),
+    ("--allow_other_base", &["true", "false --train_type lora --random_weights"]),
     ("--init_lora_weights", &["gaussian --train_type lora --random_weights"]),
     ("--teacher", &["MODEL --random_weights", "MODEL --random_weights --kd_alpha 0", "missing --kd_alpha 0"]),
     ("--kd_alpha", &["0 --teacher MODEL", "1 --teacher MODEL --random_weights"]),

@@ -338,6 +338,9 @@ pub(crate) struct CheckpointExportArgs {
     /// With --merge: the base, a folder or a name in the local Hugging Face cache [default: the base that the adapters name]
     #[arg(long, aliases = ["model-name-or-path", "base-model"], value_name = "DIR")]
     pub(crate) model: Option<String>,
+    /// With --merge: merge adapters that were trained over another base
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) allow_other_base: bool,
     /// Output folder
     #[arg(short, long, alias = "output-dir", value_name = "DIR")]
     pub(crate) output: PathBuf,

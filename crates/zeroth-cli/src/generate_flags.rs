@@ -31,6 +31,9 @@ pub(crate) struct GenerateArgs {
     /// Folder of a LoRA adapter that zeroth or PEFT wrote, over --model; it is not merged
     #[arg(long, aliases = ["adapters", "adapter-name-or-path", "lora-model-dir"], value_name = "DIR")]
     pub(crate) adapter: Option<PathBuf>,
+    /// Use an --adapter that was trained over another base
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) allow_other_base: bool,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]

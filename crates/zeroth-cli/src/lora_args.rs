@@ -39,6 +39,9 @@ pub(crate) struct LoraArgs {
     /// Start from an adapter folder that zeroth or PEFT wrote; its rank, alpha and targets hold
     #[arg(long, aliases = ["adapters", "adapter-name-or-path", "lora-model-dir"], value_name = "DIR")]
     pub(crate) adapter: Option<String>,
+    /// Start from an --adapter that was trained over another base
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) allow_other_base: bool,
     /// Keep the frozen linear layers in 4 bits (QLoRA)
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) quantize: Option<QuantizeArg>,
@@ -160,6 +163,7 @@ impl LoraArgs {
             ("--lora-target-linear", self.lora_target_linear.is_some()),
             ("--use-rslora", self.use_rslora.is_some()),
             ("--init-lora-weights", self.init_lora_weights.is_some()),
+            ("--allow-other-base", self.allow_other_base),
         ];
         typed.into_iter().filter_map(|(flag, is_typed)| is_typed.then_some(flag))
     }

@@ -112,7 +112,8 @@ pub enum ExportError {
     },
     /// The base is not the one that the adapters were trained over.
     #[error(
-        "nothing was written: the adapters were trained over {saved}, and {} has other weights; give that base with --model",
+        "nothing was written: the adapters were trained over {saved}, and {} has other weights; give that base with --model, or --allow-other-base to merge \
+         them into this one",
         given.display()
     )]
     AnotherBase {

@@ -11,7 +11,7 @@ use std::path::{Component, Path};
 use serde::{Deserialize, Serialize};
 use zeroth_base::{grouped, publish};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{BaseEntry, Checkpoint};
 use crate::export_error::{ExportError, failed};
 
 /// The file name.
@@ -28,6 +28,8 @@ pub(crate) struct ExportSource {
     pub(crate) checkpoint: Option<String>,
     /// The end of the run that exports it, if its last step was not saved.
     pub(crate) end: Option<RunEnd>,
+    /// The base of adapters.
+    pub(crate) base: Option<BaseEntry>,
 }
 
 /// How a run ended that exported its model and did not save its last step.
@@ -42,8 +44,9 @@ pub struct RunEnd {
 impl ExportSource {
     /// The state of a checkpoint.
     pub(crate) fn of(checkpoint: &Checkpoint) -> Self {
-        let identity = checkpoint.identity().to_owned();
-        Self { step: checkpoint.manifest().step, checkpoint: Some(identity), end: None }
+        let (identity, manifest) = (checkpoint.identity().to_owned(), checkpoint.manifest());
+        let base = manifest.lora.as_ref().map(|lora| lora.base.clone());
+        Self { step: manifest.step, checkpoint: Some(identity), end: None, base }
     }
 }
 
@@ -53,6 +56,8 @@ struct Record {
     checkpoint: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     end: Option<RunEnd>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<BaseEntry>,
     /// Sizes of the weight files.
     weights: BTreeMap<String, u64>,
     /// The other files, which users may edit.
@@ -86,6 +91,7 @@ pub(crate) fn write(
         step: source.step,
         checkpoint: source.checkpoint.clone(),
         end: source.end,
+        base: source.base.clone(),
         weights: lengths,
         files: files.to_vec(),
     };
@@ -124,6 +130,13 @@ pub fn completed_run(model: &Path) -> Option<RunEnd> {
     let record = read(&model.join(RECORD))?;
     check_files(model, &record).ok()?;
     record.end
+}
+
+/// The base of a complete adapter that zeroth exported.
+pub(crate) fn recorded_base(adapter: &Path) -> Option<BaseEntry> {
+    let record = read(&adapter.join(RECORD))?;
+    check_files(adapter, &record).ok()?;
+    record.base
 }
 
 /// The step whose weights a complete exported model has.

@@ -30,6 +30,8 @@ use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
 
 use crate::RowSizes;
+use crate::adapter_base::sample_of;
+use crate::lora::base_table;
 
 pub use self::batch::BatchSize;
 pub use self::beams::{BeamSettings, EarlyStopping};
@@ -209,6 +211,14 @@ impl Inference {
     /// The dtype of the stored weights.
     pub fn stored(&self) -> DType {
         self.stored
+    }
+
+    /// The hash of the first elements of each tensor, without those of the adapter.
+    pub fn sample(&self) -> Result<String, WeightsError> {
+        let read = |parameter: &Parameter, range, out: &mut [f32]| {
+            self.weights.read_f32(&parameter.name, range, out)
+        };
+        sample_of(&base_table(&self.table), &read)
     }
 
     /// Warnings about the weights and the adapter.

@@ -5,6 +5,7 @@
 //! [`report`] and [`loss_curve`] display it. [`Inference`] generates text with the result. Everything is a function
 //! of its inputs: the position in the data is a number of samples, so ranks need no communication to agree on it.
 
+mod adapter_base;
 mod base_hash;
 mod batch;
 mod best;
@@ -57,6 +58,7 @@ mod train;
 mod train_error;
 mod unstarted_run;
 
+pub use adapter_base::{AdapterBaseError, GivenBase, OtherBase, check_adapter_base};
 pub use batch::{Batches, MicroBatch};
 pub use best::{BestMetric, BestPolicy};
 pub use changes::{SettingChange, config_changes};

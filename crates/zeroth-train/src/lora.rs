@@ -20,6 +20,8 @@ pub struct LoraJob {
     pub random_base: bool,
     /// Whether the base's linear layers are kept in nf4.
     pub quantized: bool,
+    /// Whether the adapter that the run starts from may have been trained over another base.
+    pub allows_other_base: bool,
 }
 
 /// The parameters of an adapted table that are the base's.

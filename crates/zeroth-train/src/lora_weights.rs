@@ -8,18 +8,17 @@ use zeroth_engine::{Engine, State};
 use zeroth_model::{Adapter, AdapterError, Parameter, ParameterTable, WeightsError, fill_adapter};
 
 use crate::Job;
+use crate::adapter_base::{OtherBase, differs, sample_of};
 use crate::base_hash::{BaseHash, name_key, overlaps};
 use crate::checkpoint::{BaseEntry, Checkpoint};
 use crate::control::all_gather;
 use crate::distill::{TeacherLoad, read_teacher};
+use crate::export_record::recorded_base;
 use crate::initial_weights::{AT_ONCE, InitialWeights};
 use crate::load_progress::LoadProgress;
 use crate::lora::{LoraJob, base_table, is_adapter};
 use crate::resume::{ResumeError, restore_optimizer};
 use crate::train_error::TrainError;
-
-/// Elements of each tensor that [`BaseEntry::sample`] covers.
-const SAMPLED: u64 = 256;
 
 /// The sources of a LoRA run's weights.
 pub struct LoraWeights {
@@ -46,6 +45,9 @@ pub enum LoraWeightsError {
     /// The adapter cannot be read.
     #[error("--adapter: {0}")]
     Adapter(#[from] AdapterError),
+    /// The adapter was trained over another base.
+    #[error("--adapter: {0}")]
+    OtherBase(#[from] OtherBase),
 }
 
 impl LoraWeights {
@@ -73,7 +75,7 @@ impl LoraWeights {
 
     /// The hash of the first elements of each of the base's tensors.
     pub fn sample(&self) -> Result<String, WeightsError> {
-        sample_of(&self.base, &self.base_table)
+        sample_of(&self.base_table, &|parameter, range, out| self.base.read(parameter, range, out))
     }
 
     /// Loads this rank's part, adapters and optimizer state from a checkpoint if one is given. Returns the identity of the
@@ -133,6 +135,13 @@ impl LoraWeights {
             hash: hash.text(),
             sample: self.sample()?,
         };
+        // The first weights of each tensor were compared before: only now all of them are known.
+        let adapter = lora.adapter.as_ref().filter(|_| from.is_none() && !lora.allows_other_base);
+        if let Some((adapter, saved)) = adapter.and_then(|folder| Some((folder, recorded_base(folder)?)))
+            && let Some(other) = differs(adapter, &base.name, &saved, |saved| &saved.hash, &base.hash)
+        {
+            return Err(LoraWeightsError::from(other).into());
+        }
         if let Some(from) = from {
             check_base(from, &base.name, |saved| &saved.hash, &base.hash)?;
             restore_optimizer(from, engine, &names, &mut progress)?;
@@ -164,17 +173,6 @@ impl LoraWeights {
 /// The names of a program's parameters.
 pub(crate) fn param_names(engine: &Engine<'_>) -> Vec<String> {
     engine.compiled().graph.params.iter().map(|param| param.spec.name.clone()).collect()
-}
-
-/// The hash of the first elements of each tensor of a table.
-pub(crate) fn sample_of(weights: &InitialWeights, table: &ParameterTable) -> Result<String, WeightsError> {
-    let mut hash = BaseHash::default();
-    for parameter in table.iter() {
-        let mut elements = vec![0.0; SAMPLED.min(parameter.elements()) as usize];
-        weights.read(parameter, 0..elements.len() as u64, &mut elements)?;
-        hash.add(name_key(&parameter.name), 0, &elements);
-    }
-    Ok(hash.text())
 }
 
 /// Refuses to resume over another base than that of the checkpoint.

@@ -10,10 +10,11 @@ use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::{
     Adapter, Lora, ModelConfig, NewTensor, Parameter, ParameterKind, ParameterTable, WeightFiles,
-    WeightWriter, WrittenWeights, has_weights, lora_table, table,
+    WeightWriter, WeightsError, WrittenWeights, has_weights, lora_table, table,
 };
 
 use crate::ModelFiles;
+use crate::adapter_base::sample_of;
 use crate::base_hash::{BaseHash, name_key};
 use crate::checkpoint::{
     BaseEntry, Checkpoint, Destination, enclosing_checkpoint, free_bytes, is_inside, needed_bytes,
@@ -21,7 +22,7 @@ use crate::checkpoint::{
 };
 use crate::export::stream;
 use crate::export_error::{ExportError, failed};
-use crate::export_record::{ExportSource, exported_step};
+use crate::export_record::{ExportSource, exported_step, recorded_base};
 use crate::staged_files::StagedFiles;
 
 /// Elements of a matrix that one task computes: they and a row of A stay in the L1 cache.
@@ -47,6 +48,8 @@ pub struct MergeOutput<'a> {
     pub dtype: Option<DType>,
     /// Maximum size of a weight file in bytes.
     pub shard_bytes: u64,
+    /// Whether the adapters may have been trained over another base.
+    pub allows_other_base: bool,
 }
 
 /// Reads a range of an adapter's matrix, by its name.
@@ -98,7 +101,13 @@ impl MergeBase {
         Ok(first.unwrap_or(DType::F32))
     }
 
-    /// Writes the model with the adapter of a folder merged.
+    /// The hash of the first elements of each tensor.
+    pub fn sample(&self) -> Result<String, WeightsError> {
+        sample_of(&self.table, &|parameter, range, out| self.files.read_f32(&parameter.name, range, out))
+    }
+
+    /// Writes the model with the adapter of a folder merged. Unless the output `allows_other_base`, the base is compared with the
+    /// one that was recorded with the adapter.
     pub fn merge_adapter(
         &self,
         adapter: &Adapter,
@@ -106,14 +115,15 @@ impl MergeBase {
         output: MergeOutput<'_>,
     ) -> Result<WrittenWeights, ExportError> {
         let step = exported_step(folder).unwrap_or(0);
+        let base = recorded_base(folder).filter(|_| !output.allows_other_base);
         let adapters = Adapters {
             table: adapter.table(),
             lora: adapter.lora(),
             read: &|name, range, out| Ok(adapter.read_f32(name, range, out)?),
             folder: ("adapter", folder),
-            base: None,
+            base: base.as_ref(),
         };
-        self.merge(&adapters, &ExportSource { step, checkpoint: None, end: None }, output)
+        self.merge(&adapters, &ExportSource { step, checkpoint: None, end: None, base: None }, output)
     }
 
     /// Writes the model with the adapters of a checkpoint merged. The checkpoint must have been verified.
@@ -133,9 +143,10 @@ impl MergeBase {
             lora: &lora,
             read: &|name, range, out| Ok(checkpoint.read_f32(State::Weights, name, range, out)?),
             folder: ("checkpoint", checkpoint.folder()),
-            base: Some(&entry.base),
+            base: Some(&entry.base).filter(|_| !output.allows_other_base),
         };
-        self.merge(&adapters, &ExportSource::of(checkpoint), output)
+        // What is written is a model, without a base.
+        self.merge(&adapters, &ExportSource { base: None, ..ExportSource::of(checkpoint) }, output)
     }
 
     fn merge(

@@ -303,6 +303,11 @@ impl<'a> CheckpointSaver<'a> {
         Some(LoraEntry { base: self.frozen.base.clone().unwrap_or_default(), ..entry })
     }
 
+    /// The base of adapters.
+    pub(crate) fn base(&self) -> Option<BaseEntry> {
+        self.frozen.base.clone()
+    }
+
     /// The distillation of the manifest's template, with the teacher that was loaded. That of a cache is known already.
     fn distill_entry(&self, template: &Manifest) -> Option<DistillEntry> {
         let entry = template.distillation.clone()?;

@@ -295,7 +295,7 @@ pub fn train(
             export_best(job, &engine, from.step, options, folder, end)?;
             on_event(TrainEvent::Note(&format!("the model is that of {}", best.describe(from))))?;
         } else {
-            let source = ExportSource { step, checkpoint: None, end: None };
+            let source = ExportSource { step, checkpoint: None, end: None, base: saver.base() };
             let from = options.resume_from.filter(|from| from.manifest().step == step).map(ExportSource::of);
             let written = saver.written(step).filter(|_| engine.rank() == 0);
             let source = written.as_ref().map(ExportSource::of).or(from).unwrap_or(source);

@@ -210,6 +210,10 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
         "--model names the base that adapters are merged into: it needs --merge"
     );
     anyhow::ensure!(
+        !arguments.allow_other_base,
+        "--allow-other-base is of adapters that are merged: it needs --merge"
+    );
+    anyhow::ensure!(
         !is_adapter_folder(&arguments.dir),
         "{} is the folder of an adapter: --merge writes its base with the adapter merged",
         arguments.dir.display()

@@ -5,7 +5,7 @@ use serde_json::json;
 use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::model::{Adapter, AdapterConfig, is_adapter_folder, locate};
 use zeroth::train::checkpoint::{Checkpoint, Destination};
-use zeroth::train::{ExportError, MergeBase, MergeOutput};
+use zeroth::train::{ExportError, GivenBase, MergeBase, MergeOutput, check_adapter_base};
 
 use super::checkpoint::{open_verified, refused};
 use crate::cli::CheckpointExportArgs;
@@ -29,12 +29,17 @@ pub(super) fn run(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::
         destination: if arguments.overwrite { Destination::Overwrite } else { Destination::New },
         dtype,
         shard_bytes: arguments.max_shard_size,
+        allows_other_base: arguments.allow_other_base,
     };
     let written = if let Some(checkpoint) = &checkpoint {
         base.merge_checkpoint(checkpoint, to)
     } else {
         let adapter = Adapter::open(dir, base.table())?;
-        for note in adapter.notes() {
+        let folder = base.folder();
+        let name = arguments.model.clone().unwrap_or_else(|| folder.display().to_string());
+        let given = GivenBase { name: &name, folder };
+        let note = check_adapter_base(dir, given, arguments.allow_other_base, || base.sample())?;
+        for note in adapter.notes().iter().chain(&note) {
             output::note(&format!("note: {note}"));
         }
         base.merge_adapter(&adapter, dir, to)

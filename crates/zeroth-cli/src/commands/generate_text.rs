@@ -15,7 +15,9 @@ use zeroth::machine::{Gpus, Machine, probe};
 use zeroth::model::locate;
 use zeroth::program::Compiled;
 use zeroth::program::Target;
-use zeroth::train::{BeamSettings, End, GenerateError, Generator, Inference, begin_id, stop_ids};
+use zeroth::train::{
+    BeamSettings, End, GenerateError, Generator, GivenBase, Inference, begin_id, check_adapter_base, stop_ids,
+};
 
 use super::generate_sampling::generation;
 use super::generate_stream::Stream;
@@ -35,6 +37,15 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     let model = Inference::open_with(&folder, arguments.adapter.as_deref())?;
     for warning in model.warnings() {
         output::note(&format!("note: {warning}"));
+    }
+    if let Some(adapter) = &arguments.adapter {
+        let given = GivenBase { name: &arguments.model, folder: &folder };
+        let note = check_adapter_base(adapter, given, arguments.allow_other_base, || model.sample());
+        if let Some(note) = note.context("--adapter")? {
+            output::note(&format!("note: {note}"));
+        }
+    } else if arguments.allow_other_base {
+        output::note("note: --allow-other-base has no effect without --adapter");
     }
     let columns: Columns = arguments.rows.columns.join(",").parse()?;
     let system = arguments.system.as_deref().map(data_inputs::system).transpose()?;

@@ -113,6 +113,7 @@ mod tests {
                 base: "base".to_owned(),
                 random_base: false,
                 quantized: false,
+                allows_other_base: false,
             };
             let entry = LoraEntry::of(&job);
             let read: LoraEntry = serde_json::from_str(&serde_json::to_string(&entry).unwrap()).unwrap();

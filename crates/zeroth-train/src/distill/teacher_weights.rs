@@ -7,11 +7,11 @@ use zeroth_engine::{Engine, State};
 use zeroth_model::{Parameter, TEACHER_PREFIX, WeightsError};
 
 use super::TeacherModel;
+use crate::adapter_base::sample_of;
 use crate::base_hash::{BaseHash, name_key, overlaps};
 use crate::checkpoint::BaseEntry;
 use crate::control::all_gather;
 use crate::initial_weights::InitialWeights;
-use crate::lora_weights::sample_of;
 use crate::train_error::TrainError;
 
 /// A teacher that cannot be read.
@@ -61,7 +61,7 @@ impl<'a> TeacherWeights<'a> {
 
     /// The hash of the first elements of each tensor.
     pub fn sample(&self) -> Result<String, WeightsError> {
-        sample_of(&self.weights, &self.teacher.table)
+        sample_of(&self.teacher.table, &|parameter, range, out| self.weights.read(parameter, range, out))
     }
 
     /// A range of a parameter's elements.

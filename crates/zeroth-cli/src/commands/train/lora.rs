@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use zeroth::model::{Adapter, Lora, ParameterTable, adapts_experts, add_adapters};
 use zeroth::train::checkpoint::Checkpoint;
-use zeroth::train::{Job, LoraJob, LoraWeights, check_base, describe_lora};
+use zeroth::train::{GivenBase, Job, LoraJob, LoraWeights, check_adapter_base, check_base, describe_lora};
 
 use super::resolve_job::ResolvedJob;
 use crate::cli::TrainArgs;
@@ -21,6 +22,9 @@ pub(super) fn resolve(
     let given = flags.adapter_folder();
     let adapter = given.map(|folder| Adapter::open(Path::new(folder), base)).transpose();
     let adapter = adapter.map_err(|error| anyhow::anyhow!("--adapter: {error}"))?;
+    if flags.allow_other_base && given.is_none() {
+        notes.push("--allow-other-base has no effect without --adapter".to_owned());
+    }
     let mut lora = flags.lora(given.zip(adapter.as_ref().map(Adapter::lora)))?;
     if flags.lora_dropout.is_none() && lora.dropout > 0.0 && adapts_experts(base, &lora)? {
         lora.dropout = 0.0;
@@ -45,6 +49,7 @@ pub(super) fn resolve(
         base: base_name(&arguments.model, folder),
         random_base: flags.random_weights,
         quantized,
+        allows_other_base: flags.allow_other_base,
     };
     Ok((job, table))
 }
@@ -84,7 +89,13 @@ pub(super) fn check_weights(
     if let Some(checkpoint) = checkpoint {
         check_base(checkpoint, &lora.base, |saved| &saved.sample, &weights.sample()?)?;
     }
-    Ok(weights.notes(lora))
+    let mut notes = weights.notes(lora);
+    if let Some(adapter) = lora.adapter.as_ref().filter(|_| checkpoint.is_none()) {
+        let given = GivenBase { name: &lora.base, folder: &job.folder };
+        let note = check_adapter_base(adapter, given, lora.allows_other_base, || weights.sample());
+        notes.extend(note.context("--adapter")?);
+    }
+    Ok(notes)
 }
 
 /// The line of the start-up summary: what is trained, and how the base is kept.

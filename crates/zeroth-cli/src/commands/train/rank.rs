@@ -13,7 +13,8 @@ use zeroth::kernel::{Device, Tier};
 use zeroth::program::Compiled;
 use zeroth::program::Target;
 use zeroth::train::{
-    ControlRequest, ExportError, TrainError, TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train,
+    ControlRequest, ExportError, LoraWeightsError, TrainError, TrainEvent, TrainHooks, TrainOptions,
+    TrainOutcome, train,
 };
 
 use super::live::{LiveRank, LiveStatus};
@@ -105,7 +106,7 @@ pub(super) fn joined(
         }
         // All ranks have the same error: only rank 0 prints it.
         Err(TrainError::NotFinite { .. } | TrainError::AtMinScale { .. }) if number != 0 => Ok(Exit::Failed),
-        Err(TrainError::Resume(_)) if number != 0 => Ok(Exit::Wrong),
+        Err(error) if is_refusal(&error) && number != 0 => Ok(Exit::Wrong),
         // Rank 0 writes the model and prints why it failed.
         Err(TrainError::Export(error)) if matches!(*error, ExportError::OtherRank) => Ok(Exit::Failed),
         Err(error) => Ok(failed(&error)),
@@ -201,5 +202,14 @@ fn failed(error: &TrainError) -> Exit {
     if let TrainError::Save(_) = error {
         output::note("once that is fixed, --resume auto resumes from the newest checkpoint");
     }
-    if let TrainError::Resume(_) = error { Exit::Wrong } else { Exit::Failed }
+    if is_refusal(error) { Exit::Wrong } else { Exit::Failed }
+}
+
+/// Whether what was given is wrong, which is known once all of its weights are loaded.
+fn is_refusal(error: &TrainError) -> bool {
+    match error {
+        TrainError::Resume(_) => true,
+        TrainError::Lora(error) => matches!(**error, LoraWeightsError::OtherBase(_)),
+        _ => false,
+    }
 }
