@@ -51,8 +51,14 @@ fn set(model: &Path, field: &str, value: impl Into<Value>) {
 
 /// A tokenizer with a token for each of the vocabulary's ids, one of which has another text.
 fn tokenizer(model: &Path, odd: &str) {
-    let mut vocab: serde_json::Map<String, Value> = (0..52).map(|id| (format!("t{id}"), id.into())).collect();
-    vocab.insert(odd.to_owned(), 52.into());
+    tokenizer_of(model, 52, odd);
+}
+
+/// A tokenizer with so many tokens, and one more.
+fn tokenizer_of(model: &Path, tokens: u64, odd: &str) {
+    let mut vocab: serde_json::Map<String, Value> =
+        (0..tokens).map(|id| (format!("t{id}"), id.into())).collect();
+    vocab.insert(odd.to_owned(), tokens.into());
     let tokenizer = serde_json::json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
@@ -335,6 +341,17 @@ fn unsuitable_teachers_and_settings_are_refused() {
     refuse_own(&other, &["has no tokenizer.json"]);
     tokenizer(&other, "odd");
     refuse_own(&other, &["another tokenizer", "\"t52\" is id 52 in one and no token in the other"]);
+    // An embedding smaller than the tokenizer, and ready tokens beyond it.
+    let small = copied(&super::golden("kd/teacher"), &at("small"));
+    set(&small, "vocab_size", 50);
+    tokenizer(&small, "t52");
+    let words = ["an embedding of 50 ids", "fewer than the 53 of its tokenizer.json", text(&small)];
+    refuse_own(&small, &words);
+    set(&small, "vocab_size", 45);
+    tokenizer_of(&own, 44, "t44");
+    tokenizer_of(&small, 44, "t44");
+    refuse_own(&small, &["of sample", "--teacher", text(&small), "an embedding of 45 ids"]);
+    tokenizer(&own, "t52");
     let padded = copied(&longer, &at("padded"));
     tokenizer(&padded, "t52");
     let flags = ["--teacher", text(&padded), "--fp32", "--max-length", "40", "--max-steps", "1"];

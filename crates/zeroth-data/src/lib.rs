@@ -67,7 +67,7 @@ pub use prepare_options::{PrepareOptions, Truncation};
 pub use preview::{TRAINED_MARKERS, omitted_range, preview};
 pub use row_number::RowNumber;
 pub use row_problem::{MessageProblem, RowProblem};
-pub use same_tokenizer::{TokenizerDifference, tokenizer_difference};
+pub use same_tokenizer::{TokenizerDifference, tokenizer_difference, tokenizer_ids};
 pub use samples::Samples;
 pub use samples_builder::SamplesBuilder;
 pub use source::Codec;

@@ -40,6 +40,14 @@ pub fn tokenizer_difference(one: &Path, other: &Path) -> Result<Option<Tokenizer
     Ok(first?.difference(&second?).map(TokenizerDifference::Content))
 }
 
+/// The ids of a folder's tokenizer.json, added tokens included: one more than the largest. `None` without the file.
+pub fn tokenizer_ids(folder: &Path) -> Result<Option<u64>, EncoderError> {
+    let path = folder.join("tokenizer.json");
+    let Some(bytes) = read(&path)? else { return Ok(None) };
+    let tokenizer = Tokenizer::of(&read_object_of(&path, &bytes)?);
+    Ok(Some(tokenizer.ids.values().max().map_or(0, |largest| largest.saturating_add(1))))
+}
+
 /// What decides the ids of a text.
 struct Tokenizer {
     kind: Option<String>,

@@ -22,7 +22,7 @@ use zeroth::train::{
 };
 
 use super::data_inputs;
-use super::train::{Reading, Student, nearest_existing, open_teacher, teacher_placement};
+use super::train::{Reading, Student, check_tokens, nearest_existing, open_teacher, teacher_placement};
 use crate::exit::Exit;
 use crate::kd_args::{DistillCacheArgs, DistillCommand};
 use crate::output::{self, Output};
@@ -53,6 +53,8 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
     notes.extend(reading.note());
     data_inputs::refuse_output_inside("--data", &arguments.data, &arguments.output)?;
     let samples = samples(arguments, &reading, &signals)?;
+    // Rows may be those of a student with more ids.
+    check_tokens(&teacher, &samples)?;
     notes.extend(samples.totals().notes(reading.limits()));
     let job = CacheJob {
         samples: &samples,

@@ -38,7 +38,7 @@ use zeroth::train::{
 pub(super) use self::data::{Reading, nearest_existing};
 use self::handoff::LauncherHandoff;
 use self::resolve_job::ResolvedJob;
-pub(super) use self::teacher::{Student, open as open_teacher, placement as teacher_placement};
+pub(super) use self::teacher::{Student, check_tokens, open as open_teacher, placement as teacher_placement};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};

@@ -209,7 +209,7 @@ pub(super) fn resolve_job(
         data::open(handoff, arguments, &reading, data_seed)?
     } else {
         let data = data::prepare(arguments, &reading, data_seed)?;
-        teacher::check_data(distillation.as_ref(), &data.all_samples)?;
+        teacher::check_data(distillation.as_ref(), &model, &data.all_samples)?;
         data
     };
     release_freed_memory();

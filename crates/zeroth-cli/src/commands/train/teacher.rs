@@ -6,7 +6,7 @@ use anyhow::Context;
 use zeroth::base::{format_count, grouped};
 use zeroth::config::check::Report;
 use zeroth::config::preset::Preset;
-use zeroth::data::{Samples, TokenizerDifference, tokenizer_difference};
+use zeroth::data::{Samples, TokenizerDifference, tokenizer_difference, tokenizer_ids};
 use zeroth::graph::DistillSpec;
 use zeroth::model::{ModelConfig, locate, read_config};
 use zeroth::program::TeacherPlacement;
@@ -106,6 +106,7 @@ pub(in super::super) fn open(
     if let Some(student) = student {
         student.check()?;
         check_tokenizers(name, &folder, &config, student)?;
+        check_embedding(name, &folder, &config)?;
         if let Some(positions) = config.max_positions.filter(|positions| *positions < student.max_length) {
             anyhow::bail!(
                 "--teacher {name} has {} positions (max_position_embeddings), fewer than the {} of --max-length: give \
@@ -151,6 +152,19 @@ fn check_tokenizers(
     }
 }
 
+/// Refuses a teacher whose tokenizer has ids that it has no embedding of.
+fn check_embedding(name: &str, folder: &Path, config: &ModelConfig) -> anyhow::Result<()> {
+    let ids = tokenizer_ids(folder)?.unwrap_or(0);
+    anyhow::ensure!(
+        ids <= config.vocab,
+        "--teacher {name} has an embedding of {} ids (vocab_size), fewer than the {} of its tokenizer.json: it has no \
+         distribution after tokens that it does not know; give a teacher whose embedding has all of them",
+        grouped(config.vocab),
+        grouped(ids)
+    );
+    Ok(())
+}
+
 /// Refuses a cache that was made otherwise than the flags say.
 fn check_cache(
     kd: &KdArgs,
@@ -181,11 +195,39 @@ fn check_cache(
     refuse(cache, differences)
 }
 
-/// Refuses a cache of other data than the samples of a run, all of them.
-pub(super) fn check_data(distillation: Option<&Distillation>, samples: &Samples) -> anyhow::Result<()> {
+/// Refuses a cache of other data than the samples of a run, all of them, and tokens that a teacher has no embedding of.
+pub(super) fn check_data(
+    distillation: Option<&Distillation>,
+    student: &ModelConfig,
+    samples: &Samples,
+) -> anyhow::Result<()> {
+    let teacher = distillation.and_then(Distillation::model);
+    if let Some(teacher) = teacher.filter(|teacher| teacher.config.vocab < student.vocab) {
+        check_tokens(teacher, samples)?;
+    }
     let Some(cache) = distillation.and_then(Distillation::cache) else { return Ok(()) };
     let difference = cache.manifest().data_difference(&CachedData::of(samples)?);
     refuse(cache, difference.into_iter().collect())
+}
+
+/// Refuses ready tokens beyond the embedding of a teacher, which the student's may have.
+pub(in super::super) fn check_tokens(teacher: &TeacherModel, samples: &Samples) -> anyhow::Result<()> {
+    let mut ids = Vec::new();
+    for sample in 0..samples.totals().samples {
+        ids.clear();
+        samples.append_ids(sample, &mut ids)?;
+        let beyond = ids.iter().position(|id| u64::try_from(*id).is_ok_and(|id| id >= teacher.config.vocab));
+        if let Some(place) = beyond {
+            anyhow::bail!(
+                "token {place} of sample {sample} is {}, and --teacher {} has an embedding of {} ids (vocab_size): give a \
+                 teacher that knows all tokens of the data, or data without these",
+                ids[place],
+                teacher.name,
+                grouped(teacher.config.vocab)
+            );
+        }
+    }
+    Ok(())
 }
 
 fn refuse(cache: &TeacherCache, differences: Vec<String>) -> anyhow::Result<()> {
