@@ -26,14 +26,14 @@ pub enum ModelError {
         folder: PathBuf,
     },
     /// The folder of a run, which holds a model.
-    #[error("{} is a run's folder and not a model's: {}", folder.display(), model_of_run(run, model.as_deref()))]
+    #[error("{} is a run's folder and not a model's: {}", folder.display(), model.advice(run))]
     IsARun {
         /// The folder as given: the run's, or the one of its checkpoints.
         folder: PathBuf,
         /// The run's folder.
         run: PathBuf,
-        /// The model in it, where it has one.
-        model: Option<PathBuf>,
+        /// What it has trained.
+        model: ModelOfRun,
     },
     /// The folder of a checkpoint, which a model can be made of.
     #[error(
@@ -263,14 +263,49 @@ pub(crate) fn did_you_mean(near: Option<&str>) -> String {
 }
 
 /// The location of the model of a run, or advice on exporting it.
-fn model_of_run(run: &Path, model: Option<&Path>) -> String {
-    match model {
-        Some(model) => format!("the model it has trained is {}", model.display()),
-        None => format!(
-            "it has written no model yet; `zeroth checkpoint export {} --output MODEL` writes that of its newest checkpoint to \
-             the folder MODEL",
-            run.display()
-        ),
+/// What a run has trained, and whether it has written it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelOfRun {
+    /// A model, in this folder.
+    Written(PathBuf),
+    /// An adapter.
+    Adapter {
+        /// Its folder; `None` where checkpoints have it alone.
+        folder: Option<PathBuf>,
+        /// The base that it names.
+        base: Option<String>,
+    },
+    /// A model that only checkpoints have.
+    NotYet,
+}
+
+impl ModelOfRun {
+    fn advice(&self, run: &Path) -> String {
+        let run = run.display();
+        match self {
+            Self::Written(model) => format!("the model it has trained is {}", model.display()),
+            Self::Adapter { folder, base } => {
+                let merge = format!(
+                    "`zeroth checkpoint export {run} --merge --output MODEL` merges both to the folder MODEL, which then can be \
+                     given"
+                );
+                match (folder, base) {
+                    (Some(folder), Some(base)) => format!(
+                        "it has trained an adapter: give --model {base} --adapter {}, or {merge}",
+                        folder.display()
+                    ),
+                    (Some(folder), None) => format!(
+                        "it has trained an adapter: give its base as --model, and --adapter {}, or {merge}",
+                        folder.display()
+                    ),
+                    (None, _) => format!("it trains an adapter, and has not written it yet: {merge}"),
+                }
+            }
+            Self::NotYet => format!(
+                "it has written no model yet; `zeroth checkpoint export {run} --output MODEL` writes that of its newest \
+                 checkpoint to the folder MODEL"
+            ),
+        }
     }
 }
 

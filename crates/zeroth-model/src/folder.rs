@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -12,7 +12,7 @@ use zeroth_base::nearest;
 use crate::builtin::{builtin_config, builtin_names};
 use crate::fields::kind;
 use crate::peft::ADAPTER_CONFIG;
-use crate::{ModelError, Needs};
+use crate::{ModelError, ModelOfRun, Needs};
 
 const CONFIG: &str = "config.json";
 
@@ -191,16 +191,11 @@ fn not_a_model(folder: &Path, has_config: bool) -> Option<ModelError> {
     }
     // Some trainers put the base's config.json beside an adapter: weights make a folder a model's.
     if has(ADAPTER_CONFIG) && !has("model.safetensors") && !has("model.safetensors.index.json") {
-        let config = fs::read(folder.join(ADAPTER_CONFIG)).ok();
-        let config = config.and_then(|bytes| serde_json::from_slice::<Map<String, Value>>(&bytes).ok());
-        let base =
-            config.and_then(|config| Some(config.get("base_model_name_or_path")?.as_str()?.to_owned()));
-        return Some(ModelError::IsAnAdapter { folder: folder.to_owned(), base });
+        return Some(ModelError::IsAnAdapter { folder: folder.to_owned(), base: base_of_adapter(folder) });
     }
     // A run's config.json is the DeepSpeed config, which has no model_type.
     let is_model = has_config && {
-        let config = fs::read(folder.join(CONFIG)).ok();
-        let config = config.and_then(|bytes| serde_json::from_slice::<Map<String, Value>>(&bytes).ok());
+        let config = json_object(&folder.join(CONFIG));
         config.is_none_or(|config| config.contains_key("model_type") || config.contains_key("architectures"))
     };
     if is_model {
@@ -217,9 +212,43 @@ fn not_a_model(folder: &Path, has_config: bool) -> Option<ModelError> {
     } else {
         return None;
     };
+    Some(ModelError::IsARun { folder: folder.to_owned(), run: run.to_owned(), model: model_of_run(run) })
+}
+
+/// What a run has trained.
+fn model_of_run(run: &Path) -> ModelOfRun {
     let model = run.join("model");
-    let (folder, run) = (folder.to_owned(), run.to_owned());
-    Some(ModelError::IsARun { folder, run, model: model.join(CONFIG).is_file().then_some(model) })
+    if model.join(ADAPTER_CONFIG).is_file() {
+        let base = base_of_adapter(&model);
+        return ModelOfRun::Adapter { folder: Some(model), base };
+    }
+    if model.join(CONFIG).is_file() {
+        return ModelOfRun::Written(model);
+    }
+    let mut steps = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    let has_adapters = |step: fs::DirEntry| {
+        json_object(&step.path().join("manifest.json"))
+            .is_some_and(|manifest| manifest.get("lora").is_some_and(Value::is_object))
+    };
+    if steps.any(has_adapters) {
+        ModelOfRun::Adapter { folder: None, base: None }
+    } else {
+        ModelOfRun::NotYet
+    }
+}
+
+/// The base that an adapter names.
+fn base_of_adapter(folder: &Path) -> Option<String> {
+    let config = json_object(&folder.join(ADAPTER_CONFIG))?;
+    Some(config.get("base_model_name_or_path")?.as_str()?.to_owned())
+}
+
+/// An object in a file; `None` where there is none, or it is too large for one of ours.
+fn json_object(path: &Path) -> Option<Map<String, Value>> {
+    const LARGEST: u64 = 64 << 20;
+    let mut bytes = Vec::new();
+    fs::File::open(path).ok()?.take(LARGEST).read_to_end(&mut bytes).ok()?;
+    serde_json::from_slice(&bytes).ok()
 }
 
 /// The kind of file at a path; `None` if there is none.

@@ -38,7 +38,7 @@ pub use builtin::builtin_names;
 pub use config::{Activation, Experts, ModelConfig, Positions, TargetTokens};
 pub use config_json::UnwritableConfig;
 pub use distill::{Distilled, TEACHER_PREFIX, TeacherForward, forward_distilled};
-pub use error::{FieldError, ModelError, Needs};
+pub use error::{FieldError, ModelError, ModelOfRun, Needs};
 pub use family::Family;
 pub use folder::{HubCache, NamedConfig, locate, named_config, read_config};
 pub use forward::{Batch, ForwardError, forward, forward_training};
