@@ -50,6 +50,7 @@ mod run_folder;
 mod running;
 mod same_bits;
 mod same_folder;
+mod save_dtypes;
 mod start_up;
 mod stops;
 mod strategies;

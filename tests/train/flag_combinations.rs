@@ -83,6 +83,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--save_total_limit", &["1", "1000000"]),
     ("--report_to", &["none", "csv", "tensorboard csv", "jsonl"]),
     ("--run_name", &["a", "ä-ö.1"]),
+    ("--save_dtype", &["fp32", "bf16", "fp16 --train_type lora --random_weights"]),
     ("--logging_dir", &["@/logs"]),
     ("--config", &["CONFIG"]),
     ("--resume", &["", "auto"]),

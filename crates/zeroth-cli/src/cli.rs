@@ -344,7 +344,7 @@ pub(crate) struct CheckpointExportArgs {
     /// Output folder
     #[arg(short, long, alias = "output-dir", value_name = "DIR")]
     pub(crate) output: PathBuf,
-    /// Dtype of the weights [default: bf16 for 16-bit runs, else fp32; with --merge that of the base]
+    /// Dtype of the weights [default: that of the run, fp32 for adapters; with --merge that of the base]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) dtype: Option<DTypeArg>,
     /// Maximum size of a weight file

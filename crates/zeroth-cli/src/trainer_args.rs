@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::cli::DTypeArg;
+
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct TrainerArgs {
     /// YAML or JSON file with flags of this command; typed flags take precedence, and relative paths in it start at the
@@ -16,6 +18,9 @@ pub(crate) struct TrainerArgs {
     /// Name of the run: shown at start-up, kept in plan.json, and the folder of its TensorBoard events
     #[arg(long, value_name = "NAME", value_parser = run_name)]
     pub(crate) run_name: Option<String>,
+    /// Dtype of the trained model's weights [default: that of the run; fp32 for adapters]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) save_dtype: Option<DTypeArg>,
     /// Folder for the files of --report-to [default: the run folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) logging_dir: Option<PathBuf>,

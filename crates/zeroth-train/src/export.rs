@@ -29,13 +29,10 @@ const PIECE: u64 = 1 << 19;
 pub(crate) type Fetch<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), ExportError>;
 
 impl Job {
-    /// The dtype of the exported weights: bf16 of 16-bit runs, else f32; adapters are f32, from their master weights.
+    /// The dtype of the exported weights: as given, else that of the run; adapters are then f32, from their master weights.
     pub fn export_dtype(&self) -> DType {
-        if self.lora.is_some() || self.settings.types.compute == DType::F32 {
-            DType::F32
-        } else {
-            DType::Bf16
-        }
+        let of_run = if self.lora.is_some() { DType::F32 } else { self.settings.types.compute };
+        self.save_dtype.unwrap_or(of_run)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use zeroth_base::DType;
 use zeroth_graph::Param;
 use zeroth_kernel::Recipe;
 use zeroth_model::{ModelConfig, ParameterKind, ParameterTable};
@@ -66,6 +67,8 @@ pub struct Job {
     pub lora: Option<LoraJob>,
     /// The distillation from a teacher.
     pub distillation: Option<Distillation>,
+    /// The dtype of the exported weights; that of the run if it is not given.
+    pub save_dtype: Option<DType>,
 }
 
 /// Evaluation settings.

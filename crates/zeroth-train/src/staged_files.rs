@@ -104,12 +104,16 @@ impl Drop for StagedFiles {
 }
 
 fn with_dtype(mut config: Map<String, Value>, dtype: DType) -> io::Result<String> {
-    let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
     let name = match dtype {
         DType::F32 => "float32",
         DType::Bf16 => "bfloat16",
         DType::F16 => "float16",
     };
-    config.insert(key.to_owned(), name.into());
+    // transformers 4 reads the first, 5 the second: a config has one of them, or both.
+    let given: Vec<&str> =
+        ["torch_dtype", "dtype"].into_iter().filter(|key| config.contains_key(*key)).collect();
+    for key in if given.is_empty() { vec!["dtype"] } else { given } {
+        config.insert(key.to_owned(), name.into());
+    }
     Ok(format!("{}\n", serde_json::to_string_pretty(&config)?))
 }

@@ -71,6 +71,7 @@ fn trained(folder: &Path, config: &Resolved, ranks: u64, target: Target) -> Comp
         evaluation: None,
         lora: None,
         distillation: None,
+        save_dtype: None,
     };
     job.size_rows();
     let (compiled, choices) = job.fit(target, Budget::default(), Freedom::default()).unwrap().unwrap();

@@ -224,8 +224,7 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
         Err(error) => return Ok(refused(&error)),
     };
     let manifest = checkpoint.manifest();
-    let is_f32 = manifest.dtype == DType::F32 || manifest.lora.is_some();
-    let default = if is_f32 { DType::F32 } else { DType::Bf16 };
+    let default = if manifest.lora.is_some() { DType::F32 } else { manifest.dtype };
     let dtype = arguments.dtype.map_or(default, DType::from);
     let destination = if arguments.overwrite { Destination::Overwrite } else { Destination::New };
     let to = &arguments.output;

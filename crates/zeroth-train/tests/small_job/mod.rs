@@ -68,6 +68,7 @@ pub(crate) fn job(folder: &Path) -> Job {
         }),
         lora: None,
         distillation: None,
+        save_dtype: None,
     };
     job.size_rows();
     job

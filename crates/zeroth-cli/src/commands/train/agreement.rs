@@ -45,6 +45,7 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "--max-skipped-steps": arguments.max_skipped_steps,
         "--save-steps": interval_json(resolved_job.strategies.saving),
         "--save-strategy best": resolved_job.strategies.saves_best,
+        "--save-dtype": job.export_dtype().to_string(),
         "--save-only-model": arguments.evaluation.save_only_model,
         "--eval-steps": job.evaluation.as_ref().map(|evaluation| interval_json(evaluation.interval)),
         "--per-device-eval-batch-size": arguments.evaluation.per_device_eval_batch_size,

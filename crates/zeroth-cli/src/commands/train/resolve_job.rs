@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use anyhow::Context;
 use serde_json::Map;
-use zeroth::base::format_bytes;
+use zeroth::base::{DType, format_bytes};
 use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth::config::schema::OffloadDevice;
 use zeroth::config::unimplemented::unimplemented;
@@ -272,6 +272,7 @@ pub(super) fn resolve_job(
         evaluation,
         lora,
         distillation,
+        save_dtype: arguments.trainer.save_dtype.map(DType::from),
     };
     if let Some(checkpoint) = &checkpoint {
         resume::refuse_weights_only(checkpoint, &job)?;
