@@ -227,6 +227,65 @@ fn sampling_flags_mean_what_they_mean_to_transformers() {
     }
 }
 
+#[test]
+fn several_sequences_differ_and_the_first_is_that_of_one() {
+    let folder = model(64, None);
+    let fixed = ["--prompt", "w3 w1", "--max-new-tokens", "12", "--do-sample", "--format", "json"];
+    let found = |more: &[&str]| parsed(&run(folder.path(), &[&fixed[..], more].concat()));
+    let texts = |value: &Value| -> Vec<Vec<i64>> {
+        value["sequences"].as_array().unwrap().iter().map(|one| ids(&one["ids"])).collect()
+    };
+    let four = found(&["--num-return-sequences", "4", "--logits"]);
+    let all = texts(&four);
+    let mut distinct = all.clone();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!((all.len(), distinct.len()), (4, 4), "{four}");
+    assert_eq!(four["logits"].as_array().unwrap().len(), 67);
+    for (one, ids) in four["sequences"].as_array().unwrap().iter().zip(&all) {
+        assert_eq!((&one["text"], &one["end"]), (&words(ids).into(), &"length".into()));
+    }
+    let single = found(&[]);
+    assert_eq!((ids(&single["ids"]), &single["prompt_ids"]), (all[0].clone(), &four["prompt_ids"]));
+    assert_eq!(texts(&found(&["--num_return_sequences", "70", "--threads", "1"]))[..4], all);
+    assert_ne!(texts(&found(&["--num-return-sequences", "4", "--seed", "7"])), all);
+
+    // Each ends at its own stop text.
+    let stop = format!("w{}", all[2][3]);
+    let stopped = found(&["--num-return-sequences", "4", "--stop", &stop]);
+    for (one, whole) in stopped["sequences"].as_array().unwrap().iter().zip(&all) {
+        let at = words(whole).find(&stop);
+        let expected = at.map_or_else(|| words(whole), |at| words(whole)[..at].to_owned());
+        let end = if at.is_some() { "stop" } else { "length" };
+        assert_eq!((&one["text"], &one["end"]), (&expected.into(), &end.into()));
+    }
+    let people = run(folder.path(), &[&fixed[..5], &["--num-return-sequences", "2"]].concat());
+    let expected = format!("--- 1 of 2\n{}\n--- 2 of 2\n{}\n", words(&all[0]), words(&all[1]));
+    assert_eq!(people.stdout, expected, "{}", people.stderr);
+
+    for (more, expected) in [
+        (&["--prompt", "w3", "--num-return-sequences", "2"][..], "greedy decoding gives one"),
+        (&["--prompt", "w3", "--do-sample", "--num-return-sequences", "0"], "--num-return-sequences"),
+        (&["--data", "rows.jsonl", "--num-return-sequences", "2"], "--num-return-sequences"),
+    ] {
+        let refused = run(folder.path(), more);
+        assert!(refused.code == 2 && refused.stderr.contains(expected), "{more:?}: {}", refused.stderr);
+    }
+    let chat = piped(folder.path(), "w3\n", &["--do-sample", "--num-return-sequences", "2"]);
+    assert!(chat.code == 2 && chat.stderr.contains("a turn of a chat has one answer"), "{}", chat.stderr);
+}
+
+#[test]
+fn a_question_that_is_asked_again_is_sampled_again() {
+    let folder = model(64, None);
+    let flags = ["--max-new-tokens", "12", "--do-sample", "--format", "json"];
+    let asked = || parsed(&piped(folder.path(), "w3 w1\n/clear\nw3 w1\n", &flags));
+    let chat = asked();
+    assert_eq!(chat["turns"][0]["prompt_ids"], chat["turns"][1]["prompt_ids"]);
+    assert_ne!(chat["turns"][0]["ids"], chat["turns"][1]["ids"]);
+    assert_eq!(asked(), chat, "the seed decides");
+}
+
 /// A process at a pseudo-terminal of `script`.
 struct Terminal {
     child: std::process::Child,

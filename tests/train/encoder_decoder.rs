@@ -132,6 +132,15 @@ fn a_trained_model_is_evaluated_resumed_and_answers() {
         assert_eq!(alone["ids"], all["answers"][5]["ids"], "{alone}");
         assert_eq!(alone["prompt_ids"], first["prompt_ids"]);
     }
+    let several = ["--prompt", &source, "--temperature", "3", "--num-return-sequences", "5"];
+    let (code, sampled) = zeroth_json(&[generate[0], &several].concat());
+    assert_eq!(code, 0);
+    let mut answers: Vec<String> =
+        sampled["sequences"].as_array().unwrap().iter().map(|one| one["ids"].to_string()).collect();
+    assert_eq!(answers.len(), 5);
+    answers.sort();
+    answers.dedup();
+    assert!(answers.len() > 1, "{sampled}");
     let printed = zeroth(&[generate[0], &["--prompt", &source]].concat());
     assert_eq!(printed.stdout.trim(), first["text"].as_str().unwrap(), "{}", printed.stderr);
 }

@@ -15,6 +15,7 @@ use crate::value_args::DeviceArg;
     args_override_self = true,
     after_help = "Examples:\n  zeroth generate --model run/model --prompt \"Weng earns $12 an hour.\"\n  \
                   zeroth generate --model run/model --prompt \"A bird\" --chat false --temperature 0.8 --top-p 0.95 --seed 7\n  \
+                  zeroth generate --model run/model --prompt \"A bird\" --do-sample --num-return-sequences 4 --format json\n  \
                   zeroth generate --model run/model --prompt-ids 1,2,3 --max-new-tokens 0 --logits --format json\n  \
                   zeroth generate --model run/model --data held-out.jsonl\n  \
                   zeroth generate --model Qwen/Qwen3-8B --adapter run/model --prompt \"A bird\"\n  \
@@ -162,6 +163,9 @@ pub(crate) struct SamplingArgs {
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 42, conflicts_with = "data")]
     pub(crate) seed: u64,
+    /// Sample this many texts of the prompt; the first is the one without this flag
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=4096), conflicts_with = "data")]
+    pub(crate) num_return_sequences: u64,
     /// End the text at any of these texts, which are not printed; one that begins with a hyphen as in --stop=-TEXT
     #[arg(long, aliases = ["stop-strings", "stop-words"], value_name = "TEXT", num_args = 1..,
           value_parser = clap::builder::NonEmptyStringValueParser::new(), conflicts_with = "data")]

@@ -54,7 +54,7 @@ pub struct Generation {
     /// Divides positive logits, and multiplies negative ones, of tokens in the prompt or the text so far; 1 changes
     /// nothing.
     pub repetition_penalty: f64,
-    /// Seed; a token's random number depends only on the seed and its position.
+    /// Seed; a token's random number depends on the seed, the index of its sequence in the request, and its position.
     pub seed: u64,
     /// Token ids that end the text.
     pub stops: Vec<i32>,
@@ -316,7 +316,7 @@ struct ProgramSize {
 
 /// A sequence that is being generated.
 struct Sequence {
-    /// Index of its prompt.
+    /// Index of its prompt in the request.
     prompt: usize,
     /// Prompt and generated tokens.
     ids: Vec<i32>,
@@ -324,6 +324,8 @@ struct Sequence {
     rows: Range<u64>,
     /// How many of its tokens are in the cache: none before its prefill, later all but the newest.
     cached: usize,
+    /// Whether the caller has ended it.
+    is_stopped: bool,
 }
 
 /// A model with its weights on a device.
@@ -390,7 +392,7 @@ impl Generator<'_> {
         each: &mut dyn FnMut(i32) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
         self.cached.clear();
-        self.generate_reusing(prompt, generation, each)
+        self.generate_reusing(prompt, 0, generation, each)
     }
 
     /// Continues a sequence of the first cache rows until it ends.
@@ -406,7 +408,7 @@ impl Generator<'_> {
                 return Ok(End::Positions);
             }
             let logits = self.next_logits(std::slice::from_mut(sequence))?;
-            let id = sample::choose(&logits, generation, &sequence.ids);
+            let id = sample::choose(&logits, generation, sequence.prompt, &sequence.ids);
             sequence.ids.push(id);
             let is_stopped = each(id).is_break();
             if generation.stops.contains(&id) {

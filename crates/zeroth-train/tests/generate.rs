@@ -11,7 +11,9 @@ use zeroth_cpu::CpuDevice;
 use zeroth_kernel::Tier;
 use zeroth_program::Compiled;
 use zeroth_program::Target;
-use zeroth_train::{BatchSize, End, GenerateError, Generated, Generation, Generator, Inference};
+use zeroth_train::{
+    BatchSize, BeamSettings, End, GenerateError, Generated, Generation, Generator, Inference,
+};
 
 const TARGET: Target = Target::Cpu { threads: 1 };
 const GREEDY: Generation = Generation {
@@ -148,7 +150,7 @@ fn a_conversation_is_continued_as_if_it_were_new() {
             }
             _ => {}
         }
-        let found = chat.generate_reusing(&text, &GREEDY, &mut on).unwrap();
+        let found = chat.generate_reusing(&text, turn, &GREEDY, &mut on).unwrap();
         assert_eq!(found, generate("qwen3-tied", &text, &GREEDY), "turn {turn}");
         text.extend(&found.ids[..2]);
     }
@@ -157,7 +159,7 @@ fn a_conversation_is_continued_as_if_it_were_new() {
         left -= 1;
         if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let stopped = chat.generate_reusing(&text, &GREEDY, &mut three).unwrap();
+    let stopped = chat.generate_reusing(&text, 5, &GREEDY, &mut three).unwrap();
     assert_eq!((stopped.ids.len(), stopped.end), (3, End::Stopped));
     let without = generate("qwen3-tied", &[1, 2, 3], &GREEDY);
     let never_again = Generation { repetition_penalty: 1e6, ..GREEDY };
@@ -226,10 +228,74 @@ fn a_batch_gives_what_each_prompt_gives_alone() {
         let compiled = model.compile_batch(&prompts, 8, size, DType::F32, TARGET).unwrap();
         let mut found: Vec<Option<Generated>> = vec![None; prompts.len()];
         let mut take = |place: usize, generated| assert!(found[place].replace(generated).is_none());
-        start(&model, &compiled).generate_batch(&prompts, &generation, &mut take).unwrap();
+        start(&model, &compiled)
+            .generate_batch(&prompts, &generation, &mut |_, id| on(id), &mut take)
+            .unwrap();
         assert_eq!(found.into_iter().collect::<Option<Vec<_>>>().as_ref(), Some(&alone), "{size:?}");
     }
     let empty = [vec![1], vec![]];
     let refused = model.compile_batch(&empty, 8, BatchSize::default(), DType::F32, TARGET);
     assert!(matches!(refused, Err(GenerateError::EmptyPrompt)));
+}
+
+/// Samples equal prompts in batches of a size.
+fn sampled(name: &str, prompts: &[Vec<i32>], seed: u64, size: BatchSize) -> Vec<Vec<i32>> {
+    let generation = Generation { temperature: 1.5, max_new_tokens: 12, seed, ..GREEDY };
+    let model = Inference::open(&golden().join(name)).unwrap();
+    let mut found = vec![Vec::new(); prompts.len()];
+    let mut take = |place: usize, generated: Generated| found[place] = generated.ids;
+    let compiled = if model.is_encoder_decoder() {
+        let target = (DType::F32, TARGET);
+        model.compile_answers(prompts, 12, BeamSettings::default(), size, target).unwrap()
+    } else {
+        model.compile_batch(prompts, 12, size, DType::F32, TARGET).unwrap()
+    };
+    let mut generator = start(&model, &compiled);
+    let each = &mut |_, id| on(id);
+    if model.is_encoder_decoder() {
+        let beams = BeamSettings::default();
+        generator.answer((prompts, 0), &generation, beams, each, &mut take).unwrap();
+    } else {
+        generator.generate_batch(prompts, &generation, each, &mut take).unwrap();
+    }
+    found
+}
+
+#[test]
+fn equal_prompts_are_sampled_differently_and_alike_in_every_batch() {
+    for name in ["qwen3-tied", "t5/t5-relu-tied"] {
+        let prompts = vec![vec![3, 1, 4, 1, 5]; 8];
+        let alone = sampled(name, &prompts, 42, BatchSize { sequences: 1, tokens: 1 });
+        let mut distinct = alone.clone();
+        distinct.sort();
+        distinct.dedup();
+        assert_eq!(distinct.len(), prompts.len(), "{name}: {alone:?}");
+        for size in [BatchSize { sequences: 4, tokens: 64 }, BatchSize::default()] {
+            assert_eq!(sampled(name, &prompts, 42, size), alone, "{name}, {size:?}");
+        }
+        // More sequences add to the first ones, and change none of them.
+        assert_eq!(sampled(name, &prompts[..3], 42, BatchSize::default()), alone[..3], "{name}");
+        assert_ne!(sampled(name, &prompts[..3], 43, BatchSize::default()), alone[..3], "{name}");
+    }
+    let first = Generation { temperature: 1.5, max_new_tokens: 12, ..GREEDY };
+    let single = generate("qwen3-tied", &[3, 1, 4, 1, 5], &first).ids;
+    let batch = sampled("qwen3-tied", &[vec![3, 1, 4, 1, 5]], 42, BatchSize::default());
+    assert_eq!(single, batch[0], "a single prompt is the first of a batch");
+}
+
+#[test]
+fn the_caller_ends_one_text_of_a_batch() {
+    let model = Inference::open(&golden().join("qwen3-tied")).unwrap();
+    let prompts = vec![vec![1, 2, 3]; 3];
+    let compiled = model.compile_batch(&prompts, 8, BatchSize::default(), DType::F32, TARGET).unwrap();
+    let mut found = vec![None; 3];
+    let mut seen = 0;
+    let mut each = |place: usize, _| {
+        seen += usize::from(place == 1);
+        if place == 1 && seen == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let mut take = |place: usize, generated: Generated| found[place] = Some(generated);
+    start(&model, &compiled).generate_batch(&prompts, &GREEDY, &mut each, &mut take).unwrap();
+    let ends: Vec<(usize, End)> = found.iter().flatten().map(|one| (one.ids.len(), one.end)).collect();
+    assert_eq!(ends, [(8, End::Length), (2, End::Stopped), (8, End::Length)]);
 }

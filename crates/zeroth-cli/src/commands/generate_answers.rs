@@ -11,6 +11,7 @@ use zeroth::kernel::Tier;
 use zeroth::train::{BatchSize, BeamSettings, End, Generated, Generation};
 
 use super::generate_sampling::generation;
+use super::generate_sequences;
 use super::generate_stream::Stream;
 use super::generate_text::{Setup, end_name};
 use crate::exit::Exit;
@@ -56,6 +57,9 @@ pub(super) fn answer(
     let max_new_tokens = arguments.max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
     let generation = generation(&arguments.sampling, max_new_tokens, &setup.stops)?;
     let beams = check_beams(setup.beams, &generation)?;
+    if arguments.sampling.num_return_sequences > 1 {
+        return generate_sequences::sample(setup, &sources[0], &generation, arguments, output);
+    }
     let compiled =
         setup.model.compile_answers(&sources, max_new_tokens, beams, SIZE, (setup.run, setup.target))?;
     let Some(mut generator) = setup.start(&compiled)? else { return Ok(Exit::DoesNotFit) };

@@ -98,7 +98,8 @@ pub(super) fn converse(setup: &Setup, arguments: &GenerateArgs, output: &Output)
                 if let Some(interrupts) = &interrupts {
                     interrupts.begin();
                 }
-                let generated = generator.generate_reusing(&ids, &generation, &mut |id| {
+                let turn = answers.len();
+                let generated = generator.generate_reusing(&ids, turn, &generation, &mut |id| {
                     let is_interrupted = interrupts.as_ref().is_some_and(Interrupts::is_interrupted);
                     if is_interrupted { ControlFlow::Break(()) } else { stream.take(id) }
                 });

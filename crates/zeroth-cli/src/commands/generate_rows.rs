@@ -7,10 +7,9 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use zeroth::base::{counted, grouped};
 use zeroth::data::{EvalRow, eval_rows};
-use zeroth::train::{BatchSize, End, GenerateError, Generated, Generation, Generator};
+use zeroth::train::{End, Generated, Generation};
 
 use super::data_inputs;
-use super::generate_answers::SIZE;
 use super::generate_text::{Setup, end_name};
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
@@ -43,11 +42,7 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
         ));
     }
     let prompts: Vec<Vec<i32>> = rows.iter().map(|row| row.prompt.clone()).collect();
-    let Setup { model, run, target, stops, pairs, beams, .. } = setup;
-    let compiled = match pairs {
-        Some(_) => model.compile_answers(&prompts, max_new_tokens, *beams, SIZE, (*run, *target)),
-        None => model.compile_batch(&prompts, max_new_tokens, BatchSize::default(), *run, *target),
-    }?;
+    let compiled = setup.compile_batch(&prompts, max_new_tokens)?;
     let Some(mut generator) = setup.start(&compiled)? else { return Ok(Exit::DoesNotFit) };
     let generation = Generation {
         max_new_tokens,
@@ -57,14 +52,15 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
         min_p: None,
         repetition_penalty: 1.0,
         seed: 0,
-        stops: stops.clone(),
+        stops: setup.stops.clone(),
     };
 
     let mut meter = Meter::new("answering");
     let begun = Instant::now();
     let mut generated: Vec<Option<Generated>> = vec![None; rows.len()];
     let mut done = 0;
-    answers_of(setup, &mut generator, &prompts, &generation, &mut |place, text| {
+    let each = &mut |_, _| ControlFlow::Continue(());
+    setup.continue_batch(&mut generator, &prompts, &generation, each, &mut |place, text| {
         generated[place] = Some(text);
         done += 1;
         meter.tell(done, prompts.len() as u64, || Some(format!("{} rows", grouped(done))));
@@ -94,24 +90,6 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
     let tokens: usize = answers.iter().map(|answer| answer.generated.ids.len()).sum();
     output::note(&format!("{} in {seconds:.1} s", counted(tokens as u64, "token")));
     Ok(Exit::Done)
-}
-
-/// Continues prompts, or answers sources.
-fn answers_of(
-    setup: &Setup,
-    generator: &mut Generator<'_>,
-    prompts: &[Vec<i32>],
-    generation: &Generation,
-    done: &mut dyn FnMut(usize, Generated),
-) -> Result<(), GenerateError> {
-    match &setup.pairs {
-        None => generator.generate_batch(prompts, generation, done),
-        Some(pairs) => {
-            let start = pairs.pairs.start.token;
-            let each = &mut |_, _| ControlFlow::Continue(());
-            generator.answer((prompts, start), generation, setup.beams, each, done)
-        }
-    }
 }
 
 /// Whether the answer matches, as text or, without a tokenizer, as tokens.

@@ -21,6 +21,12 @@ pub(super) fn generation(
         (Some(false), _) => 0.0,
         (None, given) => given.unwrap_or(0.0),
     };
+    anyhow::ensure!(
+        arguments.num_return_sequences == 1 || temperature > 0.0,
+        "--num-return-sequences {} asks for different texts, and greedy decoding gives one: give --do-sample true, or a \
+         --temperature above 0",
+        arguments.num_return_sequences
+    );
     let generation = Generation {
         max_new_tokens,
         temperature,

@@ -1,5 +1,6 @@
 //! `generate`: generates text with a model.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
@@ -16,12 +17,15 @@ use zeroth::model::locate;
 use zeroth::program::Compiled;
 use zeroth::program::Target;
 use zeroth::train::{
-    BeamSettings, End, GenerateError, Generator, GivenBase, Inference, begin_id, check_adapter_base, stop_ids,
+    BatchSize, BeamSettings, End, GenerateError, Generated, Generation, Generator, GivenBase, Inference,
+    begin_id, check_adapter_base, stop_ids,
 };
 
 use super::generate_sampling::generation;
 use super::generate_stream::Stream;
-use super::{data_inputs, generate_answers, generate_chat, generate_rows, render_templates};
+use super::{
+    data_inputs, generate_answers, generate_chat, generate_rows, generate_sequences, render_templates,
+};
 use crate::cli::DeviceArg;
 use crate::exit::Exit;
 use crate::generate_flags::{GenerateArgs, PromptArgs, RowsArgs};
@@ -90,6 +94,10 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
         let is_for_rows = !columns.is_empty() || max_eval_samples.is_some() || rows.is_some();
         anyhow::ensure!(!is_for_rows, "--columns, --max-eval-samples and --rows need --data");
         anyhow::ensure!(!arguments.logits, "--logits needs a prompt");
+        anyhow::ensure!(
+            arguments.sampling.num_return_sequences == 1,
+            "--num-return-sequences needs a prompt: a turn of a chat has one answer"
+        );
         generate_chat::converse(&setup, arguments, output)
     };
     match ended {
@@ -131,6 +139,43 @@ impl Setup {
             Target::Cuda => Box::new(CudaDevice::open(0, bytes, host)?),
         };
         Ok(Some(self.model.start(compiled, device)?))
+    }
+
+    /// Compiles the program that continues prompts, or answers sources, in batches. Of an encoder-decoder the batch has the size
+    /// for sources.
+    pub(super) fn compile_batch(
+        &self,
+        prompts: &[Vec<i32>],
+        max_new_tokens: u64,
+    ) -> Result<Compiled, GenerateError> {
+        let Self { model, run, target, beams, .. } = self;
+        match self.pairs {
+            Some(_) => model.compile_answers(
+                prompts,
+                max_new_tokens,
+                *beams,
+                generate_answers::SIZE,
+                (*run, *target),
+            ),
+            None => model.compile_batch(prompts, max_new_tokens, BatchSize::default(), *run, *target),
+        }
+    }
+
+    /// Continues prompts, or answers sources; `each` and `done` are those of [`Generator::generate_batch`].
+    pub(super) fn continue_batch(
+        &self,
+        generator: &mut Generator<'_>,
+        prompts: &[Vec<i32>],
+        generation: &Generation,
+        each: &mut dyn FnMut(usize, i32) -> ControlFlow<()>,
+        done: &mut dyn FnMut(usize, Generated),
+    ) -> Result<(), GenerateError> {
+        match &self.pairs {
+            None => generator.generate_batch(prompts, generation, each, done),
+            Some(pairs) => {
+                generator.answer((prompts, pairs.pairs.start.token), generation, self.beams, each, done)
+            }
+        }
     }
 
     /// Decodes tokens without the end-of-text token; `None` without a tokenizer.
@@ -230,6 +275,9 @@ fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output
     let prompt = prompt(arguments, folder, setup)?;
     let max_new_tokens = arguments.max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
     let generation = generation(&arguments.sampling, max_new_tokens, &setup.stops)?;
+    if arguments.sampling.num_return_sequences > 1 {
+        return generate_sequences::sample(setup, &prompt, &generation, arguments, output);
+    }
     let compiled = setup.model.compile(&prompt, generation.max_new_tokens, setup.run, setup.target)?;
     let Some(mut generator) = setup.start(&compiled)? else { return Ok(Exit::DoesNotFit) };
     let logits = if arguments.logits { Some(generator.logits(&prompt)?) } else { None };

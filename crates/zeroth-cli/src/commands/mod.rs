@@ -15,6 +15,7 @@ mod generate_answers;
 mod generate_chat;
 mod generate_rows;
 mod generate_sampling;
+mod generate_sequences;
 mod generate_stream;
 mod generate_text;
 mod init;

@@ -117,7 +117,8 @@ impl Generator<'_> {
     }
 
     /// Answers every source; the decoder's inputs start with `start`. `each` is called with the index of a source and every new
-    /// token, and may end its text, except in a beam search; `done` with the tokens of an answer as soon as it is complete.
+    /// token, and may end its text, except in a beam search; `done` with the tokens of an answer as soon as it is complete. Random
+    /// numbers follow the index, as in [`Self::generate_batch`].
     pub fn answer(
         &mut self,
         (sources, start): (&[Vec<i32>], i32),
@@ -224,7 +225,7 @@ impl Generator<'_> {
                 }
                 Search::Single { ids, end } => {
                     let Some(logits) = of_beams.first() else { continue };
-                    let id = sample::choose(logits, generation, ids);
+                    let id = sample::choose(logits, generation, active.source, ids);
                     ids.push(id);
                     let is_stopped = each(active.source, id).is_break();
                     if generation.stops.contains(&id) {

@@ -1,5 +1,7 @@
 //! Continuous batching: sequences are decoded together, and the next prompt joins as soon as the cache has room for it.
 
+use std::ops::ControlFlow;
+
 use zeroth_base::DType;
 use zeroth_program::{Compiled, Target};
 
@@ -61,12 +63,14 @@ impl Inference {
 }
 
 impl Generator<'_> {
-    /// Continues every prompt. `done` is called with the index of a prompt and its tokens as soon as they are complete,
-    /// shorter ones before longer ones.
+    /// Continues every prompt. `each` is called with the index of a prompt and every new token, and may end its text; `done`
+    /// with its tokens as soon as they are complete, shorter ones before longer ones. Equal prompts are sampled differently,
+    /// and each alike in every batch: random numbers follow the index.
     pub fn generate_batch(
         &mut self,
         prompts: &[Vec<i32>],
         generation: &Generation,
+        each: &mut dyn FnMut(usize, i32) -> ControlFlow<()>,
         done: &mut dyn FnMut(usize, Generated),
     ) -> Result<(), GenerateError> {
         generation.check()?;
@@ -88,7 +92,8 @@ impl Generator<'_> {
                 // A prompt that exceeds the program is admitted alone, and the engine reports both numbers.
                 let Some(first) = first.or(active.is_empty().then_some(0)) else { break };
                 let Some((prompt, ids)) = waiting.next() else { break };
-                active.push(Sequence { prompt, ids: ids.clone(), rows: first..first + needed, cached: 0 });
+                let rows = first..first + needed;
+                active.push(Sequence { prompt, ids: ids.clone(), rows, cached: 0, is_stopped: false });
             }
             if active.is_empty() {
                 return Ok(());
@@ -96,7 +101,7 @@ impl Generator<'_> {
             let before = active.len();
             active.retain(|sequence| {
                 let new = &sequence.ids[prompts[sequence.prompt].len()..];
-                let end = self.end(new, sequence.ids.len(), generation);
+                let end = self.end(new, sequence, generation);
                 end.inspect(|end| done(sequence.prompt, Generated { ids: new.to_vec(), end: *end })).is_none()
             });
             if active.len() < before {
@@ -105,20 +110,22 @@ impl Generator<'_> {
             let logits = self.next_logits(&mut active)?;
             let vocab = logits.len() / active.len();
             for (sequence, logits) in active.iter_mut().zip(logits.chunks_exact(vocab)) {
-                let id = sample::choose(logits, generation, &sequence.ids);
+                let id = sample::choose(logits, generation, sequence.prompt, &sequence.ids);
                 sequence.ids.push(id);
+                sequence.is_stopped = each(sequence.prompt, id).is_break();
             }
         }
     }
 
-    /// The finish reason of a sequence of `length` tokens, including new ones; `None` if it is not complete.
-    fn end(&self, new: &[i32], length: usize, generation: &Generation) -> Option<End> {
+    /// The finish reason of a sequence with these new tokens; `None` if it is not complete.
+    fn end(&self, new: &[i32], sequence: &Sequence, generation: &Generation) -> Option<End> {
         let stop = new.last().filter(|id| generation.stops.contains(id));
         let positions = self.model.model.max_positions.unwrap_or(u64::MAX);
         match stop {
             Some(id) => Some(End::Stop(*id)),
+            None if sequence.is_stopped => Some(End::Stopped),
             None if new.len() as u64 >= generation.max_new_tokens => Some(End::Length),
-            None if length as u64 >= positions => Some(End::Positions),
+            None if sequence.ids.len() as u64 >= positions => Some(End::Positions),
             None => None,
         }
     }
@@ -136,6 +143,7 @@ mod tests {
                 ids: Vec::new(),
                 rows: rows.clone(),
                 cached: 1,
+                is_stopped: false,
             };
             rows.iter().map(sequence).collect()
         };

@@ -27,17 +27,20 @@ impl Inference {
 
 impl Generator<'_> {
     /// As [`Self::generate`]; the cache of the previous call is reused for the tokens that both prompts begin with, if
-    /// few are new.
+    /// few are new. `turn` is the index of the prompt among those of the conversation: it is sampled as the prompt of that
+    /// index in a batch.
     pub fn generate_reusing(
         &mut self,
         prompt: &[i32],
+        turn: usize,
         generation: &Generation,
         each: &mut dyn FnMut(i32) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
         generation.check()?;
         self.model.check(prompt)?;
         let rows = 0..self.compiled.program.cached_tokens;
-        let mut sequence = Sequence { prompt: 0, ids: prompt.to_vec(), rows, cached: 0 };
+        let mut sequence =
+            Sequence { prompt: turn, ids: prompt.to_vec(), rows, cached: 0, is_stopped: false };
         // Invalid until the call succeeds.
         let before = std::mem::take(&mut self.cached);
         let shared = before.iter().zip(prompt).take_while(|(before, now)| before == now).count();

@@ -8,14 +8,25 @@ use super::Generation;
 /// same seed.
 const PURPOSE: u32 = 0x5341_4d50; // "SAMP"
 
-/// Samples the token after `text`, prompt included. All logits must be finite.
-pub(super) fn choose(logits: &[f32], generation: &Generation, text: &[i32]) -> i32 {
+/// Where a token is drawn: what its random number depends on, besides the seed.
+#[derive(Debug, Clone, Copy)]
+struct Draw {
+    /// Index of its sequence in the request, whatever the batch it is decoded in.
+    sequence: u64,
+    /// Number of tokens before it.
+    position: u32,
+}
+
+/// Samples the token after `text`, prompt included, of the request's sequence of this index. All logits must be finite.
+pub(super) fn choose(logits: &[f32], generation: &Generation, sequence: usize, text: &[i32]) -> i32 {
+    // Positions are 32 bits wide in every kernel.
+    let draw = Draw { sequence: sequence as u64, position: text.len() as u32 };
     if generation.repetition_penalty == 1.0 {
-        return choose_at(logits, generation, text.len() as u64);
+        return choose_at(logits, generation, draw);
     }
     let mut penalised = logits.to_vec();
     penalise(&mut penalised, generation.repetition_penalty, text);
-    choose_at(&penalised, generation, text.len() as u64)
+    choose_at(&penalised, generation, draw)
 }
 
 /// Makes tokens of the text less likely, however often they occur in it.
@@ -33,13 +44,12 @@ pub(super) fn penalise(logits: &mut [f32], penalty: f64, text: &[i32]) {
     }
 }
 
-/// Samples the token at `position`.
-fn choose_at(logits: &[f32], generation: &Generation, position: u64) -> i32 {
+fn choose_at(logits: &[f32], generation: &Generation, draw: Draw) -> i32 {
     if generation.temperature == 0.0 {
         return largest(logits);
     }
     let (order, chances) = candidates(logits, generation);
-    let mut left = uniform(generation.seed, position) * chances.iter().sum::<f64>();
+    let mut left = uniform(generation.seed, draw) * chances.iter().sum::<f64>();
     for (&id, &chance) in order.iter().zip(&chances) {
         if left < chance {
             return id as i32;
@@ -90,8 +100,8 @@ fn largest(logits: &[f32]) -> i32 {
 }
 
 /// A uniform number in [0, 1) with 53 random bits.
-fn uniform(seed: u64, position: u64) -> f64 {
-    let counter = [position as u32, (position >> 32) as u32, PURPOSE, 0];
+fn uniform(seed: u64, Draw { sequence, position }: Draw) -> f64 {
+    let counter = [position, sequence as u32, PURPOSE, (sequence >> 32) as u32];
     let words = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
     let bits = u64::from(words[0]) << 32 | u64::from(words[1]);
     (bits >> 11) as f64 / (1u64 << 53) as f64
@@ -113,24 +123,28 @@ mod tests {
     };
     const LOGITS: [f32; 5] = [0.5, 2.0, -1.0, 2.0, 1.0];
 
+    fn at(sequence: u64, position: u32) -> Draw {
+        Draw { sequence, position }
+    }
+
     fn shares(generation: &Generation) -> [f64; 5] {
         let mut counts = [0.0; 5];
         for position in 0..40_000 {
-            counts[choose_at(&LOGITS, generation, position) as usize] += 1.0 / 40_000.0;
+            counts[choose_at(&LOGITS, generation, at(0, position)) as usize] += 1.0 / 40_000.0;
         }
         counts
     }
 
     #[test]
     fn greedy_takes_the_largest_logit_and_breaks_ties_by_id() {
-        assert_eq!(choose_at(&LOGITS, &GREEDY, 0), 1);
+        assert_eq!(choose_at(&LOGITS, &GREEDY, at(0, 0)), 1);
         let narrow = [
             Generation { temperature: 3.0, top_k: Some(1), ..GREEDY },
             Generation { temperature: 0.7, top_p: Some(1e-9), ..GREEDY },
         ];
         for generation in narrow {
             assert!(
-                (0..100).all(|position| choose_at(&LOGITS, &generation, position) == 1),
+                (0..100).all(|position| choose_at(&LOGITS, &generation, at(0, position)) == 1),
                 "{generation:?}"
             );
         }
@@ -162,14 +176,22 @@ mod tests {
     }
 
     #[test]
-    fn draws_depend_only_on_seed_and_position() {
-        let draw =
-            |seed, position| choose_at(&LOGITS, &Generation { temperature: 1.0, seed, ..GREEDY }, position);
-        let text = |seed| (0..64).map(|position| draw(seed, position)).collect::<Vec<_>>();
-        assert_eq!(text(1), text(1));
-        assert_ne!(text(1), text(2));
-        assert_ne!(text(1), text(1 << 32 | 1), "the upper half of the seed matters");
-        assert!((0..1000).all(|position| (0.0..1.0).contains(&uniform(3, position))));
+    fn draws_depend_on_seed_sequence_and_position_alone() {
+        let draw = |seed, place| choose_at(&LOGITS, &Generation { temperature: 1.0, seed, ..GREEDY }, place);
+        let text =
+            |seed, sequence| (0..64).map(|position| draw(seed, at(sequence, position))).collect::<Vec<_>>();
+        assert_eq!(text(1, 0), text(1, 0));
+        assert_ne!(text(1, 0), text(2, 0));
+        assert_ne!(text(1, 0), text(1 << 32 | 1, 0), "the upper half of the seed matters");
+        assert_ne!(text(1, 0), text(1, 1));
+        assert_ne!(text(1, 0), text(1, 1 << 32), "the upper half of the index matters");
+        assert!((0..1000).all(|position| (0.0..1.0).contains(&uniform(3, at(position.into(), position)))));
+        // Neighbours in one direction are no neighbours in the other.
+        let numbers = (0..32).flat_map(|sequence| (0..32).map(move |position| at(sequence, position)));
+        let mut bits: Vec<u64> = numbers.map(|place| uniform(3, place).to_bits()).collect();
+        bits.sort_unstable();
+        bits.dedup();
+        assert_eq!(bits.len(), 32 * 32);
     }
 
     /// Compares with `tests/golden/sampling.json`, made by `tests/make_sampling.py` with transformers' logits processors.
