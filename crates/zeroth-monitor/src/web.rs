@@ -1,10 +1,12 @@
 //! The web view: one page on loopback.
 //!
 //! - It answers GET only, from 127.0.0.1, to a Host that is this machine's loopback.
+//! - A connection without a token takes no place from one with: see `connections`.
 //! - The URL's token is valid once; the browser that brings it gets a cookie. `/metrics` takes a bearer token of its own.
 //! - Nothing of a request names a path: files of a run are found by name in what the model has listed.
 //! - The page is one document with its script and style inside, allowed by their hashes; it loads nothing from elsewhere.
 
+mod connections;
 mod page;
 mod prometheus;
 mod request;
@@ -15,7 +17,7 @@ mod tests;
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,13 +26,12 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use crate::run::Run;
 use crate::snapshot::{Sent, snapshot};
 use crate::timeline::Timeline;
+use connections::{Connection, Connections};
 use page::Page;
 use request::{Problem, Request};
 use response::Response;
 use secrets::Secrets;
 
-/// Connections at once; more are refused.
-const MOST_CONNECTIONS: usize = 64;
 /// Time for a request to arrive and for a response to be taken.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often runs are read, and pages get what is new.
@@ -65,7 +66,7 @@ struct Shared {
     secrets: Mutex<Secrets>,
     page: Page,
     port: u16,
-    connections: AtomicUsize,
+    connections: Arc<Connections>,
     stops: AtomicBool,
     /// Called with a new URL once the token of the old one is redeemed.
     on_url: Box<dyn Fn(&str) + Send + Sync>,
@@ -87,7 +88,7 @@ impl WebServer {
             secrets: Mutex::new(secrets),
             page: Page::new(),
             port,
-            connections: AtomicUsize::new(0),
+            connections: Arc::default(),
             stops: AtomicBool::new(false),
             on_url: Box::new(on_url),
         };
@@ -97,6 +98,11 @@ impl WebServer {
     /// The URL with its token.
     pub fn url(&self) -> String {
         self.shared.url()
+    }
+
+    /// The port that it listens on.
+    pub fn port(&self) -> u16 {
+        self.shared.port
     }
 
     /// The token for `Authorization: Bearer` at `/metrics`.
@@ -137,41 +143,36 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Counts a connection until it ends.
-struct Counted(Arc<Shared>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Shared {
     fn url(&self) -> String {
         format!("http://127.0.0.1:{}/?token={}", self.port, locked(&self.secrets).token())
     }
 
     fn accept(self: &Arc<Self>, stream: TcpStream) {
-        let counted = Counted(Arc::clone(self));
-        if self.connections.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS {
-            return;
-        }
-        // Without a thread the connection is closed.
+        // Out of descriptors or threads the connection is closed.
+        let Ok(connection) = self.connections.admit(&stream) else { return };
+        let shared = Arc::clone(self);
         let _ = std::thread::Builder::new().name("connection".to_owned()).spawn(move || {
             // A browser that has gone away is no error.
-            let _ = counted.0.serve(stream);
+            let _ = shared.serve(stream, connection);
         });
     }
 
-    fn serve(&self, mut stream: TcpStream) -> io::Result<()> {
+    fn serve(&self, mut stream: TcpStream, mut connection: Connection) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
         let response = match request::read(&mut stream, PATIENCE) {
-            Ok(request) if request.path == "/api/stream" && self.check(&request).is_ok() => {
-                return self.stream(&mut stream);
+            Ok(request) => {
+                let is_known = self.check(&request).is_ok();
+                if is_known && !connection.authenticate() {
+                    Response::problem(503, "too many pages are open: close some")
+                } else if is_known && request.path == "/api/stream" {
+                    return self.stream(&mut stream);
+                } else {
+                    self.answer(&request)
+                }
             }
-            Ok(request) => self.answer(&request),
             Err(Problem::Closed) => return Ok(()),
             Err(problem) => Response::problem(problem.status(), problem.reason()),
         };

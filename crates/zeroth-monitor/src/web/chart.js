@@ -35,14 +35,19 @@ const FORMATS = {
 };
 const formatOf = (name) => FORMATS[name.endsWith("_bytes_peak") ? "bytes" : name] || figure;
 
+// Round numbers from low to high, about `count` of them.
 function ticks(low, high, count) {
-  const raw = (high - low) / Math.max(count, 1);
-  if (!(raw > 0)) return [low];
+  const parts = Math.max(count, 1), raw = high / parts - low / parts;
   const power = Math.pow(10, Math.floor(Math.log10(raw)));
   const step = [1, 2, 2.5, 5, 10].map((times) => times * power).find((step) => step >= raw);
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
-  return found;
+  const first = Math.ceil(low / step), found = [];
+  // Counted: where a step is below the precision of the values, a sum of steps stands still.
+  for (let number = 0; number <= parts + 1; number += 1) {
+    const at = (first + number) * step;
+    if (!(at <= high + step * 1e-9)) break;
+    if (!found.length || at > found[found.length - 1]) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
+  }
+  return found.length ? found : [low];
 }
 
 // Points are [first step, last step, minimum, maximum, last value].

@@ -44,6 +44,7 @@ impl Response {
             405 => "Method Not Allowed",
             421 => "Misdirected Request",
             422 => "Unprocessable Content",
+            503 => "Service Unavailable",
             431 => "Request Header Fields Too Large",
             _ => "Internal Server Error",
         };

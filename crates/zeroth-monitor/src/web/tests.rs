@@ -263,3 +263,52 @@ fn a_browser_is_streamed_to_and_a_taken_port_is_named() {
     stop.store(true, Ordering::Relaxed);
     thread.join().unwrap().unwrap();
 }
+
+#[test]
+fn strangers_do_not_keep_a_browser_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Arc::new(server(folder.path()));
+    let port = server.shared.port;
+    let cookie = cookie(&server);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (background, stops) = (Arc::clone(&server), Arc::clone(&stop));
+    let thread = std::thread::spawn(move || background.run(&stops));
+    let open = |request: &str| {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // One that was driven out already.
+        let _ = stream.write_all(request.as_bytes());
+        stream
+    };
+    let read = |stream: &mut TcpStream| {
+        let mut chunk = [0; 4096];
+        let count = stream.read(&mut chunk).unwrap_or(0);
+        String::from_utf8_lossy(&chunk[..count]).into_owned()
+    };
+    let request = format!("GET /api/stream HTTP/1.1\r\nHost: localhost\r\n{cookie}\r\n");
+    let mut page = open(&request);
+    assert_eq!(status(&read(&mut page)), 200);
+    // More than are held, silent or with a head that never ends.
+    let strangers: Vec<TcpStream> =
+        (0..200).map(|at| open(if at % 2 == 0 { "" } else { "GET / HT" })).collect();
+    let mut second = open(&request);
+    assert_eq!(status(&read(&mut second)), 200, "a browser gets in");
+    let token = server.url().split_once("/?").unwrap().1.to_owned();
+    let mut third = open(&format!("GET /?{token} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+    assert_eq!(status(&read(&mut third)), 200, "and so does one with a token");
+    // Pages that were open are still told.
+    let metrics = folder.path().join("<img src=x onerror=alert(1)>/metrics.jsonl");
+    let mut file = fs::OpenOptions::new().append(true).open(metrics).unwrap();
+    file.write_all(b"{\"step\":3,\"loss\":1.125,\"lr\":0.1}\n").unwrap();
+    for page in [&mut page, &mut second] {
+        let mut heard = String::new();
+        while !heard.contains("[[3,1.125]]") {
+            let more = read(page);
+            assert!(!more.is_empty(), "a page was driven out: {heard}");
+            heard += &more;
+        }
+    }
+    drop(strangers);
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap().unwrap();
+}
