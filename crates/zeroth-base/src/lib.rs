@@ -1,6 +1,7 @@
-//! Shared basics: dtypes, activation functions, position buckets, human-readable sizes, did-you-mean suggestions, counter-based random numbers, atomic files.
+//! Shared basics: dtypes, activation functions, position buckets, human-readable sizes, escaped control characters, did-you-mean suggestions, counter-based random numbers, atomic files.
 
 mod activation_fn;
+mod control_characters;
 mod dtype;
 mod nearest;
 mod philox;
@@ -9,6 +10,7 @@ mod publish;
 mod size;
 
 pub use activation_fn::ActivationFn;
+pub use control_characters::{escape_control_characters, is_control_character};
 pub use dtype::DType;
 pub use nearest::nearest;
 pub use philox::{

@@ -7,6 +7,8 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::OnceLock;
 
+use zeroth::base::{escape_control_characters, is_control_character};
+
 /// Noncharacters, which Unicode reserves for internal use.
 const MARKER_START: char = '\u{fdd0}';
 const MARKER_END: char = '\u{fdd1}';
@@ -33,7 +35,8 @@ pub(crate) fn sanitize(text: &str) -> String {
         }
         match character {
             '\n' | '\t' => out.push(character),
-            other => push(&mut out, other),
+            other if is_control_character(other) => out.extend(other.escape_unicode()),
+            other => out.push(other),
         }
         rest = &rest[character.len_utf8()..];
     }
@@ -42,9 +45,7 @@ pub(crate) fn sanitize(text: &str) -> String {
 
 /// Sanitises text for a single line: newlines and tabs are escaped too.
 pub(crate) fn one_line(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    text.chars().for_each(|character| push(&mut out, character));
-    out
+    escape_control_characters(text).into_owned()
 }
 
 /// Escapes control characters in JSON without changing its value: they only occur in strings, where an escape is
@@ -53,7 +54,7 @@ pub(crate) fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         // serde_json already escapes those below U+0020 in strings.
-        if character >= '\u{7f}' && is_control(character) {
+        if character >= '\u{7f}' && is_control_character(character) {
             out.push_str(&format!("\\u{:04x}", u32::from(character)));
         } else {
             out.push(character);
@@ -64,20 +65,6 @@ pub(crate) fn json(text: &str) -> String {
 
 fn strip_marker(text: &str) -> Option<(&str, &str)> {
     text.strip_prefix(MARKER_START)?.strip_prefix(number())?.split_once(MARKER_END)
-}
-
-fn push(out: &mut String, character: char) {
-    if is_control(character) {
-        out.extend(character.escape_unicode());
-    } else {
-        out.push(character);
-    }
-}
-
-/// Control characters (C0, DEL, C1), and those that change text direction or break lines.
-fn is_control(character: char) -> bool {
-    character.is_control()
-        || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]
@@ -107,7 +94,7 @@ mod tests {
     fn json_keeps_its_value() {
         let value = serde_json::json!({ "a\u{9b}\u{1b}\u{202e}": ["\u{7f}", "ä\n"] });
         let text = json(&serde_json::to_string_pretty(&value).unwrap());
-        assert!(!text.contains(|character| is_control(character) && character != '\n'), "{text:?}");
+        assert!(!text.contains(|character| is_control_character(character) && character != '\n'), "{text:?}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

@@ -3,6 +3,8 @@
 //! [`Run`] is the model of one folder, read incrementally with bounds on everything. [`watch`] shows runs in a terminal,
 //! [`WebServer`] in a browser, [`report`] as text and [`snapshot`] as JSON.
 
+mod curves;
+mod event_history;
 mod figures;
 mod flat_json;
 mod process;
@@ -16,8 +18,9 @@ mod terminal;
 mod timeline;
 mod web;
 
+pub use event_history::Event;
 pub use report::report;
-pub use run::{CheckpointEntry, Event, OpenError, PlannedTier, Run, Setting};
+pub use run::{CheckpointEntry, OpenError, PlannedTier, Run, Setting};
 pub use snapshot::snapshot;
 pub use status::{Health, Rank};
 pub use terminal::{ViewOptions, close_view, draw_once, watch};

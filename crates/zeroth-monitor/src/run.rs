@@ -1,6 +1,5 @@
 //! The model of one run folder, read incrementally and never written.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,26 +7,19 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::flat_json::{Field, fields};
+use crate::curves::Curves;
+use crate::event_history::{EndState, Event, EventHistory};
 use crate::process;
 use crate::series::Series;
-use crate::status::{Rank, Status, json, text};
-use crate::tail::{Lines, Tail};
+use crate::status::{self, LONGEST_TEXT, Rank, Status, json, text};
+use crate::tail::Tail;
 
-/// Curves of a run, at most: names come from a file.
-const MOST_SERIES: usize = 40;
-/// Newest events kept.
-const MOST_EVENTS: usize = 500;
-/// Resumes shown.
-const MOST_SEAMS: usize = 100;
 /// Checkpoints and timelines listed, newest first.
 const MOST_LISTED: usize = 100;
 /// Entries of a folder that are looked at.
 const MOST_ENTRIES: usize = 20_000;
 /// How often folders are listed.
 const LISTING: Duration = Duration::from_secs(2);
-/// Fields of metrics.jsonl that are no curves.
-const NO_CURVES: [&str; 6] = ["step", "tokens", "samples_seen", "skipped", "eval_tokens", "eval_perplexity"];
 
 /// A run that cannot be watched.
 #[derive(Debug, thiserror::Error)]
@@ -57,19 +49,6 @@ pub enum OpenError {
         /// A run inside of it.
         nested: Option<PathBuf>,
     },
-}
-
-/// Something that happened to a run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Event {
-    /// Seconds since 1970.
-    pub time: f64,
-    /// Its name.
-    pub event: String,
-    /// Its step.
-    pub step: Option<u64>,
-    /// Details.
-    pub detail: String,
 }
 
 /// A checkpoint in the run folder.
@@ -114,7 +93,7 @@ pub struct Run {
     metrics: Tail,
     events_tail: Tail,
     pub(crate) curves: Curves,
-    log: Log,
+    log: EventHistory,
     status: Option<Status>,
     machine: Option<String>,
     plan: Value,
@@ -123,132 +102,6 @@ pub struct Run {
     listed: Option<Instant>,
     /// The last error of reading a file.
     problem: Option<String>,
-}
-
-/// The curves of metrics.jsonl.
-#[derive(Default)]
-pub(crate) struct Curves {
-    pub(crate) series: Vec<(String, Series)>,
-    /// Lines that are no metrics.
-    pub(crate) garbage: u64,
-    /// Counts how often the file started over.
-    pub(crate) generation: u64,
-    pub(crate) lines: u64,
-}
-
-impl Curves {
-    pub(crate) fn get(&self, name: &str) -> Option<&Series> {
-        self.series.iter().find(|(known, _)| known == name).map(|(_, series)| series)
-    }
-}
-
-impl Lines for Curves {
-    fn reset(&mut self) {
-        *self = Self { generation: self.generation + 1, ..Self::default() };
-    }
-
-    fn line(&mut self, line: &[u8]) {
-        let mut step = None;
-        let mut place = 0;
-        let series = &mut self.series;
-        let wants = |name: &str| name == "step" || !NO_CURVES.contains(&name);
-        let is_object = fields(line, wants, |name, value| {
-            if name == "step" {
-                // Exact in an f64; more steps than that no run has.
-                if let Field::Number(number) = value
-                    && (1.0..9e15).contains(&number)
-                    && number.fract() == 0.0
-                {
-                    step = Some(number as u64);
-                }
-                return;
-            }
-            let Some(step) = step else { return };
-            // Lines have the same fields in the same order, mostly.
-            let is_next = series.get(place).is_some_and(|(known, _)| known == name);
-            let found =
-                if is_next { Some(place) } else { series.iter().position(|(known, _)| known == name) };
-            let found = match found {
-                Some(found) => found,
-                None if series.len() < MOST_SERIES && name.len() <= 64 && value != Field::Other => {
-                    series.push((name.chars().filter(|c| !c.is_control()).collect(), Series::default()));
-                    series.len() - 1
-                }
-                None => return,
-            };
-            place = found + 1;
-            match value {
-                Field::Number(number) => series[found].1.push(step, number),
-                Field::Null => series[found].1.gaps += 1,
-                Field::Other => {}
-            }
-        });
-        if is_object && step.is_some() {
-            self.lines += 1;
-        } else {
-            self.garbage += 1;
-        }
-    }
-
-    fn overlong(&mut self) {
-        self.garbage += 1;
-    }
-}
-
-/// events.jsonl.
-#[derive(Default)]
-struct Log {
-    events: VecDeque<Event>,
-    seams: VecDeque<u64>,
-    garbage: u64,
-    /// Counts events, to notice new ones.
-    count: u64,
-}
-
-impl Lines for Log {
-    fn reset(&mut self) {
-        *self = Self::default();
-    }
-
-    fn line(&mut self, line: &[u8]) {
-        let parsed: Option<Value> = serde_json::from_slice(line).ok();
-        let Some((name, raw)) = parsed.and_then(|raw| Some((text(raw.get("event")?)?, raw))) else {
-            self.garbage += 1;
-            return;
-        };
-        let step = raw["step"].as_u64();
-        if let (Some(step), "resume") = (step, name.as_str()) {
-            if self.seams.len() == MOST_SEAMS {
-                self.seams.pop_front();
-            }
-            self.seams.push_back(step);
-        }
-        let time = raw["time"].as_f64().filter(|time| time.is_finite()).unwrap_or(0.0);
-        if self.events.len() == MOST_EVENTS {
-            self.events.pop_front();
-        }
-        self.events.push_back(Event { time, step, detail: detail(&raw), event: name });
-        self.count += 1;
-    }
-
-    fn overlong(&mut self) {
-        self.garbage += 1;
-    }
-}
-
-/// The other fields of an event as text.
-fn detail(raw: &Value) -> String {
-    let Some(fields) = raw.as_object() else { return String::new() };
-    let shown = fields.iter().filter(|(name, _)| !["time", "event", "step"].contains(&name.as_str()));
-    let one = |(name, value): (&String, &Value)| match value {
-        Value::String(_) => format!("{name} {}", text(value).unwrap_or_default()),
-        Value::Number(number) => {
-            let short = number.as_f64().filter(|_| number.is_f64()).map(crate::figures::number);
-            format!("{name} {}", short.unwrap_or_else(|| number.to_string()))
-        }
-        other => format!("{name} {other}"),
-    };
-    shown.map(one).collect::<Vec<_>>().join(" · ").chars().filter(|c| !c.is_control()).take(400).collect()
 }
 
 impl Run {
@@ -269,19 +122,18 @@ impl Run {
             let nested = entries.map(|entry| entry.path()).find(|path| is_run(path));
             return Err(OpenError::NoRun { folder: folder.to_owned(), nested });
         }
-        let plan = json(&folder.join("plan.json")).unwrap_or(Value::Null);
         let real = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        let own = real.file_name().map(|name| name.to_string_lossy().into_owned());
+        let own = real.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let mut run = Self {
-            name: text(&plan["run_name"]).or_else(|| text(&Value::String(own?))).unwrap_or_default(),
+            name: status::shown(&own, LONGEST_TEXT),
             folder: folder.to_owned(),
             metrics: Tail::new(&folder.join("metrics.jsonl")),
             events_tail: Tail::new(&folder.join("events.jsonl")),
             curves: Curves::default(),
-            log: Log::default(),
+            log: EventHistory::default(),
             status: None,
             machine: process::machine(),
-            plan,
+            plan: Value::Null,
             checkpoints: Vec::new(),
             timelines: Vec::new(),
             listed: None,
@@ -307,6 +159,9 @@ impl Run {
             self.timelines = timelines(&self.folder.join("logs"));
             if self.plan.is_null() {
                 self.plan = json(&self.folder.join("plan.json")).unwrap_or(Value::Null);
+                if let Some(name) = text(&self.plan["run_name"]) {
+                    self.name = name;
+                }
             }
         }
         before != self.version()
@@ -316,14 +171,17 @@ impl Run {
         (self.curves.generation, self.curves.lines, self.log.count, self.curves.garbage)
     }
 
-    /// The state of the run: as it says, or `lost`, or `unknown` without a status.
+    /// The state of the run: as it says, or `lost`. Without a status, its events tell how it ended; else it is `unknown`.
     pub fn state(&self) -> &str {
-        self.status.as_ref().map_or("unknown", |status| status.state(self.machine.as_deref()))
+        match &self.status {
+            Some(status) => status.state(self.machine.as_deref()),
+            None => self.log.end.map_or("unknown", EndState::name),
+        }
     }
 
     /// Whether nothing more will happen.
     pub fn has_ended(&self) -> bool {
-        self.status.as_ref().is_some_and(Status::has_ended)
+        self.status.as_ref().map_or(self.log.end.is_some(), Status::has_ended)
     }
 
     /// The last step.
@@ -334,7 +192,7 @@ impl Run {
 
     /// Steps of the run; 0 if unknown.
     pub fn steps(&self) -> u64 {
-        self.status.as_ref().map_or(0, |status| status.steps)
+        self.status.as_ref().map_or(self.log.steps, |status| status.steps)
     }
 
     /// The model and the device.
@@ -398,8 +256,9 @@ impl Run {
             let key = format!("{tier}_bytes");
             let raw = from_status.map_or_else(|| &self.plan[key.as_str()], |plan| &plan[tier]);
             let categories = raw.as_object()?.iter().filter(|(name, _)| *name != "total").take(20);
-            let categories: Vec<(String, u64)> =
-                categories.filter_map(|(name, bytes)| Some((name.clone(), bytes.as_u64()?))).collect();
+            let categories: Vec<(String, u64)> = categories
+                .filter_map(|(name, bytes)| Some((status::shown(name, 40), bytes.as_u64()?)))
+                .collect();
             let sum = categories.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
             Some(PlannedTier { tier, categories, total: raw["total"].as_u64().unwrap_or(sum) })
         };
@@ -417,8 +276,8 @@ impl Run {
         let origins = json(&self.folder.join("origin.json"));
         let Some(Value::Object(origins)) = origins else { return Vec::new() };
         let setting = |(key, entry): (&String, &Value)| Setting {
-            key: key.chars().filter(|c| !c.is_control()).take(100).collect(),
-            value: entry["value"].to_string().chars().take(200).collect(),
+            key: status::shown(key, 100),
+            value: status::shown(&entry["value"].to_string(), LONGEST_TEXT),
             origin: text(&entry["detail"]).or_else(|| text(&entry["origin"])).unwrap_or_default(),
         };
         origins.iter().take(1000).map(setting).collect()

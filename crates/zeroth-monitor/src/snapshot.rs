@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use crate::run::{CheckpointEntry, Event, PlannedTier, Run, Setting};
+use crate::event_history::Event;
+use crate::run::{CheckpointEntry, PlannedTier, Run, Setting};
 use crate::status::Rank;
 
 /// Points of a curve in a snapshot: more than any screen has columns.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use zeroth_base::escape_control_characters;
 
 use crate::process::{self, ProcessState};
 
@@ -18,7 +19,7 @@ const MOST_RANKS: usize = 4096;
 /// A rank whose heartbeat, or a run whose status, is older than this is lost.
 pub(crate) const SILENT: Duration = Duration::from_secs(5);
 /// The longest text taken from a file of the run.
-const LONGEST_TEXT: usize = 200;
+pub(crate) const LONGEST_TEXT: usize = 200;
 
 /// Reads a JSON file of a run; `None` if it is missing, too long or not JSON.
 pub(crate) fn json(path: &Path) -> Option<Value> {
@@ -31,10 +32,14 @@ pub(crate) fn json(path: &Path) -> Option<Value> {
     if bytes.len() as u64 > LONGEST_FILE { None } else { serde_json::from_slice(&bytes).ok() }
 }
 
-/// At most [`LONGEST_TEXT`] characters, without control characters.
+/// A text of a file as it is shown.
 pub(crate) fn text(value: &Value) -> Option<String> {
-    let text = value.as_str()?;
-    Some(text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_TEXT).collect())
+    value.as_str().map(|text| shown(text, LONGEST_TEXT))
+}
+
+/// At most so many characters, with control characters escaped: no view passes on what steers a terminal or reorders a page.
+pub(crate) fn shown(text: &str, most: usize) -> String {
+    escape_control_characters(text).chars().take(most).collect()
 }
 
 #[derive(Debug, Default, Deserialize)]

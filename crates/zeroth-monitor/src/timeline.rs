@@ -6,6 +6,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::status::shown;
+
 /// The longest trace file that is read.
 const LONGEST_FILE: u64 = 64 << 20;
 /// Spans shown; the shortest are left out first.
@@ -110,9 +112,7 @@ impl Timeline {
                 }
                 None => continue,
             };
-            let clean =
-                |text: &str| -> String { text.chars().filter(|c| !c.is_control()).take(80).collect() };
-            let (name, queue) = (clean(&event.name), clean(&event.cat));
+            let (name, queue) = (shown(&event.name, 80), shown(&event.cat, 80));
             let known = names.iter().position(|known| *known == name);
             let name = known.unwrap_or_else(|| {
                 names.push(name);

@@ -220,6 +220,113 @@ fn views_fit_any_size_and_read_only_folders_are_read() {
     assert_eq!(entries(&one), before, "nothing is written");
 }
 
+/// A character that steers a terminal or reorders a line.
+fn steers(character: char) -> bool {
+    character.is_control() || matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[test]
+fn names_steer_no_view_and_fill_none() {
+    const EVIL: &str = "\u{202e}sol\u{2066}\u{1b}[31m\u{9b}2J\n";
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("a\u{202e}b\u{1b}[2J");
+    write_run(&run, 3, "training");
+    let evil = json!({"step": 4, format!("{EVIL}_loss"): 1.5, "loss": 1.25}).to_string() + "\n";
+    append(&run.join("metrics.jsonl"), &evil.replace(":4", ":5").repeat(100));
+    append(&run.join("events.jsonl"), &(json!({"time": 1.0, "event": EVIL, EVIL: EVIL}).to_string() + "\n"));
+    let origin = json!({EVIL: {"value": EVIL, "origin": EVIL}});
+    fs::write(run.join("origin.json"), origin.to_string()).unwrap();
+    let status = fs::read_to_string(run.join("status.json")).unwrap();
+    let mut status: Value = serde_json::from_str(&status).unwrap();
+    for key in ["model", "host", "state"] {
+        status[key] = EVIL.into();
+    }
+    status["ranks"][0]["op"] = EVIL.into();
+    status["plan"]["device"][EVIL] = 7.into();
+    fs::write(run.join("status.json"), status.to_string()).unwrap();
+
+    let open = || vec![Run::open(&run).unwrap()];
+    let all = snapshot(&open());
+    let curves: Vec<&str> = all["runs"][0]["curves"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|curve| curve["name"].as_str().unwrap())
+        .collect();
+    let ours = curves.iter().filter(|name| name.ends_with("_loss")).collect::<Vec<_>>();
+    assert_eq!(ours, [&"\\u{202e}sol\\u{2066}\\u{1b}[31m\\u{9b}2J\\u{a}_loss"], "one curve: {curves:?}");
+    for (width, height) in [(40, 24), (120, 40), (200, 60)] {
+        let lines = draw_once(open(), width, height);
+        assert!(!lines.iter().any(|line| line.contains(steers)), "{lines:?}");
+    }
+    assert!(draw_once(open(), 200, 60).join("\n").contains("\\u{202e}sol"));
+    let text = report(&open());
+    // The folder is the user's own; the command escapes all that it prints.
+    let shown = text.replace(run.to_str().unwrap(), "");
+    assert!(!shown.replace('\n', "").contains(steers) && shown.contains("\\u{202e}sol"), "{shown:?}");
+    let strings = |value: &Value| -> Vec<String> {
+        let mut open = vec![value];
+        let mut found = Vec::new();
+        while let Some(value) = open.pop() {
+            match value {
+                Value::String(text) => found.push(text.clone()),
+                Value::Array(all) => open.extend(all),
+                Value::Object(all) => {
+                    found.extend(all.keys().cloned());
+                    open.extend(all.values());
+                }
+                _ => {}
+            }
+        }
+        found
+    };
+    let mut one = all["runs"][0].clone();
+    one["folder"] = Value::Null;
+    let steering: Vec<String> = strings(&one).into_iter().filter(|text| text.contains(steers)).collect();
+    assert_eq!(steering, Vec::<String>::new());
+}
+
+#[test]
+fn other_curves_displace_none_of_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    write_run(folder.path(), 1, "training");
+    let mut many = String::new();
+    for number in 0..20 {
+        for step in 1..=3 {
+            let names: String = (0..20).map(|name| format!(",\"x{}\":1", number * 20 + name)).collect();
+            writeln!(many, "{{\"step\":{step}{names}}}").unwrap();
+        }
+    }
+    fs::write(folder.path().join("metrics.jsonl"), many + &line(4)).unwrap();
+    let run = Run::open(folder.path()).unwrap();
+    assert_eq!((run.last("loss"), run.last("grad_norm")), (Some(1.25), Some(1.5)));
+    assert!(snapshot(&[run])["runs"][0]["curves"].as_array().unwrap().len() <= 47);
+}
+
+#[test]
+fn events_tell_how_a_run_without_a_status_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    write_run(folder.path(), 4, "training");
+    fs::remove_file(folder.path().join("status.json")).unwrap();
+    let state = || {
+        let run = Run::open(folder.path()).unwrap();
+        (run.state().to_owned(), run.has_ended(), run.steps())
+    };
+    let events = folder.path().join("events.jsonl");
+    assert_eq!(state(), ("unknown".to_owned(), false, 0));
+    append(&events, "{\"time\":1.0,\"event\":\"start\",\"ranks\":1,\"steps\":9,\"host\":\"h\",\"pid\":1}\n");
+    assert_eq!(state(), ("unknown".to_owned(), false, 9));
+    for end in ["done", "stopped", "failed"] {
+        append(&events, &format!("{{\"time\":2.0,\"event\":\"end\",\"state\":\"{end}\",\"step\":4}}\n"));
+        assert_eq!(state(), (end.to_owned(), true, 9));
+    }
+    assert!(report(&[Run::open(folder.path()).unwrap()]).contains("failed · step 4/9"));
+    append(&events, "{\"time\":3.0,\"event\":\"start\",\"ranks\":1,\"steps\":12,\"host\":\"h\",\"pid\":1}\n");
+    assert_eq!(state(), ("unknown".to_owned(), false, 12), "started again");
+    append(&events, "{\"time\":4.0,\"event\":\"end\",\"state\":\"no such state\"}\n");
+    assert_eq!(state().0, "unknown");
+}
+
 /// `ZEROTH_FULL=1` reads a million steps and prints the time and the memory it took.
 #[test]
 fn a_million_steps_open() {

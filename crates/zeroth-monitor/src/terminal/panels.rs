@@ -174,7 +174,7 @@ fn short(category: &str) -> &str {
 }
 
 pub(super) fn events(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: u16, theme: Theme) {
-    let line = |event: &crate::run::Event| {
+    let line = |event: &crate::event_history::Event| {
         let style = if event.event == "rank_lost" { theme.bad() } else { Theme::TITLE };
         Line::from(vec![
             Span::styled(format!("{:>11} ", ago(event.time)), theme.dim()),

@@ -1,5 +1,7 @@
 //! `/metrics`: the last values in Prometheus' text format.
 
+use zeroth_base::escape_control_characters;
+
 use crate::run::Run;
 
 /// Curves by their names here: name, help, curve.
@@ -105,7 +107,7 @@ fn labels(run: &Run) -> String {
     format!("run=\"{}\",folder=\"{}\"", escaped(&run.name), escaped(&run.folder.display().to_string()))
 }
 
-/// A label's value: backslashes, quotes and newlines are escaped.
+/// A label's value: control characters, backslashes and quotes are escaped.
 fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    escape_control_characters(text).replace('\\', "\\\\").replace('"', "\\\"")
 }
