@@ -1,6 +1,7 @@
 //! What a run shows of itself: status.json, events.jsonl, `trace-now`, and `zeroth monitor`.
 
 use std::fs;
+use std::io::BufRead;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
@@ -36,7 +37,8 @@ fn a_finished_and_a_resumed_run_are_told_by_their_files() {
     let flags = |steps: &'static str| {
         ["--ranks", "2", "--max-steps", steps, "--save-steps", "2", "--eval-steps", "3", "--eval-data"]
     };
-    let first = train_on(&model, &data, &run, &[&flags("4")[..], &[text(&data), "--monitor"]].concat());
+    let named = [text(&data), "--monitor", "--run-name", "my run"];
+    let first = train_on(&model, &data, &run, &[&flags("4")[..], &named].concat());
     first.assert_done();
     assert!(first.stderr.contains("--monitor needs a terminal; `zeroth monitor "), "{}", first.stderr);
     let status = json(&run.join("status.json"));
@@ -72,6 +74,15 @@ fn a_finished_and_a_resumed_run_are_told_by_their_files() {
     let curves = shown["curves"].as_array().unwrap();
     let loss = curves.iter().find(|curve| curve["name"] == "loss").unwrap();
     assert_eq!(loss["points"].as_array().unwrap().len(), 6);
+    assert_eq!(shown["name"], "my run", "it keeps its name");
+    // Without a status the events tell.
+    fs::rename(run.join("status.json"), folder.path().join("status.json")).unwrap();
+    let without = monitor(&run);
+    assert_eq!(
+        (&without["state"], &without["steps"], &without["ended"]),
+        (&"done".into(), &6.into(), &true.into())
+    );
+    fs::rename(folder.path().join("status.json"), run.join("status.json")).unwrap();
     let config = shown["config"].as_array().unwrap();
     assert!(config.iter().any(|one| one["key"] == "train_batch_size" && one["origin"] != "default"));
     assert!(printed.stdout.contains("done · step 6/6"), "{}", printed.stdout);
@@ -81,6 +92,7 @@ fn a_finished_and_a_resumed_run_are_told_by_their_files() {
     let again = [&flags("2")[..], &[text(&data), "--overwrite-output-dir"]].concat();
     train_on(&model, &data, &run, &again).assert_done();
     assert_eq!(events(&run)[0], ("start".to_owned(), None));
+    assert_eq!(monitor(&run)["name"], "run", "a new run has no name");
     assert!(run.join("notes.txt").exists());
 }
 
@@ -155,7 +167,7 @@ fn what_cannot_be_watched_is_refused() {
     let shown = zeroth(&["monitor", text(folder.path())]);
     assert_eq!(shown.code, 0, "{}", shown.stderr);
     assert!(
-        shown.stdout.contains("1 lines could not be read") && shown.stdout.contains("loss 2.5"),
+        shown.stdout.contains("1 line could not be read") && shown.stdout.contains("loss 2.5"),
         "{}",
         shown.stdout
     );
@@ -165,6 +177,24 @@ fn what_cannot_be_watched_is_refused() {
     assert_eq!(refused.code, 2);
     assert!(refused.stderr.contains(&format!("cannot listen on 127.0.0.1:{port}")), "{}", refused.stderr);
     assert_eq!(zeroth(&["monitor", text(folder.path()), "--port", &port]).code, 2, "a port without --web");
+
+    // The page on another machine: the command is printed.
+    let free = {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        free.local_addr().unwrap().port().to_string()
+    };
+    let mut page = std::process::Command::new(env!("CARGO_BIN_EXE_zeroth"))
+        .args(["monitor", text(folder.path()), "--web", "--port", &free])
+        .env("SSH_CONNECTION", "192.0.2.1 51234 192.0.2.3 2222")
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = std::io::BufReader::new(page.stderr.take().unwrap()).lines();
+    let hint = lines.map_while(Result::ok).find(|line| line.contains("ssh"));
+    page.kill().unwrap();
+    page.wait().unwrap();
+    let expected = format!("ssh -N -L {free}:127.0.0.1:{free} -p 2222 192.0.2.3");
+    assert_eq!(hint, Some(format!("from another machine, first there: {expected}")));
 
     // Somebody else's status.json: not a run folder.
     let theirs = tempfile::tempdir().unwrap();

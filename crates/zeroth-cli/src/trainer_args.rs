@@ -15,7 +15,7 @@ pub(crate) struct TrainerArgs {
     /// Seed of the sample order [default: --seed]
     #[arg(long, value_name = "N")]
     pub(crate) data_seed: Option<u64>,
-    /// Name of the run: shown at start-up, kept in plan.json, and the folder of its TensorBoard events
+    /// Name of the run: shown at start-up, kept in plan.json and when it is resumed, and the folder of its TensorBoard events
     #[arg(long, value_name = "NAME", value_parser = run_name)]
     pub(crate) run_name: Option<String>,
     /// Dtype of the trained model's weights [default: that of the run; fp32 for adapters]
@@ -30,7 +30,7 @@ pub(crate) struct TrainerArgs {
 const LONGEST_NAME: usize = 255;
 
 /// A name that can be a folder of its own.
-fn run_name(text: &str) -> Result<String, String> {
+pub(crate) fn run_name(text: &str) -> Result<String, String> {
     let is_folder = !text.contains('/') && !matches!(text, "" | "." | "..") && text.len() <= LONGEST_NAME;
     if !is_folder || text.chars().any(char::is_control) {
         return Err("it also names a folder: give 1 to 255 bytes without / and control characters".to_owned());

@@ -1,5 +1,7 @@
 //! Runs as plain text, once: where standard output is not a terminal.
 
+use zeroth_base::counted;
+
 use crate::figures::{ago, bytes, duration, of_curve};
 use crate::run::Run;
 
@@ -70,7 +72,7 @@ fn one(run: &Run) -> String {
         lines.push(format!("  resumed after step {}", seams.join(", ")));
     }
     if run.garbage() > 0 {
-        lines.push(format!("  {} lines could not be read", run.garbage()));
+        lines.push(format!("  {} could not be read", counted(run.garbage(), "line")));
     }
     lines.extend(run.problem().map(|problem| format!("  {problem}")));
     lines.join("\n") + "\n"

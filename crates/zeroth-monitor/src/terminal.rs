@@ -275,3 +275,51 @@ impl View {
         Line::from(spans)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// The rows of a tab at a size, without the frame.
+    fn drawn(folder: &std::path::Path, tab: Tab, width: u16, height: u16) -> Vec<String> {
+        let mut view = View::new(vec![Run::open(folder).unwrap()], ViewOptions { colour: false, run: None });
+        view.tab = tab;
+        let mut terminal = ratatui::Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let cells = terminal.backend().buffer();
+        let row =
+            |y| (1..width - 1).map(|x| cells[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+        (0..height).map(row).collect()
+    }
+
+    #[test]
+    fn keys_and_values_of_the_config_are_whole_at_any_width() {
+        const LONG: &str = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
+        let folder = tempfile::tempdir().unwrap();
+        let text = "x".repeat(150);
+        let origins = serde_json::json!({
+            LONG: {"value": true, "origin": "file", "detail": "zero3.json, line 12"},
+            "optimizer.type": {"value": "AdamW", "origin": "flag", "detail": "--optim"},
+            "a": {"value": text, "origin": "default"},
+        });
+        fs::write(folder.path().join("origin.json"), origins.to_string()).unwrap();
+        for width in [20, 40, 80, 120, 200] {
+            let rows = drawn(folder.path(), Tab::Config, width, 50);
+            let joined: String = rows.concat().split_whitespace().collect();
+            for wanted in [LONG, "zero3.json,line12", "optimizer.type", "AdamW", "--optim", &text] {
+                assert!(joined.contains(wanted), "{width} cuts {wanted}: {rows:#?}");
+            }
+        }
+        let wide = drawn(folder.path(), Tab::Config, 120, 50);
+        let row = wide.iter().find(|row| row.contains(LONG)).unwrap();
+        assert!(row.contains("true") && row.contains("line 12"), "{wide:#?}");
+        let values: Vec<usize> = ["true", "AdamW"]
+            .iter()
+            .filter_map(|value| wide.iter().find_map(|row| row.find(value)))
+            .collect();
+        // The quote of a text.
+        assert_eq!(values[0] + 1, values[1], "values are below each other: {wide:#?}");
+    }
+}

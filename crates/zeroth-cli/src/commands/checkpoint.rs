@@ -291,10 +291,35 @@ fn loss(loss: Option<f64>) -> String {
     loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}"))
 }
 
-/// The age of a timestamp, in the largest unit with at least two.
+/// The age of a timestamp.
 fn ago(moment: u64) -> String {
-    let passed = now().saturating_sub(moment);
-    let units = [(86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds")];
-    let (size, unit) = units.into_iter().find(|(size, _)| passed >= 2 * size).unwrap_or((1, "seconds"));
-    format!("{} {unit} ago", grouped(passed / size))
+    age(now().saturating_sub(moment))
+}
+
+/// Seconds in the past, in the largest unit with at least two.
+fn age(passed: u64) -> String {
+    let units = [(86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second")];
+    let (size, unit) = units.into_iter().find(|(size, _)| passed >= 2 * size).unwrap_or((1, "second"));
+    format!("{} ago", counted(passed / size, unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_in_the_number_of_their_unit() {
+        let ages = [0, 1, 2, 119, 120, 7_199, 7_200, 172_800].map(age);
+        let expected = [
+            "0 seconds",
+            "1 second",
+            "2 seconds",
+            "119 seconds",
+            "2 minutes",
+            "119 minutes",
+            "2 hours",
+            "2 days",
+        ];
+        assert_eq!(ages, expected.map(|age| format!("{age} ago")));
+    }
 }

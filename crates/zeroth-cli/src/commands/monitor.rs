@@ -1,6 +1,7 @@
 //! `monitor`: shows runs in the terminal or in a browser.
 
 use std::io::IsTerminal;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -56,15 +57,37 @@ fn serve(runs: Vec<Run>, port: u16, output: &Output) -> anyhow::Result<Exit> {
         }
     };
     let server = WebServer::bind(runs, port, on_url)?;
+    let tunnel = tunnel(server.port(), std::env::var("SSH_CONNECTION").ok().as_deref());
     if is_json {
-        output::json(&json!({"url": server.url(), "bearer": server.bearer()}))?;
+        output::json(&json!({"url": server.url(), "bearer": server.bearer(), "ssh": tunnel}))?;
     } else {
         output::note(&format!("open {}", server.url()));
+        output::note(&format!("from another machine, first there: {tunnel}"));
         output::note(&format!("/metrics for Prometheus: Authorization: Bearer {}", server.bearer()));
         output::note("Ctrl-C ends it");
     }
     server.run(&stop)?;
     Ok(Exit::Done)
+}
+
+/// The command that makes the page reachable on another machine, at the URL that is printed. A session over ssh knows the
+/// address by which this machine was reached.
+fn tunnel(port: u16, connection: Option<&str>) -> String {
+    let mut fields = connection.unwrap_or_default().split(' ').skip(2);
+    let address = fields.next().and_then(|field| field.parse::<IpAddr>().ok());
+    let host = match address {
+        Some(address) => address.to_string(),
+        None => own_name(),
+    };
+    let ssh_port = fields.next().and_then(|field| field.parse::<u16>().ok()).filter(|port| *port != 22);
+    let option = ssh_port.map(|port| format!("-p {port} ")).unwrap_or_default();
+    format!("ssh -N -L {port}:127.0.0.1:{port} {option}{host}")
+}
+
+/// The name of this machine.
+fn own_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "HOST".to_owned() } else { name.trim().to_owned() }
 }
 
 /// Set by the signals that end a view.
@@ -74,4 +97,21 @@ fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     Ok(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tunnel_leads_to_the_address_that_ssh_used() {
+        assert_eq!(
+            tunnel(8080, Some("10.0.0.7 51234 192.0.2.3 22")),
+            "ssh -N -L 8080:127.0.0.1:8080 192.0.2.3"
+        );
+        assert_eq!(tunnel(9, Some("::1 5 2001:db8::3 2222")), "ssh -N -L 9:127.0.0.1:9 -p 2222 2001:db8::3");
+        for unknown in [None, Some(""), Some("a b $(id) x")] {
+            assert_eq!(tunnel(9, unknown), format!("ssh -N -L 9:127.0.0.1:9 {}", own_name()));
+        }
+    }
 }

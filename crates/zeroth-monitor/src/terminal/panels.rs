@@ -4,10 +4,11 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Wrap};
+use zeroth_base::counted;
 
 use super::theme::Theme;
 use crate::figures::{ago, bytes, duration, of_curve};
-use crate::run::Run;
+use crate::run::{Run, Setting};
 
 /// `● name · training · 120/2000 ████░░ · 2m 03s left`.
 pub(super) fn head(
@@ -34,7 +35,7 @@ pub(super) fn head(
     spans.push(Span::raw(steps));
     let left = run.seconds_left().map(|seconds| format!(" {} left", duration(seconds))).unwrap_or_default();
     let bad = run.garbage();
-    let bad = if bad > 0 { format!(" {bad} bad lines") } else { String::new() };
+    let bad = if bad > 0 { format!(" {}", counted(bad, "bad line")) } else { String::new() };
     let used: usize = spans.iter().map(Span::width).sum::<usize>() + left.len() + bad.len();
     let room = usize::from(width).saturating_sub(used + 2).min(24);
     if run.steps() > 0 && room >= 6 {
@@ -203,27 +204,49 @@ pub(super) fn checkpoints(frame: &mut Frame<'_>, area: Rect, run: &Run, theme: T
 
 pub(super) fn config(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: &mut u16, theme: Theme) {
     let settings = run.settings();
-    let shown = |setting: &crate::run::Setting| setting.origin != "default";
+    let shown = |setting: &Setting| setting.origin != "default";
     let (mut set, defaults): (Vec<_>, Vec<_>) = settings.into_iter().partition(shown);
     set.extend(defaults);
-    let height = area.height.saturating_sub(2);
-    *scroll = (*scroll).min((set.len() as u16).saturating_sub(height));
-    let key_width = usize::from(area.width / 2).min(44);
-    let lines = set.iter().map(|setting| {
-        let key: String = setting.key.chars().take(key_width).collect();
-        let style = if setting.origin == "default" { theme.dim() } else { Theme::TITLE };
-        Line::from(vec![
-            Span::styled(format!("{key:<key_width$} "), style),
-            Span::raw(setting.value.clone()),
-            Span::styled(format!("  {}", setting.origin), theme.dim()),
-        ])
-    });
-    panel(
-        frame,
-        area,
-        " config, what differs from defaults first ".to_owned(),
-        lines.collect(),
-        *scroll,
-        theme,
-    );
+    let [width, height] = [area.width, area.height].map(|size| size.saturating_sub(2));
+    let width = usize::from(width).max(1);
+    // As wide as the longest key, where that leaves room for values.
+    let longest = set.iter().map(|setting| setting.key.chars().count()).max().unwrap_or(0);
+    let column = longest.min(width * 3 / 5);
+    let lines: Vec<Line<'_>> =
+        set.iter().flat_map(|setting| setting_lines(setting, column, width, theme)).collect();
+    *scroll = (*scroll).min(u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_sub(height));
+    let title = " config, what differs from defaults first ".to_owned();
+    panel(frame, area, title, lines, *scroll, theme);
+}
+
+/// A setting on one line, or, where it is too long, its key above its value. Nothing is cut off.
+fn setting_lines(setting: &Setting, column: usize, width: usize, theme: Theme) -> Vec<Line<'static>> {
+    let Setting { key, value, origin } = setting;
+    let style = if origin == "default" { theme.dim() } else { Theme::TITLE };
+    let length = |text: &str| text.chars().count();
+    if length(key).max(column) + length(value) + length(origin) + 3 <= width {
+        return vec![Line::from(vec![
+            Span::styled(format!("{key:<column$} "), style),
+            Span::raw(value.clone()),
+            Span::styled(format!("  {origin}"), theme.dim()),
+        ])];
+    }
+    let keys = wrapped(key, width).into_iter().map(|part| Line::styled(part, style));
+    let room = width.saturating_sub(2).max(1);
+    let mut rest: Vec<Line<'static>> =
+        wrapped(value, room).into_iter().map(|part| Line::raw(format!("  {part}"))).collect();
+    match rest.last_mut().filter(|last| last.width() + 2 + length(origin) <= width) {
+        Some(last) => last.push_span(Span::styled(format!("  {origin}"), theme.dim())),
+        None => {
+            let parts = wrapped(origin, room).into_iter();
+            rest.extend(parts.map(|part| Line::styled(format!("  {part}"), theme.dim())));
+        }
+    }
+    keys.chain(rest).collect()
+}
+
+/// A text in pieces of at most `width` characters.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let characters: Vec<char> = text.chars().collect();
+    characters.chunks(width).map(|part| part.iter().collect()).collect()
 }

@@ -211,7 +211,7 @@ pub(super) fn report_plan(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> 
     if let Some(folder) = &arguments.trainer.logging_dir {
         plan = plan.in_folder(folder);
     }
-    Ok(match &arguments.trainer.run_name {
+    Ok(match &resolved_job.run_name {
         Some(name) => plan.named(name),
         None => plan,
     })

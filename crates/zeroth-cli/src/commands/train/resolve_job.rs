@@ -38,7 +38,7 @@ pub(super) struct ResolvedJob {
     pub(super) resolved: Resolved,
     /// The model, as given.
     pub(super) name: String,
-    /// --run-name.
+    /// --run-name, or the name of the run that is resumed.
     pub(super) run_name: Option<String>,
     pub(super) ranks: u64,
     pub(super) device: DeviceArg,
@@ -292,6 +292,12 @@ pub(super) fn resolve_job(
         inputs: None,
         agreement: Map::new(),
     });
+    let kept_name = || {
+        super::resumes_here(arguments, checkpoint.as_ref())
+            .then(|| resume::kept_name(&arguments.output))
+            .flatten()
+    };
+    let run_name = arguments.trainer.run_name.clone().or_else(kept_name);
     Ok(ResolvedJob {
         writes_model: job.settings.stage < 3
             || resolved.values.zero.stage3_gather_16bit_weights_on_model_save,
@@ -299,7 +305,7 @@ pub(super) fn resolve_job(
         holds_out: arguments.evaluation.split_ratio().is_some(),
         steps_per_print: resolved.values.top_level.steps_per_print,
         name: arguments.model.clone(),
-        run_name: arguments.trainer.run_name.clone(),
+        run_name,
         job,
         resolved,
         ranks,

@@ -1,8 +1,11 @@
 //! `--resume`: which checkpoint to use, and which of its settings to keep.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
+use serde_json::Value;
 use zeroth::config::resolve::{Flags, Origin, Resolved};
 use zeroth::config::schema::TopLevel;
 use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_resumable};
@@ -10,6 +13,7 @@ use zeroth::train::{Job, SettingChange, config_changes, redistribute_batch};
 
 use super::resolve_job::is_open;
 use crate::cli::TrainArgs;
+use crate::trainer_args::run_name;
 
 /// Keys of the batch decomposition.
 const BATCH_KEYS: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
@@ -24,6 +28,22 @@ const FITTED_KEYS: [&str; 6] = [
 ];
 /// Maximum number of changed settings listed.
 const SHOWN: usize = 12;
+
+/// The longest plan.json that is read.
+const LONGEST_PLAN: u64 = 16 << 20;
+
+/// The name that a run in this folder was given before: it is resumed under it unless another one is typed.
+pub(super) fn kept_name(output: &Path) -> Option<String> {
+    let path = output.join("plan.json");
+    // Opening a FIFO of that name would wait for its writer.
+    if !path.is_file() {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(LONGEST_PLAN).read_to_end(&mut bytes).ok()?;
+    let plan: Value = serde_json::from_slice(&bytes).ok()?;
+    run_name(plan["run_name"].as_str()?).ok()
+}
 
 /// The checkpoint to resume from, verified; `None` if `auto` finds none.
 pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
