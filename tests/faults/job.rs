@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::kinds::copied;
+
 /// Total steps and save interval. Two checkpoints are kept, so older ones are removed.
 pub(crate) const STEPS: u64 = 12;
 pub(crate) const SAVE_STEPS: u64 = 2;
@@ -13,14 +15,20 @@ pub(crate) const SAVE_STEPS: u64 = 2;
 pub(crate) struct Job {
     pub(crate) folder: tempfile::TempDir,
     model: PathBuf,
-    data: PathBuf,
+    pub(crate) data: PathBuf,
+    /// Flags of its kind.
+    flags: Vec<String>,
 }
+
+/// Numbers of a line of metrics.jsonl that do not depend on time.
+const COMPUTED: [&str; 8] =
+    ["loss", "grad_norm", "lr", "eval_loss", "ce_loss", "kd_loss", "aux_loss", "samples_seen"];
 
 /// The results of a run, bit by bit.
 #[derive(PartialEq)]
 pub(crate) struct Left {
-    /// Step, loss and gradient norm as written: each step once, in order.
-    steps: Vec<(u64, String, String)>,
+    /// Step, and its numbers as written: each step once, in order.
+    steps: Vec<(u64, String)>,
     /// The model and the resumable state, by file.
     files: Vec<(String, Vec<u8>)>,
 }
@@ -42,9 +50,41 @@ impl Job {
             json!({ "input_ids": ids }).to_string() + "\n"
         };
         fs::write(&data, (0..40).map(row).collect::<String>()).unwrap();
-        let job = Self { folder, model, data };
+        let job = Self { folder, model, data, flags: Vec::new() };
         job.write_weights();
         job
+    }
+
+    /// A job over a golden folder, which it copies.
+    pub(crate) fn over(golden: &Path, flags: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, data) = copied(golden, folder.path());
+        let job = Self { folder, model, data, flags: Vec::new() };
+        job.with(&["--max-length", "40", "--fp32", "true"]).with(flags)
+    }
+
+    /// A job that learns few rows by heart: the loss on others falls first and rises later.
+    pub(crate) fn overfitted() -> Self {
+        let job = Self::new();
+        let rows = fs::read_to_string(&job.data).unwrap();
+        let rows: Vec<&str> = rows.lines().collect();
+        let held_out = job.path("held-out.jsonl");
+        fs::write(&job.data, rows[..4].join("\n")).unwrap();
+        fs::write(&held_out, rows[4..].join("\n")).unwrap();
+        job.with(&["--eval-data", held_out.to_str().unwrap(), "--eval-steps", "2", "--fp32", "true"]).with(&[
+            "--learning-rate",
+            "1e-2",
+            "--lr-scheduler-type",
+            "constant",
+            "--weight-decay",
+            "0",
+        ])
+    }
+
+    /// With more flags.
+    pub(crate) fn with(mut self, flags: &[&str]) -> Self {
+        self.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self
     }
 
     /// Writes weight files, so that reading them can fail.
@@ -100,29 +140,38 @@ impl Job {
             "auto",
         ]
         .map(str::to_owned);
-        typed.into_iter().chain(more.iter().map(|word| (*word).to_owned())).collect()
+        let more = more.iter().map(|word| (*word).to_owned());
+        typed.into_iter().chain(self.flags.iter().cloned()).chain(more).collect()
     }
 
     /// Reads the results of a run, or the problem with them.
     pub(crate) fn left(run: &Path) -> Result<Left, String> {
-        let read = |file: &str| fs::read(run.join(file)).map_err(|error| format!("{file}: {error}"));
-        let metrics = String::from_utf8(read("metrics.jsonl")?).map_err(|error| error.to_string())?;
+        let metrics = fs::read_to_string(run.join("metrics.jsonl"))
+            .map_err(|error| format!("metrics.jsonl: {error}"))?;
         let line = |line: &str| {
             let line: Value = serde_json::from_str(line).map_err(|error| format!("{line}: {error}"))?;
             let step = line["step"].as_u64().ok_or_else(|| format!("no step: {line}"))?;
-            Ok((step, line["loss"].to_string(), line["grad_norm"].to_string()))
+            let known = COMPUTED.iter().filter(|name| line.get(**name).is_some());
+            let numbers: Vec<String> = known.map(|name| format!("{name} {}", line[*name])).collect();
+            Ok((step, numbers.join(", ")))
         };
         let steps = metrics.lines().map(line).collect::<Result<Vec<_>, String>>()?;
-        let part = |rank: u32| format!("checkpoints/step-{STEPS}/rank-0000{rank}-of-00002.safetensors");
+        let newest = Self::newest_step(run).ok_or("no checkpoint")?;
+        let part = |rank: u32| format!("checkpoints/step-{newest}/rank-0000{rank}-of-00002.safetensors");
         let model = fs::read_dir(run.join("model")).map_err(|error| format!("model: {error}"))?;
         let model = model.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         // The export record names its checkpoint, which contains a timestamp.
         let model = model.filter(|name| name != "export.json").map(|name| format!("model/{name}"));
         let mut names: Vec<String> = model.chain([part(0), part(1)]).collect();
         names.sort();
-        let files =
-            names.into_iter().map(|name| Ok((name.clone(), read(&name)?))).collect::<Result<_, String>>()?;
-        Ok(Left { steps, files })
+        Ok(Left { steps, ..Left::of_files(run, names)? })
+    }
+
+    /// The step of a run's newest checkpoint.
+    pub(crate) fn newest_step(run: &Path) -> Option<u64> {
+        let entries = fs::read_dir(run.join("checkpoints")).ok()?.flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).max()
     }
 
     /// Every folder named like a checkpoint must be valid.
@@ -136,6 +185,15 @@ impl Job {
 }
 
 impl Left {
+    /// The contents of files.
+    pub(crate) fn of_files(folder: &Path, names: Vec<String>) -> Result<Self, String> {
+        let read = |name: String| {
+            let bytes = fs::read(folder.join(&name)).map_err(|error| format!("{name}: {error}"))?;
+            Ok((name, bytes))
+        };
+        Ok(Self { steps: Vec::new(), files: names.into_iter().map(read).collect::<Result<_, String>>()? })
+    }
+
     /// The first difference to `expected`.
     pub(crate) fn difference(&self, expected: &Self) -> Option<String> {
         if self.steps != expected.steps {

@@ -1,6 +1,7 @@
-//! SIGKILL of the launcher, one rank, or all processes, in every phase of a run and at random times. A run resumed with
-//! `--resume auto` after each kill ends with the bits of an undisturbed one.
+//! SIGKILL of the launcher, one rank, or all processes, in every phase of a run and at random times, for every kind of run. A
+//! run resumed with `--resume auto` after each kill ends with the bits of an undisturbed one.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ use std::time::{Duration, Instant};
 use super::cases;
 use super::chance::Chance;
 use super::inject::{Ended, Injection, LEFT_BEHIND, LIMIT, tool, zeroth, zeroth_with};
-use super::job::{Job, STEPS};
+use super::job::{Job, Left, STEPS};
+use super::kinds::Kind;
 
 const AUDIT: u32 = 1;
 const VICTIMS: [&str; 3] = ["kill-launcher", "kill-rank", "kill-all"];
@@ -20,19 +22,21 @@ struct Phase {
     name: &'static str,
     calls: &'static str,
     below: Vec<PathBuf>,
-    /// How many such calls an unbroken run makes.
-    most: u64,
 }
 
-fn phases(job: &Job, run: &Path, cache: &Path) -> Vec<Phase> {
-    let phase = |name, calls, below: &[PathBuf]| Phase { name, calls, below: below.to_vec(), most: 0 };
+fn phases(job: &Job, kind: Kind, run: &Path, cache: &Path) -> Vec<Phase> {
+    let phase = |name, calls, below: &[PathBuf]| Phase { name, calls, below: below.to_vec() };
+    let start = phase(
+        "start",
+        "open,read,write,rename,mkdir,sync",
+        &[job.path("model"), job.path("rows.jsonl"), cache.to_owned()],
+    );
+    if kind == Kind::MakingCache {
+        return vec![start, phase("records", "open,write,mkdir,sync,rename,unlink", &[run.to_owned()])];
+    }
     let checkpoints = run.join("checkpoints");
     vec![
-        phase(
-            "start",
-            "open,read,write,rename,mkdir,sync",
-            &[job.path("model"), job.path("rows.jsonl"), cache.to_owned()],
-        ),
+        start,
         phase("step", "write", &[run.join("metrics.jsonl")]),
         phase("save", "open,write,mkdir,sync,rename", std::slice::from_ref(&checkpoints)),
         phase("removal", "unlink,rename", &[checkpoints]),
@@ -123,92 +127,175 @@ fn is_alive(process: u32) -> bool {
     status.lines().any(|line| line.starts_with("State:") && !line.contains("(zombie)"))
 }
 
+/// A job, what it leaves without a kill, and how long it takes.
+struct Audit<'a> {
+    job: &'a Job,
+    kind: Kind,
+    /// Without the tool all kills come at a moment of their own.
+    tool: Option<&'static Path>,
+    expected: Left,
+    takes: Duration,
+    /// Calls that an unbroken run makes in a phase.
+    calls: RefCell<BTreeMap<&'static str, u64>>,
+}
+
+/// The kills of an audit, by phase and victim.
+#[derive(Default)]
+struct Tally {
+    killed: u32,
+    runs: u32,
+    kills: BTreeMap<(&'static str, &'static str), u32>,
+}
+
+impl<'a> Audit<'a> {
+    /// Runs the job without a kill, in the folder `whole`, which stays.
+    fn of(job: &'a Job, kind: Kind) -> Self {
+        let (whole, cache) = (job.path("whole"), job.cache("whole"));
+        let begun = Instant::now();
+        let ended = zeroth(&kind.arguments(job, &whole), &cache);
+        assert_eq!(ended.code, 0, "{}", ended.said);
+        let takes = begun.elapsed();
+        kind.check(&whole);
+        Self {
+            job,
+            kind,
+            tool: tool(),
+            expected: kind.left(&whole).unwrap(),
+            takes,
+            calls: RefCell::default(),
+        }
+    }
+
+    /// How many calls of a phase an unbroken run makes.
+    fn calls_of(&self, tool: &Path, phase: usize) -> u64 {
+        let (run, cache) = (self.job.path("counted"), self.job.cache("counted"));
+        let phase = &phases(self.job, self.kind, &run, &cache)[phase];
+        if let Some(calls) = self.calls.borrow().get(phase.name) {
+            return *calls;
+        }
+        let (ended, _, calls) =
+            kill_at(tool, phase, 0, "count", &self.kind.arguments(self.job, &run), &cache);
+        assert!(ended.code == 0 && calls > 0, "{}: {calls} calls: {}", phase.name, ended.said);
+        for folder in [run, cache] {
+            fs::remove_dir_all(folder).unwrap();
+        }
+        self.calls.borrow_mut().insert(phase.name, calls);
+        calls
+    }
+
+    /// Kills runs until there were `wanted` kills, and compares each that has ended with an unbroken one. Phases take turns,
+    /// from the `first` on.
+    fn kill(&self, wanted: u32, first: u32) -> Tally {
+        let mut tally = Tally::default();
+        let mut case = first;
+        while tally.killed < wanted {
+            tally.runs += 1;
+            let name = format!("run-{}", tally.runs);
+            let (run, cache) = (self.job.path(&name), self.job.cache(&name));
+            while !self.attempt(&run, &cache, case, wanted, &mut tally) {
+                case += 1;
+                assert!(case < first + 20 * (wanted + 1), "{} kills in {case} attempts", tally.killed);
+            }
+            case += 1;
+            let left = self
+                .kind
+                .left(&run)
+                .unwrap_or_else(|problem| panic!("after {} kills: {problem}", tally.killed));
+            let difference = left.difference(&self.expected);
+            assert_eq!(difference, None, "after {} kills in {}", tally.killed, run.display());
+            fs::remove_dir_all(&run).unwrap();
+        }
+        tally
+    }
+
+    /// Starts or resumes a run, and kills it unless enough were killed; true once it has ended by itself.
+    fn attempt(&self, run: &Path, cache: &Path, case: u32, wanted: u32, tally: &mut Tally) -> bool {
+        let arguments = self.kind.arguments(self.job, run);
+        let mut chance = Chance::of(AUDIT + 100 * self.kind as u32, case);
+        let victim = chance.one_of(&VICTIMS);
+        let phases = phases(self.job, self.kind, run, cache);
+        let place = case as usize % (phases.len() + 1);
+        let phase = phases.get(place).filter(|_| self.tool.is_some());
+        let (ended, hit, name) = match (phase, self.tool) {
+            _ if tally.killed >= wanted => (zeroth(&arguments, cache), false, "none"),
+            (Some(phase), Some(tool)) => {
+                // A run that goes on makes fewer calls than one from the beginning.
+                let most = self.calls_of(tool, place) as usize / (1 + chance.below(4)) + 1;
+                let at = 1 + chance.below(most) as u64;
+                let (ended, hit, _) = kill_at(tool, phase, at, victim, &arguments, cache);
+                (ended, hit, phase.name)
+            }
+            _ => {
+                let delay = self.takes.mul_f64(chance.below(1000) as f64 / 1000.0);
+                let (ended, hit) = kill_after(delay, victim, &arguments, cache);
+                (ended, hit, "any moment")
+            }
+        };
+        let place = format!("kill {} ({victim}, {name}), case {case}", tally.killed);
+        assert!(!ended.hung, "{place}: it hangs: {}", ended.said);
+        assert!(ended.code != LEFT_BEHIND, "{place}: a process is left behind: {}", ended.said);
+        assert!(!ended.crashed() && !ended.said.contains("was skipped"), "{place}: {}", ended.said);
+        assert_eq!(Job::damaged(run), Vec::<String>::new(), "{place}");
+        if hit {
+            tally.killed += 1;
+            *tally.kills.entry((name, victim)).or_default() += 1;
+        }
+        assert!(hit || ended.code == 0, "{place}: it failed by itself: {}", ended.said);
+        ended.code == 0
+    }
+}
+
+impl Tally {
+    fn print(&self, kind: Kind) {
+        let Self { killed, runs, kills } = self;
+        println!("{kind:?}: {killed} kills in {runs} runs, each with the bits of an unbroken one");
+        for ((phase, victim), count) in kills {
+            println!("  {phase:<10} {victim:<13} {count}");
+        }
+    }
+}
+
 #[test]
 fn repeated_kills_end_with_the_same_bits() {
-    let wanted = cases(12, 200);
     let job = Job::new();
-    let (whole, cache) = (job.path("whole"), job.cache("whole"));
-    let begun = Instant::now();
-    let ended = zeroth(&job.arguments(&whole, &[]), &cache);
-    assert_eq!(ended.code, 0, "{}", ended.said);
-    let takes = begun.elapsed();
-    let expected = Job::left(&whole).unwrap();
-    let exported = job.path("exported");
+    let audit = Audit::of(&job, Kind::Full);
+    let (whole, exported) = (job.path("whole"), job.path("exported"));
     let last = whole.join(format!("checkpoints/step-{STEPS}"));
     let export = ["checkpoint", "export", last.to_str().unwrap(), "--output", exported.to_str().unwrap()];
-    let ended = zeroth(&export.map(str::to_owned), &cache);
+    let ended = zeroth(&export.map(str::to_owned), &job.cache("whole"));
     assert_eq!(ended.code, 0, "{}", ended.said);
     assert!(
-        fs::read(exported.join("model.safetensors")).unwrap() == expected.model(),
+        fs::read(exported.join("model.safetensors")).unwrap() == audit.expected.model(),
         "model/ is not that of step {STEPS}"
     );
-    fs::remove_dir_all(&whole).unwrap();
+    audit.kill(cases(12, 200), 0).print(Kind::Full);
+}
 
-    // Without the tool all kills come at a moment of their own.
-    let tool = tool();
-    let mut most = BTreeMap::new();
-    for phase in tool.iter().flat_map(|_| phases(&job, &whole, &cache)) {
-        let _ = fs::remove_dir_all(&whole);
-        let _ = fs::remove_dir_all(&cache);
-        let (ended, _, calls) =
-            kill_at(tool.unwrap(), &phase, 0, "count", &job.arguments(&whole, &[]), &cache);
-        assert!(ended.code == 0 && calls > 0, "{}: {calls} calls: {}", phase.name, ended.said);
-        most.insert(phase.name, calls);
-    }
+/// 200 kills in all; a small audit kills each kind once, in another phase than its neighbours.
+fn kills_of(kind: Kind) {
+    let (number, kinds) = (kind as u32, Kind::OTHERS);
+    let share = 200 * number / kinds - 200 * (number - 1) / kinds;
+    let job = kind.job();
+    Audit::of(&job, kind).kill(cases(1, share), number).print(kind);
+}
 
-    let mut kills: BTreeMap<(&str, &str), u32> = BTreeMap::new();
-    let (mut killed, mut case, mut runs) = (0, 0, 0);
-    while killed < wanted {
-        runs += 1;
-        let (run, cache) = (job.path(&format!("run-{runs}")), job.cache(&format!("run-{runs}")));
-        let arguments = job.arguments(&run, &[]);
-        let mut phases = phases(&job, &run, &cache);
-        for phase in &mut phases {
-            phase.most = most.get(phase.name).copied().unwrap_or(0);
+macro_rules! kills_of {
+    ($($name:ident: $kind:ident,)*) => { $(
+        #[test]
+        fn $name() {
+            kills_of(Kind::$kind);
         }
-        loop {
-            let mut chance = Chance::of(AUDIT, case);
-            let victim = chance.one_of(&VICTIMS);
-            let phase = phases.get(case as usize % (phases.len() + 1)).filter(|_| tool.is_some());
-            case += 1;
-            assert!(case < 20 * wanted, "{killed} kills in {case} attempts");
-            let (ended, hit, name) = match (phase, tool) {
-                (Some(phase), Some(tool)) if killed < wanted => {
-                    // A run that goes on makes fewer calls than one from the beginning.
-                    let most = phase.most as usize / (1 + chance.below(4)) + 1;
-                    let at = 1 + chance.below(most) as u64;
-                    let (ended, hit, _) = kill_at(tool, phase, at, victim, &arguments, &cache);
-                    (ended, hit, phase.name)
-                }
-                _ if killed < wanted => {
-                    let delay = takes.mul_f64(chance.below(1000) as f64 / 1000.0);
-                    let (ended, hit) = kill_after(delay, victim, &arguments, &cache);
-                    (ended, hit, "any moment")
-                }
-                _ => (zeroth(&arguments, &cache), false, "none"),
-            };
-            let place = format!("kill {killed} ({victim}, {name}), case {}", case - 1);
-            assert!(!ended.hung, "{place}: it hangs: {}", ended.said);
-            assert!(ended.code != LEFT_BEHIND, "{place}: a process is left behind: {}", ended.said);
-            assert!(!ended.crashed() && !ended.said.contains("was skipped"), "{place}: {}", ended.said);
-            assert_eq!(Job::damaged(&run), Vec::<String>::new(), "{place}");
-            if hit {
-                killed += 1;
-                *kills.entry((name, victim)).or_default() += 1;
-            }
-            if ended.code == 0 {
-                break;
-            }
-            assert!(hit, "{place}: it failed by itself: {}", ended.said);
-        }
-        let left = Job::left(&run).unwrap_or_else(|problem| panic!("after {killed} kills: {problem}"));
-        assert_eq!(left.difference(&expected), None, "after {killed} kills in {}", run.display());
-        fs::remove_dir_all(&run).unwrap();
-    }
-    println!(
-        "{killed} kills in {runs} runs, each run with the same losses, weights and optimizer state as an unbroken one"
-    );
-    for ((phase, victim), count) in kills {
-        println!("  {phase:<10} {victim:<13} {count}");
-    }
+    )* };
+}
+
+kills_of! {
+    lora: Lora,
+    qlora: QLora,
+    experts: Experts,
+    distillation: Distillation,
+    training_from_a_teacher_cache: FromCache,
+    making_a_teacher_cache: MakingCache,
+    encoder_decoder: EncoderDecoder,
+    best_model: BestModel,
+    early_stopping: EarlyStopping,
 }

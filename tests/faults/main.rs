@@ -13,6 +13,7 @@ mod fuzz;
 mod inject;
 mod job;
 mod kills;
+mod kinds;
 mod long_run;
 
 /// `full` in the full audit, else `few`.
