@@ -23,8 +23,8 @@ pub(super) fn generation(
     };
     anyhow::ensure!(
         arguments.num_return_sequences == 1 || temperature > 0.0,
-        "--num-return-sequences {} asks for different texts, and greedy decoding gives one: give --do-sample true, or a \
-         --temperature above 0",
+        "--num-return-sequences {} asks for different texts, and greedy decoding gives one, as a beam search does here: give \
+         --do-sample true, or a --temperature above 0",
         arguments.num_return_sequences
     );
     let generation = Generation {
