@@ -20,7 +20,13 @@ fn golden() -> PathBuf {
 }
 
 fn output(folder: &Path) -> MergeOutput<'_> {
-    MergeOutput { folder, destination: Destination::New, dtype: None, shard_bytes: DEFAULT_SHARD_BYTES }
+    MergeOutput {
+        folder,
+        destination: Destination::New,
+        dtype: None,
+        shard_bytes: DEFAULT_SHARD_BYTES,
+        allows_other_base: false,
+    }
 }
 
 fn merge(base: &Path, adapter: &Path, to: MergeOutput<'_>) -> Result<(), ExportError> {
