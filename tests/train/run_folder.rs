@@ -196,6 +196,54 @@ fn a_second_run_is_refused_unless_overwriting() {
 }
 
 #[test]
+fn folders_of_other_things_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mine = folder.path().join("mine");
+    fs::create_dir(&mine).unwrap();
+    fs::write(mine.join("notes.txt"), "mine").unwrap();
+    let words = format!("{} holds notes.txt, which no run writes: ", mine.display());
+    for more in [&[][..], &["--overwrite-output-dir"], &["--resume", "auto"]] {
+        let ended = train("qwen3-tied", &mine, &[&["--max-steps", "1"], more].concat());
+        assert!(ended.code == 2 && ended.stderr.contains(&words), "{}", ended.stderr);
+        assert!(ended.stderr.contains("such as") && !ended.stderr.contains("tokenised"), "{}", ended.stderr);
+        assert_eq!(fs::read_dir(&mine).unwrap().count(), 1);
+    }
+    // The home folder is refused even while it is empty.
+    let home = folder.path().join("home");
+    fs::create_dir(&home).unwrap();
+    let model = golden("qwen3-tied");
+    let data = model.join("data.jsonl");
+    let ended = std::process::Command::new(env!("CARGO_BIN_EXE_zeroth"))
+        .args(["train", "--device", "cpu", "--model", text(&model), "--data", text(&data)])
+        .args(["--max-steps", "1", "--overwrite-output-dir", "--output", text(&home)])
+        .env("HOME", &home)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let words = format!("--output {} is the home folder: ", home.display());
+    assert!(ended.status.code() == Some(2) && said.contains(&words), "{said}");
+    assert_eq!(fs::read_dir(&home).unwrap().count(), 0);
+}
+
+#[test]
+fn the_working_directory_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = golden("qwen3-tied");
+    let data = model.join("data.jsonl");
+    let arguments = ["train", "--device", "cpu", "--model", text(&model), "--data", text(&data)];
+    let ended = crate::common::zeroth_in(
+        folder.path(),
+        &[&arguments[..], &["--max-steps", "1", "--output", "."]].concat(),
+    );
+    assert!(
+        ended.code == 2 && ended.stderr.contains("--output . is the working directory: "),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn relative_outputs_work_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let model = golden("qwen3-tied");

@@ -33,6 +33,7 @@ mod loss_curve;
 mod merge;
 mod metrics;
 mod model_files;
+mod output_folder;
 mod overwrite_plan;
 mod permutation;
 pub mod progress;
@@ -88,6 +89,7 @@ pub use metrics::{
     read_losses, summarize_steps,
 };
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
+pub use output_folder::{check_output, check_writable};
 pub use report::{Report, ReportPlan, ReportToError, Reporters, UnstartedReports};
 pub use resident::resident_bytes;
 pub use resume::{

@@ -12,6 +12,8 @@ pub(crate) const STATUS: &str = "status.json";
 pub(crate) const EVENTS: &str = "events.jsonl";
 /// Folders at the top of a run folder.
 pub(crate) const FOLDERS: &[&str] = &["checkpoints", "model", "logs", "tensorboard"];
+/// Files that users create to request something of a run.
+pub(crate) const REQUESTS: &[&str] = &["save-now", "trace-now"];
 /// Marker files, which only zeroth writes.
 pub(crate) const MARKERS: &[&str] = &["origin.json", "metrics.jsonl"];
 /// Names that others use too: a `config.json` without a marker file belongs to a model and must not be overwritten.

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{enclosing_checkpoint, step_folder};
+use crate::checkpoint::step_folder;
+use crate::output_folder::{check_output, is_marked, run_files};
 use crate::overwrite_plan::OverwritePlan;
-use crate::run_files::{AMBIGUOUS, EVENTS, FILES, FOLDERS, MARKERS, exists};
+use crate::run_files::EVENTS;
 use crate::run_folder_error::{RunFolderError, failed};
 use crate::run_input::RunInput;
 use crate::run_lock::RunLock;
@@ -23,7 +24,7 @@ pub enum ExistingRun {
     Keep,
 }
 
-const LOCK: &str = ".lock";
+pub(crate) const LOCK: &str = ".lock";
 
 /// A run folder, locked by this process until dropped.
 #[derive(Debug)]
@@ -39,14 +40,7 @@ impl RunFolder {
     /// Creates the folder if missing, locks it, and handles an earlier run. Nothing is removed if that would remove
     /// one of the `inputs`.
     pub fn open(root: &Path, existing: ExistingRun, inputs: &[RunInput]) -> Result<Self, RunFolderError> {
-        if fs::metadata(root).is_ok_and(|found| !found.is_dir()) {
-            return Err(RunFolderError::NotAFolder { path: root.to_owned() });
-        }
-        for path in [root.to_owned(), root.join("model")] {
-            if let Some(checkpoint) = enclosing_checkpoint(&path) {
-                return Err(RunFolderError::InsideCheckpoint { path, checkpoint });
-            }
-        }
+        check_output(root, existing)?;
         let made = missing(root);
         fs::create_dir_all(root).map_err(failed("create", root))?;
         let lock = RunLock::take(root, &root.join(LOCK))?;
@@ -56,18 +50,9 @@ impl RunFolder {
             unstarted: None,
             _lock: lock,
         };
-        let found: Vec<String> = FILES
-            .iter()
-            .chain(FOLDERS)
-            .filter(|name| exists(&root.join(name)))
-            .map(ToString::to_string)
-            .collect();
-        let any_of = |names: &[&str]| found.iter().any(|name| names.contains(&name.as_str()));
-        if any_of(AMBIGUOUS) && !any_of(MARKERS) {
-            return Err(RunFolderError::NotARun { folder: root.to_owned(), found });
-        }
+        let found = run_files(root)?;
         // A run that stopped before its first step does not count.
-        let has_steps = holds_steps(root, any_of(MARKERS));
+        let has_steps = holds_steps(root, is_marked(&found));
         match existing {
             _ if found.is_empty() => {}
             ExistingRun::Keep => {}
@@ -220,10 +205,6 @@ mod tests {
         assert_eq!(run.log(3).unwrap(), root.join("logs/rank-3.log"));
         drop(run);
         assert!(!root.join(LOCK).exists());
-        assert!(
-            RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).is_ok(),
-            "foreign files are not a run"
-        );
     }
 
     #[test]
@@ -333,9 +314,8 @@ mod tests {
     #[test]
     fn a_file_and_a_locked_folder_give_different_errors() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("out");
-        fs::write(&file, "x").unwrap();
-        let error = RunFolder::open(&file, ExistingRun::Refuse, &[]).unwrap_err();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = RunFolder::open(file.path(), ExistingRun::Refuse, &[]).unwrap_err();
         assert!(matches!(error, RunFolderError::NotAFolder { .. }), "{error}");
         let _held = RunFolder::open(folder.path(), ExistingRun::Refuse, &[]).unwrap();
         let error = RunFolder::open(folder.path(), ExistingRun::Overwrite, &[]).unwrap_err();

@@ -30,6 +30,43 @@ pub enum RunFolderError {
         /// The files found.
         found: Vec<String>,
     },
+    /// It contains no run, and files that no run writes.
+    #[error(
+        "{} holds {}{}, which no run writes: a new run needs a folder of its own; choose another --output, such as {}",
+        folder.display(), found.join(", "), and_more(*more), folder.join("run").display()
+    )]
+    HoldsOthers {
+        /// The folder.
+        folder: PathBuf,
+        /// The first of the files found.
+        found: Vec<String>,
+        /// How many others there are.
+        more: usize,
+    },
+    /// A folder that other things are kept in.
+    #[error(
+        "--output {} is {what}: a new run needs a folder of its own; choose another --output, such as {}", folder.display(),
+        folder.join("run").display()
+    )]
+    Shared {
+        /// The folder.
+        folder: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// This user may not write there.
+    #[error(
+        "cannot write to --output {}: {}: {source}; grant this user write permission, or choose another --output",
+        output.display(), folder.display()
+    )]
+    NotWritable {
+        /// The output folder.
+        output: PathBuf,
+        /// It, or the nearest folder around it that exists.
+        folder: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
     /// It, or its model folder, is inside a checkpoint.
     #[error(
         "{} is inside the checkpoint {}, and a run there would damage it: choose another --output", path.display(),
@@ -85,6 +122,10 @@ pub enum RunFolderError {
         /// The error of the operating system.
         source: io::Error,
     },
+}
+
+fn and_more(more: usize) -> String {
+    if more > 0 { format!(" and {more} more") } else { String::new() }
 }
 
 /// Maps an I/O error of an operation on `path`.

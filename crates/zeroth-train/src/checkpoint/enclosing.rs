@@ -20,7 +20,7 @@ pub(crate) fn is_inside(path: &Path, folder: &Path) -> bool {
 }
 
 /// The nearest existing folder at or around a path, symlinks resolved.
-fn nearest_existing(path: &Path) -> Option<PathBuf> {
+pub(crate) fn nearest_existing(path: &Path) -> Option<PathBuf> {
     let there =
         path.ancestors().find(|folder| folder.exists()).filter(|folder| !folder.as_os_str().is_empty());
     there.unwrap_or(Path::new(".")).canonicalize().ok()
@@ -45,7 +45,7 @@ fn is_manifest(path: &Path) -> bool {
 }
 
 /// Compares two folders by device and inode: a bind mount gives one folder two canonical paths.
-pub(super) fn is_same_folder(a: &Path, b: &Path) -> bool {
+pub(crate) fn is_same_folder(a: &Path, b: &Path) -> bool {
     let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     identity(a).is_some_and(|found| identity(b) == Some(found))
 }

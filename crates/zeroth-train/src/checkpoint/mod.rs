@@ -31,7 +31,7 @@ pub use directory::{
     resolve,
 };
 pub use distill_entry::{CacheEntry, DistillEntry};
-pub(crate) use enclosing::{enclosing_checkpoint, is_inside};
+pub(crate) use enclosing::{enclosing_checkpoint, is_inside, is_same_folder, nearest_existing};
 pub use error::CheckpointError;
 pub use export::{Destination, export};
 pub(crate) use export::{export_from, refuse_taken};

@@ -160,6 +160,12 @@ impl DeepSpeedTables {
         Ok(Self(tags.iter().map(table).collect::<Result<_, _>>()?))
     }
 
+    /// The files in a folder that were made for it.
+    pub(super) fn files_in(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+        let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        paths.filter(|path| path.extension().is_some_and(|extension| extension == "csv"))
+    }
+
     /// Appends a row to each file, in the order of the tags.
     pub(super) fn rows(&mut self, samples: u64, values: &[(&str, f64)]) -> Result<(), MetricsError> {
         for (table, (_, value)) in self.0.iter_mut().zip(values) {

@@ -24,6 +24,7 @@ use zeroth_config::schema::Values;
 
 use self::csv::{DeepSpeedTables, MetricsTable};
 use self::tensorboard::EventFile;
+use crate::run_files::exists;
 use crate::unstarted_run::{event_files, missing};
 use crate::{EvalMetrics, MetricsError, MetricsFile, StepMetrics};
 
@@ -169,16 +170,20 @@ impl ReportPlan {
     pub fn unstarted(&self) -> UnstartedReports {
         let elsewhere = self.is_elsewhere;
         let events = self.tensorboard.clone().filter(|_| elsewhere);
+        let deepspeed = [&self.deepspeed_tensorboard, &self.deepspeed_csv].into_iter().flatten();
+        let monitors: Vec<PathBuf> = deepspeed.filter(|folder| !exists(folder)).cloned().collect();
         UnstartedReports {
             before: events.iter().flat_map(|folder| event_files(folder)).collect(),
             made: [&self.tensorboard, &self.csv]
                 .into_iter()
                 .flatten()
                 .filter(|_| elsewhere)
+                .chain(&monitors)
                 .flat_map(|path| missing(path))
                 .collect(),
             events,
             csv: self.csv.clone().filter(|_| elsewhere),
+            monitors,
         }
     }
 
@@ -189,14 +194,16 @@ impl ReportPlan {
     }
 }
 
-/// Reports outside of the run folder, before the first step.
+/// Reports outside of the run folder, and in folders of their own, before the first step.
 #[derive(Debug, Clone)]
 pub struct UnstartedReports {
     events: Option<PathBuf>,
     csv: Option<PathBuf>,
     /// Event files that existed before.
     before: BTreeSet<PathBuf>,
-    /// Folders that did not.
+    /// DeepSpeed's folders that did not.
+    monitors: Vec<PathBuf>,
+    /// Folders that did not, innermost first.
     made: Vec<PathBuf>,
 }
 
@@ -209,6 +216,12 @@ impl UnstartedReports {
         }
         if let Some(path) = self.csv.as_ref().filter(|path| MetricsTable::is_empty_at(path)) {
             let _ = std::fs::remove_file(path);
+        }
+        for folder in &self.monitors {
+            let tables = DeepSpeedTables::files_in(folder);
+            for path in event_files(folder).chain(tables) {
+                let _ = std::fs::remove_file(path);
+            }
         }
         // These fail for files and for folders that are not empty.
         for folder in &self.made {

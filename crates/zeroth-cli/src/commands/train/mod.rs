@@ -31,8 +31,8 @@ use zeroth::program::Compiled;
 use zeroth::train::checkpoint::step_folder;
 use zeroth::train::checkpoint::{Checkpoint, parse_step_folder};
 use zeroth::train::{
-    Distillation, ExistingRun, InitialWeights, Interval, RunFolder, RunInput, check_export, completed_run,
-    exported_step, summarize_steps,
+    Distillation, ExistingRun, InitialWeights, Interval, RunFolder, RunInput, check_export, check_output,
+    completed_run, exported_step, summarize_steps,
 };
 
 pub(super) use self::data::{Reading, nearest_existing};
@@ -90,6 +90,11 @@ fn prepare_run(
     if let Some(before) = signals.startup() {
         let cache = data::cache(arguments);
         before.on_stop(move || cache.remove_unfinished());
+    }
+    if !arguments.dry_run && arguments.dump_program.is_none() {
+        // Checked again when it is opened; until then much work is done.
+        let replaces = arguments.overwrite_output_dir && arguments.resume.is_none();
+        check_output(&arguments.output, if replaces { ExistingRun::Overwrite } else { ExistingRun::Keep })?;
     }
     let mut resolved_job = resolve_job::resolve_job(arguments, ranks, None)?;
     let compiled = match resolved_job.fit()? {
