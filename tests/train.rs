@@ -42,6 +42,7 @@ mod old_checkpoints;
 mod private_cache;
 mod public_scripts;
 mod refusals;
+mod replaced_models;
 mod resume;
 mod resumed_settings;
 mod routers;

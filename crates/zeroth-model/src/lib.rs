@@ -47,7 +47,7 @@ pub use init::{INITIALIZER_RANGE, NewValues, fill_adapter, fill_new};
 pub use limits::MAX_PARAMETERS;
 pub use load::table;
 pub use lora::{Lora, LoraError, LoraInit, LoraTargets, adapts_experts, add_adapters, lora_table};
-pub use new_folder::{ExpertSizes, ModelSizes, NewFolder, NewFolderError, new_folder};
+pub use new_folder::{EXPORT_RECORD, ExpertSizes, ModelSizes, NewFolder, NewFolderError, new_folder};
 pub use peft::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, AdapterProblem,
     adapter_config_json, adapter_parameters, is_adapter_folder, to_stored_layout,

@@ -12,6 +12,7 @@ use zeroth_base::{DType, PublishError, publish};
 
 use crate::architecture::MixtureConfig;
 use crate::init::{NewValues, fill_new};
+use crate::peft::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use crate::safetensors::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, WrittenWeights};
 use crate::{Family, FieldError, ModelConfig, ModelError, Parameter, UnwritableConfig, table};
 
@@ -189,7 +190,7 @@ pub struct NewFolder {
     pub dtype: DType,
     /// The size above which weights are split into several files.
     pub shard_bytes: u64,
-    /// Whether a folder with something in it is written to: its config and weights are replaced, other files stay.
+    /// Whether a folder with something in it is written to: its config and weights or adapters are replaced, other files stay.
     pub overwrite: bool,
 }
 
@@ -198,6 +199,9 @@ impl Default for NewFolder {
         Self { seed: 42, dtype: DType::Bf16, shard_bytes: DEFAULT_SHARD_BYTES, overwrite: false }
     }
 }
+
+/// The file of a model folder that says which state an export took its weights from.
+pub const EXPORT_RECORD: &str = "export.json";
 
 /// A folder that could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -256,9 +260,12 @@ pub fn new_folder(
         }
     }
     let path = folder.join("config.json");
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(error)),
-        _ => {}
+    // An adapter beside the model would be loaded with it, and the record of an export is not of this model.
+    for name in ["config.json", EXPORT_RECORD, ADAPTER_CONFIG, ADAPTER_WEIGHTS] {
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(error)),
+            _ => {}
+        }
     }
     let mut written = writer.finish()?;
     publish(&path, json.as_bytes())?;

@@ -80,6 +80,17 @@ pub enum ExportError {
         /// The folder.
         folder: PathBuf,
     },
+    /// Adapters would lie beside a model that no export wrote.
+    #[error(
+        "{} holds {found}, which no export of zeroth wrote: adapters beside a model would be loaded with it; give another folder",
+        folder.display()
+    )]
+    HoldsAModel {
+        /// The folder.
+        folder: PathBuf,
+        /// A file of the model.
+        found: String,
+    },
     /// The destination is a folder that the model is read from, or lies in it.
     #[error(
         "{} is in the folder of the {what}, {}, which is only read: give a folder outside of it", folder.display(), input.display()

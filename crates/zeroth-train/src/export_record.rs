@@ -3,7 +3,7 @@
 //! It is removed before an export replaces any file, and written after all files are complete: a model with an
 //! export.json is complete.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Component, Path};
@@ -15,7 +15,7 @@ use crate::checkpoint::{BaseEntry, Checkpoint};
 use crate::export_error::{ExportError, failed};
 
 /// The file name.
-pub(crate) const RECORD: &str = "export.json";
+pub(crate) use zeroth_model::EXPORT_RECORD as RECORD;
 /// Maximum size in bytes. A model of a thousand files needs about 60 kB.
 const LARGEST: u64 = 16 << 20;
 
@@ -162,6 +162,12 @@ fn check_files(model: &Path, record: &Record) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The names of all files that an export wrote to a folder; none without a record.
+pub(crate) fn recorded_files(folder: &Path) -> BTreeSet<String> {
+    let record = read(&folder.join(RECORD));
+    record.map(|record| record.weights.into_keys().chain(record.files).collect()).unwrap_or_default()
 }
 
 /// Whether a folder's model was written by an export.

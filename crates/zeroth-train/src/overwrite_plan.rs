@@ -149,7 +149,7 @@ fn of_tensorboard(name: &str, entry: &DirEntry) -> io::Result<bool> {
         }))
 }
 
-/// Weights, config and tokenizer files, and unfinished ones of an export.
+/// Weights, adapters, config and tokenizer files, and unfinished ones of an export.
 fn of_a_model(name: &str, entry: &DirEntry) -> io::Result<bool> {
     let whole = unfinished(name).map_or(name, |(name, _)| name);
     Ok(is_of_a_model(whole) && !entry.file_type()?.is_dir())
@@ -183,6 +183,8 @@ mod tests {
             "model/.model.safetensors.unfinished-77",
             "model/model-00001-of-00002.safetensors",
             "model/tokenizer.json",
+            "model/adapter_config.json",
+            "model/adapter_model.safetensors",
             "logs/rank-0.log",
             "logs/trace-0.part",
             "tensorboard/events.out.tfevents.1700000000.host.7.0",

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use zeroth_base::{DType, sync_folder};
-use zeroth_model::{ADAPTER_CONFIG, WeightWriter, WrittenWeights};
+use zeroth_model::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, WeightWriter, WrittenWeights, is_weight_file};
 
 use crate::ModelFiles;
 use crate::export_error::{ExportError, failed};
@@ -39,6 +39,7 @@ impl StagedFiles {
 
     /// Stages the snapshotted tokenizer files, and adapter_config.json.
     pub(crate) fn of_adapter(from: &ModelFiles, to: &Path, config: &str) -> Result<Self, ExportError> {
+        refuse_model_of_others(to)?;
         let mut staged = Self { folder: to.to_owned(), names: Vec::new() };
         // The base's own files: beside them, a folder would be taken for a whole model.
         let is_of_base = |name: &str| name == CONFIG || name == GENERATION_CONFIG;
@@ -71,12 +72,18 @@ impl StagedFiles {
         written.map_err(failed(&target))
     }
 
-    /// Renames the weights and files into place, then writes the export record.
+    /// Renames the weights and files into place, then writes the export record. What an earlier export wrote beside them is
+    /// removed, and so is an adapter beside a model: transformers would load both, one on top of the other.
     pub(crate) fn publish(
         self,
         weights: WeightWriter,
         source: &ExportSource,
     ) -> Result<WrittenWeights, ExportError> {
+        // Before the record, which a stopped export would no longer have.
+        for name in self.obsolete(&weights) {
+            let path = self.folder.join(name);
+            fs::remove_file(&path).map_err(failed(&path))?;
+        }
         export_record::remove(&self.folder)?;
         let written = weights.finish()?;
         for name in &self.names {
@@ -86,6 +93,22 @@ impl StagedFiles {
         sync_folder(&self.folder).map_err(failed(&self.folder))?;
         export_record::write(&self.folder, source, &written.files, &self.names)?;
         Ok(written)
+    }
+
+    /// Files in the folder that belong to what is replaced, and are not replaced themselves.
+    fn obsolete(&self, weights: &WeightWriter) -> Vec<String> {
+        let is_model = self.names.iter().any(|name| name == CONFIG);
+        let mut earlier = export_record::recorded_files(&self.folder);
+        if is_model {
+            // The writer of a model's weights removes earlier ones once the new ones are in place.
+            earlier.retain(|name| !is_weight_file(name));
+            earlier.extend([ADAPTER_CONFIG, ADAPTER_WEIGHTS].map(str::to_owned));
+        }
+        let is_new =
+            |name: &str| self.names.iter().any(|new| new == name) || weights.names().any(|new| new == name);
+        let is_file =
+            |name: &str| fs::symlink_metadata(self.folder.join(name)).is_ok_and(|found| !found.is_dir());
+        earlier.into_iter().filter(|name| !is_new(name) && is_file(name)).collect()
     }
 
     /// Tagged with this process, so that two writers never share an unfinished file.
@@ -100,6 +123,20 @@ impl Drop for StagedFiles {
             // Best effort: the original error is the one to report.
             let _ = fs::remove_file(self.hidden(name));
         }
+    }
+}
+
+/// Refuses to put adapters beside the model of somebody else, which may be their base: it would be loaded with them, and it
+/// is not removed.
+fn refuse_model_of_others(folder: &Path) -> Result<(), ExportError> {
+    let recorded = export_record::recorded_files(folder);
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let of_others =
+        names.filter(|name| (name == CONFIG || is_weight_file(name)) && !recorded.contains(name)).min();
+    match of_others {
+        Some(found) => Err(ExportError::HoldsAModel { folder: folder.to_owned(), found }),
+        None => Ok(()),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use zeroth_model::is_weight_file;
+use zeroth_model::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_weight_file};
 
 use crate::checkpoint::clean;
 use crate::export_record::RECORD;
@@ -25,9 +25,11 @@ pub(crate) fn remove(root: &Path) {
     let _ = clean(&root.join("checkpoints"));
 }
 
-/// Whether an export writes files of this name.
+/// Whether an export, of a model or of adapters, writes files of this name.
 pub(crate) fn is_of_a_model(name: &str) -> bool {
-    name == CONFIG || name == RECORD || COMPANION_FILES.contains(&name) || is_weight_file(name)
+    [CONFIG, RECORD, ADAPTER_CONFIG, ADAPTER_WEIGHTS].contains(&name)
+        || COMPANION_FILES.contains(&name)
+        || is_weight_file(name)
 }
 
 /// Parses `.NAME.unfinished-PID` into the final name and the process id.

@@ -233,6 +233,7 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
         Err(
             error @ (ExportError::NotEmpty { .. }
             | ExportError::HoldsARun { .. }
+            | ExportError::HoldsAModel { .. }
             | ExportError::InsideCheckpoint { .. }
             | ExportError::OutOfRange { .. }),
         ) => return Err(error.into()),

@@ -138,6 +138,12 @@ impl WeightWriter {
         Ok(writer)
     }
 
+    /// The names of the files that it will have written.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let index = (self.shards.len() > 1).then_some(INDEX);
+        self.shards.iter().map(|shard| shard.name.as_str()).chain(index)
+    }
+
     /// Appends the next elements of a parameter, wherever they begin in the tensors of [`NewTensor::all_of`], which follow
     /// each other.
     pub fn append_parameter(&mut self, parameter: &Parameter, values: &[f32]) -> Result<(), WeightsError> {
