@@ -201,7 +201,7 @@ fn new_reproduces_the_generator_and_tiers_writes_three() {
 fn new_keeps_given_values_and_chooses_the_rest_by_memory() {
     let folder = tempfile::tempdir().unwrap();
     let written = |arguments: &[&str]| -> Value {
-        let ended = zeroth_in(folder.path(), &[&["config", "new"], arguments].concat());
+        let ended = zeroth_in(folder.path(), &[&["config", "new", "--overwrite"], arguments].concat());
         assert_eq!(ended.code, 0, "{}", ended.stderr);
         serde_json::from_str(&std::fs::read_to_string(folder.path().join("ds_zero3.json")).unwrap()).unwrap()
     };
@@ -265,7 +265,17 @@ fn verify_finds_a_batch_size_without_the_ranks() {
     assert!(ended.stdout.contains("128"), "{}", ended.stdout);
     zeroth_in(
         folder.path(),
-        &["config", "new", "--micro-batch-size", "1", "--gradient-accumulation", "16", "--world-size", "8"],
+        &[
+            "config",
+            "new",
+            "--micro-batch-size",
+            "1",
+            "--gradient-accumulation",
+            "16",
+            "--world-size",
+            "8",
+            "--overwrite",
+        ],
     );
     let ended = zeroth_in(folder.path(), &command);
     assert_eq!(ended.code, 0, "{}{}", ended.stdout, ended.stderr);
@@ -320,5 +330,37 @@ fn explain_says_which_values_are_built() {
         assert_eq!(code, 0, "{key}");
         let found = explained["keys"][0]["here"].as_str().unwrap();
         assert!(found.starts_with(here), "{key}: {found}");
+    }
+}
+
+#[test]
+fn files_are_replaced_on_request_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = ["--device-memory", "24GB"];
+    let names = ["ds_zero3_small.json", "ds_zero3_medium.json", "ds_zero3_large.json"];
+    for (command, files) in [
+        ([&["config", "new"][..], &sizes].concat(), &["ds_zero3.json"][..]),
+        ([&["config", "new", "-o", "mine.json"][..], &sizes].concat(), &["mine.json"]),
+        ([&["config", "tiers"][..], &sizes].concat(), &names),
+        ([&["config", "tiers", "-o", "tiers"][..], &sizes].concat(), &["tiers/ds_zero3_large.json"]),
+        (vec!["config", "presets", "zero2", "-o", "preset.json"], &["preset.json"]),
+    ] {
+        assert_eq!(zeroth_in(folder.path(), &command).code, 0);
+        for file in files {
+            std::fs::write(folder.path().join(file), "mine").unwrap();
+        }
+        let ended = zeroth_in(folder.path(), &command);
+        assert_eq!(ended.code, 2, "{}", ended.stderr);
+        for words in [files[0], "there already", "--overwrite"] {
+            assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+        }
+        for file in files {
+            assert_eq!(std::fs::read_to_string(folder.path().join(file)).unwrap(), "mine", "{file}");
+        }
+        let ended = zeroth_in(folder.path(), &[&command[..], &["--overwrite"]].concat());
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+        for file in files {
+            assert_ne!(std::fs::read_to_string(folder.path().join(file)).unwrap(), "mine", "{file}");
+        }
     }
 }

@@ -234,7 +234,7 @@ pub(crate) struct InitArgs {
     /// Output folder
     #[arg(short, long, alias = "output-dir", value_name = "DIR")]
     pub(crate) output: PathBuf,
-    /// Replace an existing model in the folder; other files are kept
+    /// Replace an existing model or adapter in the folder; other files are kept
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) overwrite_output_dir: bool,
 }
@@ -350,7 +350,7 @@ pub(crate) struct CheckpointExportArgs {
     /// Maximum size of a weight file
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes, default_value = "5GB")]
     pub(crate) max_shard_size: u64,
-    /// Replace an existing model in the folder; other files are kept
+    /// Replace an existing model or adapter in the folder; other files are kept
     #[arg(long, alias = "overwrite-output-dir", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false")]
     pub(crate) overwrite: bool,
@@ -428,6 +428,9 @@ pub(crate) struct NewArgs {
     /// Output file
     #[arg(short, long, value_name = "FILE", default_value = "ds_zero3.json")]
     pub(crate) output: PathBuf,
+    /// Replace a file that exists already
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) overwrite: bool,
 }
 
 /// The precision of a generated config.
@@ -472,6 +475,9 @@ pub(crate) struct TiersArgs {
     /// Output folder for ds_zero3_small.json, ds_zero3_medium.json and ds_zero3_large.json
     #[arg(short, long, alias = "output-dir", value_name = "DIR", default_value = ".")]
     pub(crate) output: PathBuf,
+    /// Replace files that exist already
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) overwrite: bool,
 }
 
 #[derive(Debug, Args)]
@@ -482,6 +488,9 @@ pub(crate) struct PresetsArgs {
     /// Write the preset to this file
     #[arg(short, long, value_name = "FILE", requires = "name")]
     pub(crate) output: Option<PathBuf>,
+    /// Replace a file that exists already
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) overwrite: bool,
 }
 
 #[derive(Debug, Args)]

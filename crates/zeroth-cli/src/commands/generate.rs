@@ -9,6 +9,7 @@ use zeroth::config::generate::{
 use zeroth::config::resolve::Precision;
 use zeroth::machine::{Gpus, Machine, probe};
 
+use super::config_file::refuse_existing;
 use crate::cli::{NewArgs, PrecisionArgs, TiersArgs};
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -17,6 +18,7 @@ use crate::unit_hints;
 
 pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> {
     let fine_grained = fine_grained(arguments)?;
+    refuse_existing([arguments.output.as_path()], arguments.overwrite)?;
     hint_at_units(arguments.memory.device_memory);
     // The machine is only probed for values that were not given.
     let given = arguments.memory.device_memory.map(|device| MemoryFound { device, is_gpu: true });
@@ -77,11 +79,19 @@ pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Ex
         None => memory_of(machine.as_ref())?.device,
     };
     let suits = generate::tier_for(memory);
+    let at = |name| arguments.output.join(format!("ds_zero3_{name}.json"));
+    let tiers: Vec<_> = generate::tiers(precision, arguments.world_size)
+        .into_iter()
+        .map(|tier| {
+            let path = at(tier.name);
+            (tier, path)
+        })
+        .collect();
+    refuse_existing(tiers.iter().map(|(_, path)| path.as_path()), arguments.overwrite)?;
     std::fs::create_dir_all(&arguments.output)
         .with_context(|| format!("cannot create the folder {}", arguments.output.display()))?;
     let mut written: Vec<Value> = Vec::new();
-    for tier in generate::tiers(precision, arguments.world_size) {
-        let path = arguments.output.join(format!("ds_zero3_{}.json", tier.name));
+    for (tier, path) in tiers {
         save_config(&build_config(&tier.config), &path)?;
         if !output.is_json() {
             let mark = if tier.name == suits { "  <- suits this memory" } else { "" };

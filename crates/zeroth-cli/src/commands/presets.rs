@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use zeroth::base::publish;
 use zeroth::config::preset::{PRESETS, Preset};
 
+use super::config_file::refuse_existing;
 use crate::cli::PresetsArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -14,6 +15,7 @@ pub(super) fn run(arguments: &PresetsArgs, output: &Output) -> anyhow::Result<Ex
     let preset = Preset::find(name)?;
     match &arguments.output {
         Some(path) => {
+            refuse_existing([path.as_path()], arguments.overwrite)?;
             publish(path, preset.text.as_bytes())?;
             output::note(&format!("preset {name} saved to {}", path.display()));
         }

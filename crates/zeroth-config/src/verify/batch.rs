@@ -156,7 +156,7 @@ impl<'a> Sizes<'a> {
                     ),
                     format!(
                         "write train_batch_size {whole} ({all}), or \"auto\"; `zeroth config new --micro-batch-size \
-                         {one} --gradient-accumulation {steps} --world-size {ranks}` writes it"
+                         {one} --gradient-accumulation {steps} --world-size {ranks} --overwrite` writes it"
                     ),
                 );
             }
