@@ -58,6 +58,7 @@ mod strategies;
 mod teacher_caches;
 mod trace;
 mod trainer_flags;
+mod unequal_machines;
 mod unequal_ranks;
 mod unread_output;
 

@@ -22,29 +22,43 @@ impl Ranks {
 
     /// The same in a folder.
     pub(super) fn start_in(folder: tempfile::TempDir, job: &str, flags: &[&str], of_rank_1: &[&str]) -> Self {
+        let flags = [&["--device", "cpu", "--threads-per-rank", "1"], flags].concat();
+        Self::start_each(folder, job, &flags, |rank, command| {
+            command.args(if rank == 1 { of_rank_1 } else { &[] });
+        })
+    }
+
+    /// Ranks that differ in more than flags: `differ` gets the number of a rank and its command.
+    pub(super) fn start_each(
+        folder: tempfile::TempDir,
+        job: &str,
+        flags: &[&str],
+        differ: impl Fn(usize, &mut Command),
+    ) -> Self {
         let model = new_model(folder.path(), 64, 2, 128, 256);
         let data = new_data(folder.path(), 50, 24, 256);
         let output = folder.path().join("run");
         let job = format!("unequal-{job}-{}", std::process::id());
-        let ranks = ["0", "1"].map(|rank| {
-            Command::new(env!("CARGO_BIN_EXE_zeroth"))
-                .args(["train", "--device", "cpu", "--threads-per-rank", "1"])
+        let ranks = [0, 1].map(|rank: usize| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_zeroth"));
+            command
+                .arg("train")
                 .args(["--model", text(&model), "--data", text(&data), "--output", text(&output)])
                 .args(flags)
-                .args(if rank == "1" { of_rank_1 } else { &[] })
-                .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")])
+                .envs([("RANK", rank), ("LOCAL_RANK", rank)].map(|(name, rank)| (name, rank.to_string())))
+                .envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")])
                 .envs([("TORCHELASTIC_RUN_ID", &job)])
                 .env("ZEROTH_CACHE", cache())
                 .env("NO_COLOR", "1")
                 .stdout(File::create(folder.path().join(format!("out-{rank}"))).unwrap())
-                .stderr(File::create(folder.path().join(format!("said-{rank}"))).unwrap())
-                .spawn()
-                .unwrap()
+                .stderr(File::create(folder.path().join(format!("said-{rank}"))).unwrap());
+            differ(rank, &mut command);
+            command.spawn().unwrap()
         });
         Self { folder, ranks }
     }
 
-    fn output(&self) -> PathBuf {
+    pub(super) fn output(&self) -> PathBuf {
         self.folder.path().join("run")
     }
 

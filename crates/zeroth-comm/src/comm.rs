@@ -302,6 +302,24 @@ pub trait Comm: Send {
             values.iter().copied().enumerate().filter(|(_, value)| *value != common).collect();
         if differ.is_empty() { Ok(()) } else { Err(CommError::Disagree { op, common, differ }) }
     }
+
+    /// All-gathers a text of any length from every rank, in rank order.
+    fn gather_texts(&self, op: OpName, own: &str) -> Result<Vec<String>, CommError> {
+        let mut lengths = vec![0; 8 * self.world()];
+        let length = (own.len() as u64).to_le_bytes();
+        self.all_gather(op, &length, &mut lengths, &vec![8; self.world()])?.wait()?;
+        let counts: Vec<usize> =
+            lengths.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes) as usize).collect();
+        let mut texts = vec![0; counts.iter().sum()];
+        self.all_gather(op, own.as_bytes(), &mut texts, &counts)?.wait()?;
+        let mut rest = texts.as_slice();
+        let texts = counts.iter().map(|count| {
+            let text;
+            (text, rest) = rest.split_at(*count);
+            String::from_utf8_lossy(text).into_owned()
+        });
+        Ok(texts.collect())
+    }
 }
 
 #[cfg(test)]

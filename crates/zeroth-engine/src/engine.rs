@@ -14,9 +14,9 @@ use super::cpu_share::cpu_share;
 use super::early_loads::{EarlyLoad, awaited, early};
 use super::error::CollectiveError;
 use super::graph_capture::CapturedSections;
+use super::lowering_check::check_lowering;
 use super::{InstructionTime, MicroBatch, MicroBatches, RunError, StreamBatch, Trace};
-use zeroth_program::Compiled;
-use zeroth_program::{Binding, BufferId, Lowering, SectionKind, Work};
+use zeroth_program::{Binding, BufferId, Compiled, Lowering, SectionKind, Work};
 
 /// What an engine is built from, besides the program.
 pub struct Rank<'a> {
@@ -80,15 +80,13 @@ pub struct Engine<'c> {
 }
 
 impl<'c> Engine<'c> {
-    /// Lowers the program, and checks that all ranks compiled the same collectives. The engine is then ready to load
-    /// weights.
+    /// Lowers the program, and checks that all ranks compiled the same one and placed its buffers alike. The engine is then
+    /// ready to load weights.
     pub fn new(compiled: &'c Compiled, rank: Rank<'_>) -> Result<Self, RunError> {
         let Rank { comm, mut device, recipe, decayed, seed } = rank;
         let number = comm.as_ref().map_or(0, |comm| comm.rank() as u64);
         if let Some(comm) = &comm {
-            let agreed =
-                comm.agree(OpName::new(0, "agree on the program", 0), compiled.program.collectives_hash());
-            agreed.map_err(|source| RunError::Comm { step: 0, op: "start".to_owned(), source })?;
+            check_lowering(compiled, comm.as_ref())?;
         }
         let lowering = Lowering::new(&compiled.program, &compiled.graph, &compiled.backward, compiled.target);
         let binding = Binding { rank: number, seed, decayed };

@@ -3,6 +3,7 @@
 use zeroth_comm::CommError;
 use zeroth_graph::Kind;
 use zeroth_kernel::DeviceError;
+use zeroth_program::LoweringDifference;
 
 /// A run that cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +28,12 @@ pub enum RunError {
         /// The cause.
         source: CommError,
     },
+    /// Ranks compiled other programs, or placed their buffers elsewhere.
+    #[error(
+        "ranks did not compile the same program, so they would read each other's numbers at wrong places: {0}. Start all \
+         ranks from the same build of zeroth, with the same flags, config, model and data"
+    )]
+    Lowering(Box<LoweringDifference>),
     /// A micro-batch without all streams or inputs of the model.
     #[error("a micro-batch has {found} {what}, and the model has {expected}")]
     Streams {

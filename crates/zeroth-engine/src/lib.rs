@@ -16,6 +16,7 @@ mod feed;
 mod gpu_collectives;
 mod graph_capture;
 mod inference;
+mod lowering_check;
 mod nf4_states;
 mod states;
 mod trace;

@@ -282,21 +282,4 @@ impl Program {
     pub fn decode(&self) -> Option<usize> {
         self.section(SectionKind::Decode)
     }
-
-    /// A hash of the collectives in order (FNV-1a); equal on ranks whose programs match.
-    pub fn collectives_hash(&self) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut add = |text: &str| {
-            for byte in text.bytes() {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        };
-        add(&format!("{} {} {:?} {:?}", self.stage, self.accumulation, self.types, self.layout.flats));
-        for section in &self.sections {
-            for instruction in section.instructions.iter().filter(|i| i.action.is_collective()) {
-                add(&format!("{:?} {:?}", section.kind, instruction.action));
-            }
-        }
-        hash
-    }
 }

@@ -3,21 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use zeroth::comm::local::LocalComm;
 use zeroth::comm::{Comm, OpName};
 use zeroth::train::Distillation;
 use zeroth::train::checkpoint::DistillEntry;
 
+use super::rank_facts;
 use super::resolve_job::ResolvedJob;
 use super::startup_summary;
 use super::strategies::interval_json;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
-
-/// Size of a rank's report: an exit code and a message.
-const REPORT: usize = 2048;
 
 /// Everything that determines what is trained, in which order, and which collectives run.
 pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<String, Value> {
@@ -27,6 +26,7 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "version": env!("CARGO_PKG_VERSION"),
         "ranks": resolved_job.ranks,
         "--device": format!("{:?}", resolved_job.device).to_lowercase(),
+        "the way GPUs exchange data (ZEROTH_GPU_COLLECTIVES)": rank_facts::collectives_asked(resolved_job.device),
         "--model": resolved_path(&job.folder),
         "--output": resolved_path(&arguments.output),
         "--data": arguments.data,
@@ -125,24 +125,48 @@ pub(super) struct Refusal {
     pub(super) why: String,
 }
 
-/// Shares whether this rank can take part. If one cannot, all exit with its code, and rank 0 prints why.
-pub(super) fn exchange(comm: &LocalComm, own: Result<(), &Refusal>) -> anyhow::Result<Option<Exit>> {
-    let mut report = vec![0; REPORT];
-    if let Err(refusal) = own {
-        report[0] = refusal.exit as u8;
-        let end = refusal.why.floor_char_boundary(REPORT - 1);
-        report[1..=end].copy_from_slice(&refusal.why.as_bytes()[..end]);
-    }
-    let mut all = vec![0; REPORT * comm.world()];
-    let counts = vec![REPORT; comm.world()];
-    comm.all_gather(OpName::new(0, "agreement", 0), &report, &mut all, &counts)
-        .and_then(zeroth::comm::Handle::wait)
+/// What a rank tells the others before the first step.
+#[derive(Serialize, Deserialize)]
+struct RankReport {
+    /// The exit code and the reason of a rank that cannot take part.
+    refusal: Option<(u8, String)>,
+    /// What it may differ in.
+    facts: Map<String, Value>,
+}
+
+/// Shares whether this rank can take part. If one cannot, all exit with its code, and rank 0 prints why; if all can, it notes
+/// what they differ in.
+pub(super) fn exchange(
+    comm: &LocalComm,
+    own: Result<&Map<String, Value>, &Refusal>,
+) -> anyhow::Result<Option<Exit>> {
+    let own = match own {
+        Ok(facts) => RankReport { refusal: None, facts: facts.clone() },
+        Err(Refusal { exit, why }) => {
+            RankReport { refusal: Some((*exit as u8, why.clone())), facts: Map::new() }
+        }
+    };
+    let all = comm
+        .gather_texts(OpName::new(0, "agreement", 0), &serde_json::to_string(&own)?)
         .context("ranks could not exchange their settings")?;
-    let Some(refused) = all.chunks(REPORT).find(|report| report[0] != 0) else { return Ok(None) };
-    if comm.rank() == 0 {
-        output::error(String::from_utf8_lossy(&refused[1..]).trim_end_matches('\0'));
+    let all: Vec<RankReport> = all
+        .iter()
+        .map(|report| serde_json::from_str(report))
+        .collect::<Result<_, _>>()
+        .context("a rank of another version of zeroth has joined")?;
+    if let Some((code, why)) = all.iter().find_map(|report| report.refusal.as_ref()) {
+        if comm.rank() == 0 {
+            output::error(why);
+        }
+        return Ok(Some(Exit::of_code(&code.to_string())));
     }
-    Ok(Some(Exit::of_code(&refused[0].to_string())))
+    if comm.rank() == 0 {
+        let facts: Vec<&Map<String, Value>> = all.iter().map(|report| &report.facts).collect();
+        for note in rank_facts::differences(&facts) {
+            output::note(&format!("note: {note}"));
+        }
+    }
+    Ok(None)
 }
 
 /// An absolute path with symlinks resolved, the same before and after its folders are created.

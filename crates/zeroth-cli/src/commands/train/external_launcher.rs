@@ -60,7 +60,7 @@ fn run_rank_0(
     let status = LiveStatus::start(&run, signals);
     let handoff = run.resolved_job.handoff.to_text()?;
     let comm = host.begin(launch::REGION, handoff.as_bytes())?.join(0, &rank::options(&run.resolved_job))?;
-    if let Some(exit) = agreement::exchange(&comm, Ok(()))? {
+    if let Some(exit) = agreement::exchange(&comm, Ok(&run.resolved_job.facts.of_rank(0)))? {
         return Ok(exit);
     }
     status.observe(&comm);
@@ -89,7 +89,8 @@ fn run_peer(
         .as_ref()
         .map_or_else(|_| Options::default(), |(resolved_job, _)| rank::options(resolved_job));
     let comm = invitation.join(&options)?;
-    if let Some(exit) = agreement::exchange(&comm, resolved.as_ref().map(|_| ()))? {
+    let facts = resolved.as_ref().map(|(resolved_job, _)| resolved_job.facts.of_rank(place.rank));
+    if let Some(exit) = agreement::exchange(&comm, facts.as_ref().map_err(|refusal| *refusal))? {
         return Ok(exit);
     }
     match resolved {

@@ -27,6 +27,9 @@ pub(super) struct LauncherHandoff {
     pub(super) budget: Budget,
     /// Measured rates for placing the optimizer update of offloaded state; `None` if nothing depends on them.
     pub(super) rates: Option<Rates>,
+    /// CPU threads of a rank that memory is planned for: the scratch of kernels grows with them, and every arena must have
+    /// one layout.
+    pub(super) threads: usize,
     /// Token cache of the training data.
     pub(super) samples: PathBuf,
     /// Token cache of the evaluation data.

@@ -14,6 +14,7 @@ mod launch;
 mod live;
 mod lora;
 mod rank;
+mod rank_facts;
 mod reporter;
 mod resolve_job;
 mod resume;

@@ -9,6 +9,7 @@ use zeroth::comm::local::{LocalComm, Options, join_from_environment};
 use zeroth::comm::{Comm, ProgressCell};
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
+use zeroth::engine::RunError;
 use zeroth::kernel::{Device, Tier};
 use zeroth::program::Compiled;
 use zeroth::program::Target;
@@ -66,13 +67,16 @@ pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
     let comm = join_from_environment(&options(&resolved_job))?
         .context("the launcher's environment variables are missing")?;
     agreement::check(comm.rank(), &agreement::of(arguments, &resolved_job), &resolved_job.handoff.agreement)?;
+    if let Some(exit) = agreement::exchange(&comm, Ok(&resolved_job.facts.of_rank(comm.rank())))? {
+        return Ok(exit);
+    }
     joined(arguments, &resolved_job, &compiled, comm, &signals)
 }
 
 /// Options for joining the other ranks.
 pub(super) fn options(resolved_job: &ResolvedJob) -> Options {
     let threads = match resolved_job.target {
-        Target::Cpu { threads } => threads,
+        Target::Cpu { .. } => resolved_job.threads,
         Target::Cuda => 1,
     };
     Options::default().threads(threads).on_slow(|slow| output::note(&slow.to_string()))
@@ -175,7 +179,7 @@ fn control_request(signals: &Signals, number: usize, save_now: &Path, trace_now:
 fn device(resolved_job: &ResolvedJob, compiled: &Compiled, rank: usize) -> anyhow::Result<Box<dyn Device>> {
     let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
     Ok(match resolved_job.target {
-        Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
+        Target::Cpu { .. } => Box::new(CpuDevice::new(resolved_job.threads, bytes, host)?),
         Target::Cuda => {
             let mut gpu = CudaDevice::open(rank % resolved_job.gpus.max(1) as usize, bytes, host)?;
             // The budget also covers workspace that is allocated while tuning.
@@ -209,6 +213,7 @@ fn failed(error: &TrainError) -> Exit {
 fn is_refusal(error: &TrainError) -> bool {
     match error {
         TrainError::Resume(_) => true,
+        TrainError::Run(error) => matches!(**error, RunError::Lowering(_)),
         TrainError::Lora(error) => matches!(**error, LoraWeightsError::OtherBase(_)),
         _ => false,
     }

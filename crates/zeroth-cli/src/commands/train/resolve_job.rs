@@ -26,6 +26,7 @@ use zeroth::train::{
 use super::super::config_file;
 use super::data::{self, Reading};
 use super::handoff::{Inputs, LauncherHandoff};
+use super::rank_facts::RankFacts;
 use super::strategies::{self, Strategies};
 use super::teacher::{self, Student};
 use super::{launch, lora, resume};
@@ -44,7 +45,12 @@ pub(super) struct ResolvedJob {
     pub(super) device: DeviceArg,
     /// GPUs of this machine.
     pub(super) gpus: u64,
+    /// What its ranks may differ in.
+    pub(super) facts: RankFacts,
+    /// What the program is compiled for, the same on all ranks.
     pub(super) target: Target,
+    /// CPU threads that this rank computes with, at most those that memory is planned for.
+    pub(super) threads: usize,
     /// When it evaluates, saves and logs.
     pub(super) strategies: Strategies,
     /// The config's `steps_per_print`.
@@ -279,11 +285,9 @@ pub(super) fn resolve_job(
         resume::note_changes(checkpoint.manifest(), &job, &resolved, ranks, &mut notes);
     }
     job.size_rows();
-    let target = match device {
-        DeviceArg::Cuda => Target::Cuda,
-        DeviceArg::Cpu => Target::Cpu { threads: threads(arguments, ranks) },
-    };
+    let own_threads = threads(arguments, ranks);
     let handoff = handoff.unwrap_or_else(|| LauncherHandoff {
+        threads: own_threads,
         budget: budget(arguments, device, ranks, &machine),
         rates: rates(&resolved, device, ranks, &machine, &mut notes),
         samples: data.path,
@@ -292,6 +296,11 @@ pub(super) fn resolve_job(
         inputs: None,
         agreement: Map::new(),
     });
+    // Rank 0 decides the layout of memory; a rank with fewer threads needs no more scratch than that.
+    let target = match device {
+        DeviceArg::Cuda => Target::Cuda,
+        DeviceArg::Cpu => Target::Cpu { threads: handoff.threads },
+    };
     let kept_name = || {
         super::resumes_here(arguments, checkpoint.as_ref())
             .then(|| resume::kept_name(&arguments.output))
@@ -311,7 +320,9 @@ pub(super) fn resolve_job(
         ranks,
         device,
         gpus: gpus(&machine),
+        facts: RankFacts::of(&machine, device, own_threads),
         target,
+        threads: own_threads.min(handoff.threads),
         checkpoint,
         reading,
         handoff,
