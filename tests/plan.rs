@@ -69,7 +69,7 @@ fn plan_json_has_all_documented_keys() {
 }
 
 #[test]
-fn qwen3_8b_on_five_44_gb_gpus_needs_stage_3() {
+fn qwen3_8b_on_five_44_gb_gpus_takes_stage_2_with_recomputation() {
     let (code, plan) = zeroth_json(&[
         "plan",
         "--model",
@@ -85,8 +85,25 @@ fn qwen3_8b_on_five_44_gb_gpus_needs_stage_3() {
     ]);
     assert_eq!(code, 0);
     assert_eq!(plan["params"], 8_190_735_360_u64);
-    assert_eq!(plan["recommended"], "zero3", "{}", plan["reason"]);
-    assert!(total(&plan, "zero2") > 44_000_000_000);
+    assert_eq!(plan["recommended"], "zero2", "{}", plan["reason"]);
+    let zero2 = &plan["rows"][2];
+    assert!(total(&plan, "zero2") < 44_000_000_000);
+    assert_eq!(zero2["chosen"], json!([{"key": "zeroth.recompute", "value": "norm_swiglu"}]));
+    // Without recomputation, as the primer says, it needs stage 3.
+    let (_, fixed) = zeroth_json(&[
+        "plan",
+        "--model",
+        &model("Qwen3-8B"),
+        "--ranks",
+        "5",
+        "--device-memory",
+        "44GB",
+        "--device",
+        "cuda",
+        "--deepspeed",
+        r#"{"zero_optimization": {"stage": 2}, "zeroth": {"recompute": "none"}}"#,
+    ]);
+    assert_eq!(fixed["rows"][0]["fits"], false);
     assert!(plan["rows"][0]["device_bytes"]["activations"].as_u64().unwrap() > 0);
     assert!(plan["rows"][4]["device_bytes"]["buffers"].as_u64().unwrap() > 0);
 }
@@ -116,6 +133,7 @@ fn misfits_exit_with_3_and_suggested_changes_fit() {
             "lora" => [&base[..], &["--ranks", "1", "--train-type", "lora"]].concat(),
             "recompute" => [&base[..], &["--ranks", "1", "--gradient-checkpointing"]].concat(),
             "ranks" => [&base[..], &["--ranks", &to]].concat(),
+            "hosts" => [&base[..], &["--ranks", &to, "--ranks-per-host", "1"]].concat(),
             // The last of repeated flags wins.
             "device_memory" => [&base[..], &["--ranks", "1", "--device-memory", &to]].concat(),
             "host_memory" => [&base[..], &["--ranks", "1", "--host-memory", &to]].concat(),

@@ -39,6 +39,7 @@ mod not_finite_saves;
 mod nothing_trained;
 mod odd_data;
 mod old_checkpoints;
+mod plan_agrees;
 mod private_cache;
 mod public_scripts;
 mod refusals;

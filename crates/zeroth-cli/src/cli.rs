@@ -105,16 +105,19 @@ pub(crate) struct PlanArgs {
     /// Number of parameters instead of a model: an estimate without activations and buffers
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) params: Option<u64>,
-    /// Number of ranks, one device each
-    #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N", default_value_t = 1,
+    /// Number of ranks, one device each [default: as a run: with a GPU the number found, else 1]
+    #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    pub(crate) ranks: u64,
+    pub(crate) ranks: Option<u64>,
     /// Ranks per host [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) ranks_per_host: Option<u64>,
-    /// Memory budget of one device
+    /// Memory budget of one device [default: that of --card, or what the GPUs of this machine have free]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
     pub(crate) device_memory: Option<u64>,
+    /// CPU threads per rank [default: CPUs / ranks]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(crate) threads_per_rank: Option<u64>,
     /// Device to train on, which decides buffers and gathers [default: cuda with --card or where a GPU is found, else cpu]
     #[arg(long, value_enum, value_name = "NAME")]
     pub(crate) device: Option<DeviceArg>,
@@ -155,6 +158,10 @@ pub(crate) struct PlanArgs {
     pub(crate) max_length: Option<u64>,
     #[command(flatten)]
     pub(crate) lengths: PairLengthArgs,
+    /// With --deepspeed: print the step program that a run compiles, or write it to FILE, and stop
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", requires = "deepspeed",
+          requires = "model")]
+    pub(crate) dump_program: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) train: TrainFlags,
 }

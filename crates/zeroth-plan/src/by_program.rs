@@ -5,10 +5,12 @@ use std::sync::Arc;
 use zeroth_graph::Group;
 use zeroth_kernel::Tier;
 use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward_distilled};
-use zeroth_program::{Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Target};
+use zeroth_program::{Bytes, Compiled, GradientStorage, Program, Recompute, Settings, Target};
 
+use crate::budget::Budget;
+use crate::overhead::{DataSize, Overhead};
 use crate::row::{Basis, Footprint, Frozen};
-use crate::sizing::{BatchShape, Budget, EVERY_BLOCK, Freedom, Sizing};
+use crate::sizing::{BatchShape, EVERY_BLOCK, Found, Freedom, Sizing};
 use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PlannedTeacher, PrefetchLimit, TrainType};
 
 /// A model that can be trained, and the devices to train it on.
@@ -29,6 +31,8 @@ pub enum PlanDevice {
     Cpu {
         /// The number of CPUs.
         cpus: usize,
+        /// Threads of a rank, if they are given.
+        threads: Option<usize>,
     },
     /// NVIDIA GPUs.
     Cuda,
@@ -80,36 +84,68 @@ impl PlanDevice {
     /// The compiler's target for each of `ranks` ranks.
     pub fn target(self, ranks: u64) -> Target {
         match self {
-            Self::Cpu { cpus } => Target::Cpu { threads: (cpus as u64 / ranks.max(1)).max(1) as usize },
+            Self::Cpu { cpus, threads } => {
+                let share = (cpus as u64 / ranks.max(1)).max(1) as usize;
+                Target::Cpu { threads: threads.unwrap_or(share) }
+            }
             Self::Cuda => Target::Cuda,
         }
     }
 }
 
-/// Which program counts where several keep the same states in other tiers.
+/// How much of a fit a question needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Candidate {
-    /// The one that a run takes.
-    Run,
-    /// The one with the least on the device.
-    LeastOnDevice,
+pub(crate) enum Extent {
+    /// The program that a run takes.
+    Whole,
+    /// Whether anything fits, by the program with the least on the device.
+    Verdict,
+}
+
+/// The program that a run of this placement takes, as [`crate::plan()`] counts it; where nothing fits, the one that needs
+/// least. `None` where the request is for what cannot be compiled yet.
+pub fn compile(request: &PlanRequest, placement: &Placement) -> Result<Option<Compiled>, PlanError> {
+    Ok(search(request, placement, Extent::Whole)?.map(|(found, _)| found.compiled))
 }
 
 /// The footprint of the compiled step; `None` where the request is for what cannot be compiled yet.
 pub(crate) fn footprint(
     request: &PlanRequest,
     placement: &Placement,
-    candidate: Candidate,
+    extent: Extent,
 ) -> Result<Option<Footprint>, PlanError> {
+    let found = search(request, placement, extent)?;
+    Ok(found.map(|(Found { compiled, choices, .. }, settings)| {
+        let ranks_on_host = request.ranks_on_host();
+        let process = Overhead::of(DataSize::default(), &compiled, request.processes).total;
+        Footprint {
+            prefetch: PrefetchLimit::of(&compiled, &settings),
+            process: process.saturating_mul(ranks_on_host),
+            choices,
+            ..Footprint::of_program(&compiled, ranks_on_host)
+        }
+    }))
+}
+
+/// Searches as a run does: the same freedom, budget and rows.
+fn search(
+    request: &PlanRequest,
+    placement: &Placement,
+    extent: Extent,
+) -> Result<Option<(Found, Settings)>, PlanError> {
     let (Some(model), Some(shape), Some(settings)) = (&request.model, &request.shape, placement.settings)
     else {
         return Ok(None);
     };
     let Some(table) = model.table(request.train_type) else { return Ok(None) };
     let (ranks, accumulation) = (request.ranks, request.accumulation);
-    let mut settings = zeroth_program::Settings { accumulation, ..settings };
-    if shape.recompute && !matches!(settings.recompute, Recompute::Block { .. }) {
-        settings.recompute = EVERY_BLOCK;
+    let mut settings = Settings { accumulation, ..settings };
+    let mut freedom = placement.freedom;
+    if shape.recompute {
+        freedom.recompute = false;
+        if !matches!(settings.recompute, Recompute::Block { .. }) {
+            settings.recompute = EVERY_BLOCK;
+        }
     }
     let batch = BatchShape { micro_batch: shape.micro_batch, accumulation, ranks };
     let largest = |batch: BatchShape| shape.lengths().map(|length| batch.micro_batch.saturating_mul(length));
@@ -119,23 +155,16 @@ pub(crate) fn footprint(
     }
     let mut sizing = Sizing::new(&model.config, table, target, batch, settings, &largest);
     sizing.distilled = model.teacher.as_ref().map(PlannedTeacher::distilled);
-    // Only the gradients of streamed states depend on it: they stay on a device that has room for them.
-    let budget = Budget { device: request.device_memory, ..Budget::default() };
-    // Without a budget frozen parameters are shown as the stage has the trained ones.
-    let freedom = Freedom { frozen: budget.device.is_some(), ..Freedom::default() };
-    let compiled = match candidate {
-        Candidate::Run => sizing.first_within(budget, freedom).map(|(compiled, _)| compiled),
-        Candidate::LeastOnDevice => {
-            if sizing.settings.frozen == FrozenPlacement::ByStage {
-                sizing.settings.frozen = FrozenPlacement::Sharded;
-            }
-            sizing.compile()
-        }
+    let host = request.host_memory.map(|bytes| bytes / request.ranks_on_host().max(1));
+    let budget = Budget::given(request.device_memory, host, model.shares_host_memory(), request.processes);
+    // Without a budget nothing has to be chosen, and frozen parameters are shown as the stage has the trained ones.
+    let freedom = if budget.is_limited() { freedom } else { Freedom::default() };
+    let found = match extent {
+        Extent::Whole => sizing.search(budget, freedom),
+        Extent::Verdict => sizing.search_least(budget, freedom),
     };
     let refused = |source| PlanError::Compile { preset: placement.preset.clone(), source: Box::new(source) };
-    let compiled = compiled.map_err(refused)?;
-    let prefetch = PrefetchLimit::of(&compiled, &sizing.settings);
-    Ok(Some(Footprint { prefetch, ..Footprint::of_program(&compiled, request.ranks_on_host()) }))
+    Ok(Some((found.map_err(refused)?, sizing.settings)))
 }
 
 impl Footprint {
@@ -151,6 +180,9 @@ impl Footprint {
             sent: program.bytes_sent_per_step(),
             bytes_per_parameter: bytes_per_parameter(program),
             frozen: frozen(program),
+            process: 0,
+            choices: Vec::new(),
+            blocks: compiled.graph.blocks().count() as u64,
             prefetch: None,
             basis: Basis::Program,
         }

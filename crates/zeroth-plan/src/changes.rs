@@ -4,7 +4,7 @@
 
 use crate::format::exact;
 use crate::recommend::precedence;
-use crate::row::{Footprint, footprint};
+use crate::row::{Footprint, footprint, least_footprint};
 use crate::{Placement, PlanRequest, Shape, TrainType};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
@@ -118,20 +118,21 @@ impl<'a> Search<'a> {
     }
 
     /// The first placement that fits after the change.
-    fn try_at(&self, kind: ChangeKind, to: u64) -> Option<(&'a Placement, Footprint)> {
+    fn try_at(&self, kind: ChangeKind, to: u64) -> Option<&'a Placement> {
         let request = with_change(self.request, kind, to);
         self.placements.iter().find_map(|placement| {
             // A change that cannot be compiled is none to offer.
-            let needs = footprint(&request, placement).ok()?;
-            (request.fits(needs.device_needs(), needs.host.total) == Some(true))
-                .then_some((*placement, needs))
+            let needs = least_footprint(&request, placement).ok()?;
+            (needs.fits(&request) == Some(true)).then_some(*placement)
         })
     }
 
     fn change(&self, kind: ChangeKind, from: u64, to: u64) -> Option<Change> {
-        let (placement, needs) = self.try_at(kind, to)?;
+        let placement = self.try_at(kind, to)?;
+        // As a run of it would choose.
+        let needs = footprint(&with_change(self.request, kind, to), placement).ok()?;
         let device = needs.device_needs();
-        let host = self.request.host_needs(device, needs.host.total);
+        let host = self.request.host_needs(device, needs.host_needs());
         let did = match kind {
             ChangeKind::Lora => {
                 format!("train LoRA's {} parameters instead of all {}", format_count(to), format_count(from))
@@ -221,14 +222,18 @@ impl<'a> Search<'a> {
         self.smallest(ChangeKind::Hosts, now, most)
     }
 
-    /// The smallest count above `now` with which something fits, if the largest does: doubled until it fits, then
-    /// bisected.
+    /// The smallest count above `now` with which something fits: doubled until it does, then bisected.
     fn smallest(&self, kind: ChangeKind, now: u64, most: u64) -> Option<Change> {
-        if now >= most || self.try_at(kind, most).is_none() {
+        // More ranks only add to what a host holds, so the most tell nothing about fewer.
+        let is_limit = self.request.host_memory.is_none();
+        if now >= most || (is_limit && self.try_at(kind, most).is_none()) {
             return None;
         }
         let (mut too_few, mut enough) = (now, now + 1);
         while self.try_at(kind, enough).is_none() {
+            if enough == most {
+                return None;
+            }
             (too_few, enough) = (enough, enough.saturating_mul(2).min(most));
         }
         while enough - too_few > 1 {
@@ -243,15 +248,16 @@ impl<'a> Search<'a> {
     }
 
     fn host_memory(&self) -> Option<Change> {
-        self.memory(ChangeKind::HostMemory, self.request.host_memory?, |needs| needs.host.total)
+        self.memory(ChangeKind::HostMemory, self.request.host_memory?, |needs| needs.host_needs())
     }
 
     /// The smallest need of one memory among placements within the other's budget.
     fn memory(&self, kind: ChangeKind, now: u64, total: impl Fn(Footprint) -> u64) -> Option<Change> {
         let unbounded = with_change(self.request, kind, u64::MAX);
-        let needs = self.placements.iter().filter_map(|placement| footprint(self.request, placement).ok());
+        let needs =
+            self.placements.iter().filter_map(|placement| least_footprint(self.request, placement).ok());
         let within =
-            needs.filter(|needs| unbounded.missing(needs.device_needs(), needs.host.total) == (0, 0));
+            needs.filter(|needs| unbounded.missing(needs.device_needs(), needs.host_needs()) == (0, 0));
         let least = within.map(total).min()?;
         if least > now { self.change(kind, now, least) } else { None }
     }

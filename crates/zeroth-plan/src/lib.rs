@@ -7,9 +7,11 @@
 
 mod activations;
 mod advice;
+mod budget;
 mod buffers;
 mod by_program;
 mod changes;
+mod choice;
 mod claims;
 mod closed_form;
 mod communication;
@@ -30,9 +32,11 @@ mod teacher;
 
 pub use activations::{ActivationShape, Block, FeedForward, HEAD_SLICE_TOKENS, Stack};
 pub use advice::{Advice, GpuAdvice, SizeAdvice, TRY_ORDER, advice_by_gpu, advice_by_size};
+pub use budget::Budget;
 pub use buffers::{DeviceBuffers, device_buffers, gathered_layer, host_buffers};
-pub use by_program::{PlanDevice, TrainableModel};
+pub use by_program::{PlanDevice, TrainableModel, compile};
 pub use changes::{Change, ChangeKind, MOST_RANKS, SHORTEST_LENGTH, changes};
+pub use choice::{Choice, summary};
 pub use claims::{Claim, ClaimRange, CountedIn, claims};
 pub use closed_form::{device_states, host_states};
 pub use communication::{bytes_sent_per_step, volume_in_parameters};
@@ -45,5 +49,5 @@ pub use request::{
 };
 pub use row::{Basis, Footprint, Frozen, Row, footprint};
 pub use row_sizes::RowSizes;
-pub use sizing::{BatchShape, Budget, Choice, Freedom, Sizing, SizingError, batch_of};
+pub use sizing::{BatchShape, Freedom, Sizing, SizingError, batch_of};
 pub use teacher::{PlannedSource, PlannedTeacher};

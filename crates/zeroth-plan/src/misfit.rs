@@ -3,7 +3,8 @@
 use zeroth_base::format_bytes;
 use zeroth_program::{FrozenPlacement, Offload, Recompute};
 
-use crate::sizing::{Budget, EVERY_BLOCK, Sizing, SizingError};
+use crate::budget::Budget;
+use crate::sizing::{EVERY_BLOCK, Sizing, SizingError};
 
 /// A budget that no choice of settings fits.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,8 @@ const TILE: u64 = 16;
 /// The most tokens tried, in tiles.
 const MOST: u64 = 1 << 20;
 
-/// The most tokens of a micro-batch (of an encoder-decoder, of its sources, with targets in proportion) that are within the budgets, in whole tiles; `None` without a budget or a shape.
+/// The most tokens of a micro-batch (of an encoder-decoder, of its sources, with targets in proportion) that are within
+/// the budgets, in whole tiles; `None` without a budget or a shape. What a run leaves open is chosen to fit.
 ///
 /// Bytes are nearly linear in tokens, so the limit is found by interpolation and kept between what fits and what does
 /// not: within a fiftieth, and exactly where it decides on another row of the micro-batch. `asked` is the footprint of
@@ -29,11 +30,15 @@ pub(crate) fn most_tokens(
         Ok(excess(request, &needs))
     };
     let start = shape.micro_batch.saturating_mul(shape.max_length).div_ceil(TILE).clamp(1, MOST);
-    let (mut last, mut before) = ((start, excess(request, asked)), None);
     // What fits, and what does not.
     let (mut fits, mut exceeds) = (0, MOST + 1);
+    // The two latest points of the curve. That of the request is on it if nothing was chosen for it.
+    let (mut before, mut last) = (None, (1, needs(1)?));
     for step in 1_u32.. {
         *(if last.1 <= 0 { &mut fits } else { &mut exceeds }) = last.0;
+        if asked.fits(request) == Some(true) {
+            fits = fits.max(start);
+        }
         let next_row = (TILE * fits / shape.max_length + 1).saturating_mul(shape.max_length).div_ceil(TILE);
         let is_close = exceeds - fits <= 1 + fits / 50;
         if is_close && next_row >= exceeds {
@@ -41,13 +46,19 @@ pub(crate) fn most_tokens(
         }
         let middle = match (fits, exceeds) {
             (0, _) => 1,
-            (_, exceeds) if exceeds > MOST => (2 * last.0).min(MOST),
+            (fits, exceeds) if exceeds > MOST => (2 * fits).min(MOST),
             _ => fits.midpoint(exceeds),
         };
-        // Every sixth step halves, whatever the curve is like.
-        let root = before.filter(|_| step % 6 > 0).and_then(|before| root(before, last));
-        let next = if is_close { next_row } else { root.unwrap_or(middle).clamp(fits + 1, exceeds - 1) };
+        // Every fourth step halves, whatever the curve is like.
+        let root = before.filter(|_| step % 4 > 0).and_then(|before| root(before, last));
+        let next = match root {
+            _ if is_close => next_row,
+            // Far from the first tile, the line through two distant points is a better guess than doubling.
+            None if before.is_none() => start.max(2),
+            root => root.unwrap_or(middle),
+        };
         before = Some(last);
+        let next = next.clamp(fits + 1, exceeds - 1);
         last = (next, needs(next)?);
     }
     Ok(Some(TILE * fits))
@@ -56,7 +67,7 @@ pub(crate) fn most_tokens(
 /// Bytes beyond the budgets; negative where they leave some free.
 fn excess(request: &PlanRequest, needs: &Footprint) -> i128 {
     let device = needs.device_needs();
-    let host = request.host_needs(device, needs.host.total);
+    let host = request.host_needs(device, needs.host_needs());
     let beyond = |need: u64, budget: Option<u64>| Some(i128::from(need) - i128::from(budget?));
     let [device, host] = [beyond(device, request.device_memory), beyond(host, request.host_memory)];
     device.max(host).unwrap_or(0)

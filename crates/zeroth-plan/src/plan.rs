@@ -12,7 +12,7 @@ use crate::{
 };
 use serde::Serialize;
 use zeroth_base::format_bytes;
-use zeroth_program::Settings;
+use zeroth_program::{Bytes, Settings};
 
 /// The plan of a job; serialized, the JSON output of `zeroth plan`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -45,7 +45,8 @@ pub fn plan(request: &PlanRequest, placements: &[Placement]) -> Result<Plan, Pla
     placements.iter().try_for_each(Placement::check)?;
     let planned = of_each(placements, |placement| {
         let needs = footprint(request, placement)?;
-        Ok((needs, most_tokens(request, placement, &needs)?))
+        let most = most_tokens(request, placement, &needs)?;
+        Ok((needs, most))
     })?;
     let (footprints, most_tokens): (Vec<Footprint>, Vec<Option<u64>>) = planned.into_iter().unzip();
     let rows = rows(request, placements, &footprints, &most_tokens)?;
@@ -98,14 +99,14 @@ fn rows(
 ) -> Result<Vec<Row>, PlanError> {
     // Savings are relative to plain data parallelism, as planned where it is among the placements.
     let baseline = match placements.iter().position(|placement| placement.stage == 0) {
-        Some(at) => footprints[at],
+        Some(at) => footprints[at].clone(),
         None => footprint(request, &replicated(placements.first()))?,
     };
     let free = |need: u64, budget: Option<u64>| budget.map(|budget| budget.saturating_sub(need));
     let row = |((placement, needs), tokens): ((&Placement, &Footprint), &Option<u64>)| {
         let (tokens, shape) = (*tokens, request.shape.as_ref());
         let per = |count: fn(&Shape) -> u64| Some(tokens? / count(shape?).max(1));
-        let Footprint { device, host, gathered_layer, sent, frozen, basis, .. } = *needs;
+        let Footprint { device, host, process, gathered_layer, sent, frozen, basis, blocks, .. } = *needs;
         Row {
             preset: placement.preset.clone(),
             stage: placement.stage,
@@ -115,14 +116,20 @@ fn rows(
             host_bytes: host,
             comm_bytes_per_step: sent,
             saving: (device.total > 0).then(|| baseline.device.total as f64 / device.total as f64),
-            fits: request.fits(needs.device_needs(), host.total),
+            fits: needs.fits(request),
+            chosen: needs.choices.clone(),
+            blocks,
+            process_bytes: process,
             gathered_layer,
             volume_in_parameters: volume_in_parameters(request, placement.stage),
             deepspeed_estimate: deepspeed_estimate(request, placement),
             frozen,
             basis,
             device_bytes_free: free(needs.device_needs(), request.device_memory),
-            host_bytes_free: free(request.host_needs(needs.device_needs(), host.total), request.host_memory),
+            host_bytes_free: free(
+                request.host_needs(needs.device_needs(), needs.host_needs()),
+                request.host_memory,
+            ),
             largest_micro_batch: per(|shape| shape.max_length),
             longest_row: per(|shape| shape.micro_batch),
         }
@@ -207,6 +214,7 @@ fn notes(
     if let Some((row, limit)) = rows.iter().zip(footprints).find_map(|(row, f)| Some((row, f.prefetch?))) {
         notes.push(format!("{}: {limit}", row.preset));
     }
+    notes.extend(shared_activations(rows));
     if request.device_memory.is_some() {
         notes.push("a device's own context and libraries, about 0.5 GB on a GPU, come on top".into());
     }
@@ -233,4 +241,26 @@ fn notes(
         ));
     }
     notes
+}
+
+/// Says why some rows have next to no activations: where gradients are whole, their memory is free until backward has
+/// produced them, and activations lie there first.
+fn shared_activations(rows: &[Row]) -> Option<String> {
+    let own = |row: &&Row| row.basis == Basis::Program && row.chosen.is_empty();
+    let most = rows.iter().filter(own).max_by_key(|row| row.device_bytes.activations)?;
+    let activations = most.device_bytes.activations;
+    let shares = |row: &&Row| {
+        let Bytes { activations: own, gradients, .. } = row.device_bytes;
+        own < activations / 4 && gradients > activations / 2
+    };
+    let names: Vec<&str> = rows.iter().filter(own).filter(shares).map(|row| row.preset.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "activations of {} lie where gradients come later, and count there as gradients; {} has {} of its own, since \
+             its gradients are sharded",
+            names.join(" and "),
+            most.preset,
+            format_bytes(activations)
+        )
+    })
 }

@@ -68,7 +68,7 @@ fn by_size(request: &PlanRequest, candidates: &[&Row]) -> (Option<String>, Strin
 }
 
 fn nothing_fits(request: &PlanRequest, rows: &[Row]) -> String {
-    let missing = |row: &&Row| request.missing(row.device_needs(), row.host_bytes.total);
+    let missing = |row: &&Row| request.missing(row.device_needs(), row.host_needs());
     let nearest = rows.iter().min_by_key(|row| {
         let (device, host) = missing(row);
         (device.saturating_add(host), place(&row.preset, row.stage))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{ActivationShape, SizingError, TrainableModel};
+use crate::{ActivationShape, Freedom, Processes, SizingError, TrainableModel};
 use serde::Serialize;
 use zeroth_program::Settings;
 
@@ -39,6 +39,8 @@ pub struct PlanRequest {
     pub device_memory: Option<u64>,
     /// Memory of a host, in bytes.
     pub host_memory: Option<u64>,
+    /// How ranks are started: a host's memory also holds their processes.
+    pub processes: Processes,
 }
 
 /// The parameters of LoRA adapters.
@@ -177,6 +179,8 @@ pub struct Placement {
     pub overlap: bool,
     /// All settings of the config, from which a step is compiled; closed forms read the fields above.
     pub settings: Option<Settings>,
+    /// What the config leaves open, so that a run chooses it to fit.
+    pub freedom: Freedom,
 }
 
 /// A request that cannot be planned.
@@ -240,6 +244,7 @@ impl PlanRequest {
             largest_layer: None,
             device_memory: None,
             host_memory: None,
+            processes: Processes::default(),
         }
     }
 
@@ -369,6 +374,7 @@ impl Placement {
             persistent: 0,
             overlap: true,
             settings: None,
+            freedom: Freedom::default(),
         }
     }
 

@@ -5,7 +5,8 @@ use zeroth_base::format_bytes;
 use zeroth_program::Bytes;
 
 use crate::PrefetchLimit;
-use crate::by_program::Candidate;
+use crate::by_program::Extent;
+use crate::choice::{Choice, summary};
 use crate::deepspeed::Estimate;
 use crate::format::pair;
 use crate::{
@@ -54,6 +55,12 @@ pub struct Row {
     pub saving: Option<f64>,
     /// Whether it is within the budgets; `None` without a budget.
     pub fits: Option<bool>,
+    /// The settings that a run chooses to fit; where nothing fits, those that need least.
+    pub chosen: Vec<Choice>,
+    /// Transformer blocks of the model, of which some may be recomputed; 0 in an estimate.
+    pub blocks: u64,
+    /// Bytes of the fullest host that its processes take beside the plan; a host's budget includes them. 0 in an estimate.
+    pub process_bytes: u64,
     /// Bytes of the layer that a device holds gathered at stage 3, else 0. `fits` counts it whether or not the buffers
     /// do.
     pub gathered_layer: u64,
@@ -76,12 +83,14 @@ pub struct Row {
 }
 
 /// The memory that a placement needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footprint {
     /// Bytes on each device.
     pub device: Bytes,
     /// Bytes of the fullest host.
     pub host: Bytes,
+    /// Bytes of the fullest host that its processes take beside the plan.
+    pub process: u64,
     /// Bytes of the gathered layer.
     pub gathered_layer: u64,
     /// Bytes a rank sends in one optimizer step.
@@ -92,6 +101,10 @@ pub struct Footprint {
     pub frozen: Option<Frozen>,
     /// What keeps experts from being prefetched.
     pub prefetch: Option<PrefetchLimit>,
+    /// The settings that a run chooses.
+    pub choices: Vec<Choice>,
+    /// Transformer blocks of the model.
+    pub blocks: u64,
     /// Where the figures come from.
     pub basis: Basis,
 }
@@ -101,12 +114,27 @@ impl Footprint {
     pub fn device_needs(&self) -> u64 {
         device_needs(self.device, self.gathered_layer, self.basis)
     }
+
+    /// The bytes that the fullest host needs beside its devices.
+    pub fn host_needs(&self) -> u64 {
+        self.host.total.saturating_add(self.process)
+    }
+
+    /// Whether it is within the budgets; `None` without a budget.
+    pub(crate) fn fits(&self, request: &PlanRequest) -> Option<bool> {
+        request.fits(self.device_needs(), self.host_needs())
+    }
 }
 
 impl Row {
     /// The bytes a device needs.
     pub fn device_needs(&self) -> u64 {
         device_needs(self.device_bytes, self.gathered_layer, self.basis)
+    }
+
+    /// The bytes that the fullest host needs beside its devices.
+    pub fn host_needs(&self) -> u64 {
+        self.host_bytes.total.saturating_add(self.process_bytes)
     }
 }
 
@@ -121,15 +149,13 @@ fn device_needs(device: Bytes, gathered_layer: u64, basis: Basis) -> u64 {
 /// The memory that a placement needs: of the compiled step, or else in closed form. Request and placement are not
 /// validated.
 pub fn footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
-    let compiled = by_program::footprint(request, placement, Candidate::Run)?;
+    let compiled = by_program::footprint(request, placement, Extent::Whole)?;
     Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
 }
 
 /// The same, for whether something fits at all.
 pub(crate) fn least_footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
-    // A host's budget may leave no room for what a device gives up.
-    let candidate = if request.host_memory.is_some() { Candidate::Run } else { Candidate::LeastOnDevice };
-    let compiled = by_program::footprint(request, placement, candidate)?;
+    let compiled = by_program::footprint(request, placement, Extent::Verdict)?;
     Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
 }
 
@@ -155,13 +181,16 @@ fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
         gathered_layer: gathered_layer(request, placement),
         sent: bytes_sent_per_step(request, placement.stage),
         bytes_per_parameter: request.bytes_per_parameter(),
+        process: 0,
         frozen: None,
         prefetch: None,
+        choices: Vec::new(),
+        blocks: 0,
         basis: Basis::Estimate,
     }
 }
 
-/// `zero2 needs 52 GB of the device's 44 GB`, with the host's share where it has one.
+/// `zero2 needs 52 GB of the device's 44 GB`, with the host's share where it has one, and what a run chooses for it.
 pub(crate) fn needs(request: &PlanRequest, row: &Row) -> String {
     let part = |need, budget: Option<u64>, owner: &str| match budget {
         Some(budget) => {
@@ -172,9 +201,13 @@ pub(crate) fn needs(request: &PlanRequest, row: &Row) -> String {
     };
     let mut needs =
         format!("{} needs {}", row.preset, part(row.device_needs(), request.device_memory, "device"));
-    let host = request.host_needs(row.device_needs(), row.host_bytes.total);
-    if row.offload != Offload::None || host > row.host_bytes.total {
+    let host = request.host_needs(row.device_needs(), row.host_needs());
+    let is_short = request.host_memory.is_some_and(|budget| host > budget);
+    if row.offload != Offload::None || host > row.host_needs() || is_short {
         needs = format!("{needs} and {}", part(host, request.host_memory, "host"));
     }
-    needs
+    match summary(&row.chosen, row.blocks) {
+        chosen if chosen.is_empty() => needs,
+        chosen => format!("{needs} ({chosen})"),
+    }
 }

@@ -13,8 +13,10 @@ use zeroth_model::{Batch, Distilled, ForwardError, ModelConfig, ParameterTable, 
 use zeroth_program::{CompileError, Compiled, Settings, StreamSizes, Target};
 use zeroth_program::{FrozenPlacement, Offload, Recompute, StateStream, UpdatedBy};
 
+use crate::budget::{Budget, Shortfall};
+use crate::choice::Choice;
 use crate::misfit::Misfit;
-use crate::overhead::{DataSize, Overhead, Processes};
+use crate::overhead::DataSize;
 use crate::row_sizes::RowSizes;
 
 /// 1 / this of the free device memory stays free: autotuning of matmuls allocates its own workspace.
@@ -85,19 +87,6 @@ pub enum SizingError {
     Compile(#[from] CompileError),
 }
 
-/// The memory budget of one rank, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-pub struct Budget {
-    /// Device memory.
-    pub device: Option<u64>,
-    /// Host memory.
-    pub host: Option<u64>,
-    /// Both together, for devices that compute in host memory.
-    pub together: Option<u64>,
-    /// How ranks are started: a host budget includes the overhead of their processes.
-    pub processes: Processes,
-}
-
 /// The settings that may be chosen because the user did not set them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Freedom {
@@ -113,47 +102,23 @@ pub struct Freedom {
     pub update: Option<Rates>,
 }
 
-/// A chosen setting.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
-    /// The key.
-    pub key: &'static str,
-    /// Its value.
-    pub value: serde_json::Value,
+/// What a search found.
+pub(crate) struct Found {
+    /// The program.
+    pub(crate) compiled: Compiled,
+    /// The settings chosen for it.
+    pub(crate) choices: Vec<Choice>,
+    /// What it lacks of the budget; `None` where it fits.
+    pub(crate) shortfall: Option<Shortfall>,
 }
 
-/// A budget that a program exceeds.
-#[derive(Clone, Copy)]
-pub(crate) struct Shortfall {
-    of: &'static str,
-    needed: u64,
-    given: u64,
-    overhead: u64,
-}
-
-impl Budget {
-    /// The first budget that the program exceeds.
-    pub(crate) fn shortfall(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> Option<Shortfall> {
-        let device = compiled.memory.arena(Tier::Device);
-        let [host, overhead] = self.on_host(sizing, compiled);
-        let of = |of, needed: u64, overhead: u64, given: Option<u64>| {
-            given.filter(|given| needed > *given).map(|given| Shortfall { of, needed, given, overhead })
-        };
-        of("device memory", device, 0, self.device)
-            .or_else(|| of("host memory", host, overhead, self.host))
-            .or_else(|| of("memory", device + host, overhead, self.together))
-    }
-
-    /// Host bytes of a rank, and the part of them that is process overhead.
-    fn on_host(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> [u64; 2] {
-        let overhead = Overhead::of(sizing.data, compiled, self.processes).total;
-        [compiled.memory.arena(Tier::Host) + overhead, overhead]
-    }
-
-    /// Device and host bytes of a rank.
-    pub(crate) fn needed(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> [u64; 2] {
-        [compiled.memory.arena(Tier::Device), self.on_host(sizing, compiled)[0]]
-    }
+/// Settings that a search tries.
+struct Candidate {
+    halvings: u32,
+    recompute: Recompute,
+    prefetch: u64,
+    frozen: FrozenPlacement,
+    stream: Option<StateStream>,
 }
 
 /// A micro-batch of the largest of these sizes.
@@ -199,41 +164,81 @@ impl<'a> Sizing<'a> {
         freedom: Freedom,
     ) -> Result<Result<(Compiled, Vec<Choice>), Misfit>, SizingError> {
         let asked = self.clone();
-        let (compiled, shortfall) = self.first_within(budget, freedom)?;
-        if let Some(Shortfall { of, needed, given, overhead }) = shortfall {
-            *self = asked;
-            return Ok(Err(Misfit { of, needed, given, overhead, remedies: self.remedies(budget)? }));
+        let found = self.search(budget, freedom)?;
+        let Some(Shortfall { of, needed, given, overhead }) = found.shortfall else {
+            return Ok(Ok((found.compiled, found.choices)));
+        };
+        *self = asked;
+        Ok(Err(Misfit { of, needed, given, overhead, remedies: self.remedies(budget)? }))
+    }
+
+    /// The program that a run takes: the first candidate within the budget, refined. Where none is within it, the one that
+    /// needs least. Runs and plans both search here.
+    pub(crate) fn search(&mut self, budget: Budget, freedom: Freedom) -> Result<Found, SizingError> {
+        let asked = self.clone();
+        let (mut compiled, shortfall) = self.first_within(budget, asked.candidates(freedom)?)?;
+        if shortfall.is_none() {
+            compiled = self.fewest_blocks(compiled, budget, asked.settings.recompute)?;
+            compiled = self.widen(compiled, budget)?;
+            compiled = self.recompute_to_widen(compiled, budget, freedom)?;
+            compiled = self.faster_update(compiled, budget, freedom.update)?;
         }
-        let compiled = self.fewest_blocks(compiled, budget, asked.settings.recompute)?;
-        let compiled = self.widen(compiled, budget)?;
-        let compiled = self.recompute_to_widen(compiled, budget, freedom)?;
-        let compiled = self.faster_update(compiled, budget, freedom.update)?;
-        Ok(Ok((compiled, self.choices(&asked))))
+        Ok(Found { compiled, choices: self.choices(&asked), shortfall })
+    }
+
+    /// Whether anything is within the budget, by the candidates with the least on the device alone: far fewer programs than
+    /// [`Self::search`] compiles.
+    pub(crate) fn search_least(&mut self, budget: Budget, freedom: Freedom) -> Result<Found, SizingError> {
+        let asked = self.clone();
+        let mut candidates = asked.candidates(freedom)?;
+        candidates.reverse();
+        // What a device gives up goes to the host, which may have no room for it: then other placements may fit.
+        let placements = if budget.host.is_some() { asked.placements(freedom).len() } else { 1 };
+        candidates.truncate(placements);
+        let (compiled, shortfall) = self.first_within(budget, candidates)?;
+        Ok(Found { compiled, choices: self.choices(&asked), shortfall })
+    }
+
+    /// The settings that a fit tries, in order: whole micro-batches before halves, little recomputation before much, and
+    /// states on the device before states on the host.
+    fn candidates(&self, freedom: Freedom) -> Result<Vec<Candidate>, SizingError> {
+        let placements = self.placements(freedom);
+        let mut candidates = Vec::new();
+        for halvings in 0..=self.max_halvings(freedom)? {
+            for (recompute, prefetch) in self.policies(freedom) {
+                candidates.extend(placements.iter().map(|(frozen, stream)| Candidate {
+                    halvings,
+                    recompute,
+                    prefetch,
+                    frozen: *frozen,
+                    stream: *stream,
+                }));
+            }
+        }
+        Ok(candidates)
     }
 
     /// The first candidate within the budget, else the one that needs least, with what it lacks.
-    pub(crate) fn first_within(
+    fn first_within(
         &mut self,
         budget: Budget,
-        freedom: Freedom,
+        candidates: Vec<Candidate>,
     ) -> Result<(Compiled, Option<Shortfall>), SizingError> {
         let asked = self.clone();
         let mut least: Option<(Self, Compiled, Shortfall)> = None;
-        for halvings in 0..=asked.max_halvings(freedom)? {
-            for (recompute, prefetch) in asked.policies(freedom) {
-                *self = asked.clone();
-                self.halve_micro_batch(halvings);
-                (self.settings.recompute, self.settings.prefetch) = (recompute, prefetch);
-                for (frozen, stream) in asked.placements(freedom) {
-                    (self.settings.frozen, self.settings.offload.stream) = (frozen, stream);
-                    let compiled = self.compile()?;
-                    let Some(shortfall) = budget.shortfall(self, &compiled) else {
-                        return Ok((compiled, None));
-                    };
-                    if least.as_ref().is_none_or(|(.., known)| shortfall.needed < known.needed) {
-                        least = Some((self.clone(), compiled, shortfall));
-                    }
-                }
+        for candidate in candidates {
+            *self = asked.clone();
+            self.halve_micro_batch(candidate.halvings);
+            self.settings.recompute = candidate.recompute;
+            self.settings.prefetch = candidate.prefetch;
+            self.settings.frozen = candidate.frozen;
+            self.settings.offload.stream = candidate.stream;
+            let compiled = self.compile()?;
+            let Some(shortfall) = budget.shortfall(self, &compiled) else {
+                return Ok((compiled, None));
+            };
+            if least.as_ref().is_none_or(|(.., known)| shortfall.needed < known.needed) {
+                least = Some((self.clone(), compiled, shortfall));
             }
         }
         let (sizing, compiled, shortfall) =
@@ -425,48 +430,5 @@ impl<'a> Sizing<'a> {
             policies.extend(policies.last().map(|(recompute, _)| (*recompute, 0)));
         }
         policies
-    }
-
-    fn choices(&self, Self { settings: asked, shape, .. }: &Self) -> Vec<Choice> {
-        let mut choices = Vec::new();
-        if self.settings.recompute != asked.recompute {
-            let value = match self.settings.recompute {
-                Recompute::Nothing => "none",
-                Recompute::NormSwiGlu => "norm_swiglu",
-                Recompute::Attention => "attention",
-                Recompute::Block { .. } => "block",
-            };
-            choices.push(Choice { key: "zeroth.recompute", value: value.into() });
-            if let Recompute::Block { blocks: Some(blocks), .. } = self.settings.recompute {
-                choices.push(Choice { key: "zeroth.recompute_blocks", value: blocks.into() });
-            }
-        }
-        if self.settings.prefetch != asked.prefetch {
-            choices.push(Choice {
-                key: "zero_optimization.stage3_prefetch_bucket_size",
-                value: self.settings.prefetch.into(),
-            });
-        }
-        if self.settings.frozen != asked.frozen {
-            let is_sharded = self.settings.frozen == FrozenPlacement::Sharded;
-            let value = if is_sharded { "sharded" } else { "whole" };
-            choices.push(Choice { key: "zeroth.frozen", value: value.into() });
-        }
-        if let (Some(window), None) = (self.settings.offload.update_window, asked.offload.update_window) {
-            choices.push(Choice { key: "zeroth.update_window", value: window.into() });
-        }
-        if let (Some(by), None) = (self.settings.offload.updated_by, asked.offload.updated_by) {
-            let value = match by {
-                UpdatedBy::Device => "device",
-                UpdatedBy::Host => "host",
-            };
-            choices.push(Choice { key: "zeroth.update", value: value.into() });
-        }
-        if self.shape != *shape {
-            let (micro_batch, accumulation) = (self.shape.micro_batch, self.shape.accumulation);
-            choices.push(Choice { key: "train_micro_batch_size_per_gpu", value: micro_batch.into() });
-            choices.push(Choice { key: "gradient_accumulation_steps", value: accumulation.into() });
-        }
-        choices
     }
 }

@@ -4,7 +4,8 @@ use zeroth_graph::DistillSpec;
 use zeroth_model::{Distilled, ModelConfig, ParameterTable, TeacherForward};
 use zeroth_program::TeacherPlacement;
 
-use crate::sizing::{Budget, Sizing, SizingError};
+use crate::budget::Budget;
+use crate::sizing::{Sizing, SizingError};
 
 /// The tokens of a cache that is suggested.
 const CACHED: u64 = 20;

@@ -1,9 +1,10 @@
 //! Translates a config and a model into a request for the planner, which depends on neither.
 
-use zeroth_config::resolve::Resolved;
+use zeroth_config::resolve::{Origin, Resolved, Setting};
 use zeroth_config::schema::{OffloadDevice, Values};
+use zeroth_machine::Rates;
 use zeroth_model::{Activation, Lora, LoraError, ModelConfig, ParameterTable, lora_table};
-use zeroth_plan::{ActivationShape, Adapters, Block, FeedForward, Offload, Placement, Shape, Stack};
+use zeroth_plan::{ActivationShape, Adapters, Block, FeedForward, Freedom, Offload, Placement, Shape, Stack};
 use zeroth_program::Settings;
 
 /// State offloaded to disk, which cannot be planned yet.
@@ -53,8 +54,32 @@ pub fn placement(
         persistent,
         overlap: zero.overlap_comm,
         settings: Some(Settings::from_config(config)),
+        // Rates are measured by runs: without them state stays where the stream has it.
+        freedom: freedom(config, None),
         ..Placement::new(name, stage, offload)
     })
+}
+
+/// What the config leaves open, so that runs and plans choose it to fit. `update` are the measured rates of a rank's share
+/// of the machine.
+pub fn freedom(config: &Resolved, update: Option<Rates>) -> Freedom {
+    let checkpoints = |setting: &Setting| {
+        setting.key.path.starts_with("activation_checkpointing") && setting.origin != Origin::Default
+    };
+    Freedom {
+        recompute: is_open(config, "zeroth.recompute") && !config.settings().iter().any(checkpoints),
+        prefetch: is_open(config, "zero_optimization.stage3_prefetch_bucket_size"),
+        micro_batch: is_open(config, "train_micro_batch_size_per_gpu")
+            && is_open(config, "gradient_accumulation_steps"),
+        frozen: is_open(config, "zeroth.frozen"),
+        update,
+    }
+}
+
+/// Whether a key was given neither in the file nor as a flag.
+pub fn is_open(config: &Resolved, key: &str) -> bool {
+    let origin = config.get(key).map(|setting| &setting.origin);
+    !matches!(origin, Some(Origin::File(_) | Origin::Flag(_)))
 }
 
 /// The model's shape, as the planner needs it. `lengths` are the tokens of the longest sequence, and of the longest target

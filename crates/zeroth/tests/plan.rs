@@ -115,7 +115,7 @@ fn plan_equals_the_arena_for_all_golden_models_presets_and_ranks() {
     for folder in golden_models() {
         let model = ModelConfig::from_folder(&folder).unwrap();
         for (ranks, device) in [1, 2, 5].into_iter().flat_map(|ranks| {
-            [PlanDevice::Cpu { cpus: CPUS }, PlanDevice::Cuda].map(|device| (ranks, device))
+            [PlanDevice::Cpu { cpus: CPUS, threads: None }, PlanDevice::Cuda].map(|device| (ranks, device))
         }) {
             let config = |preset: usize| {
                 (PRESETS[preset].name.to_owned(), resolved(preset, &model, ranks, Flags::default()))

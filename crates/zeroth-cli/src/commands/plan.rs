@@ -1,35 +1,35 @@
 //! `plan`: bytes by tier and category for every preset, what fits, and what to change if nothing does.
 
+use std::path::Path;
+
 use anyhow::Context;
 use serde_json::json;
-use zeroth::base::{counted, format_bytes, format_count, grouped};
+use zeroth::base::{counted, format_bytes, format_count};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::config::schema::RecomputePolicy;
 use zeroth::graph::DistillSpec;
-use zeroth::machine::{known_gpu, probe};
+use zeroth::machine::{KnownGpu, known_gpu, probe, probe_host};
 use zeroth::model::{
     Batch, Lora, ModelConfig, ParameterTable, adapts_experts, add_adapters, forward_distilled,
     hidden_size_for_auto, named_config, table,
 };
-use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{
-    Basis, Frozen, Placement, Plan, PlanDevice, PlanRequest, PlannedSource, PlannedTeacher, Shape, States,
-    TrainType, TrainableModel, plan,
+    Basis, Placement, PlanDevice, PlanRequest, PlannedSource, PlannedTeacher, States, TrainType,
+    TrainableModel, compile, plan,
 };
 use zeroth::planning;
-use zeroth::program::Bytes;
 use zeroth::train::{CacheManifest, TeacherCache, TeacherModel};
 
-use super::config_file;
+use super::rank_share::{cpus, free_device_memory, gpus, processes, usual_ranks};
 use super::resolve::builtin_note;
 use super::train::teacher_placement;
+use super::{config_file, dump_program, plan_text};
 use crate::cli::{PlanArgs, StatesArg};
 use crate::exit::Exit;
 use crate::kd_args::PlanTeacherArgs;
 use crate::lora_args::parse_targets;
-use crate::output::{self, Colour, Output};
-use crate::table::Table;
+use crate::output::{self, Output};
 use crate::unit_hints;
 use crate::value_args::{DeviceArg, TrainTypeArg};
 
@@ -40,14 +40,23 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
     let model = arguments.model.as_deref().map(Model::read).transpose()?;
     let dtype = model.as_ref().and_then(|model| model.config.dtype);
     let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora, dtype)?;
-    let configs = configs(arguments, &flags, model.as_ref())?;
-    let device_memory = device_memory(arguments, &configs)?;
+    let machine = PlannedMachine::find(arguments)?;
+    let configs = configs(arguments, &flags, model.as_ref(), machine.ranks)?;
+    if let Some(gpu) = machine.card {
+        let bf16 = configs.iter().any(|(_, config)| config.values.bf16.enabled);
+        if bf16 && !gpu.supports_bf16() {
+            anyhow::bail!("{} does not support bf16, which the run uses: use --fp16", gpu.name);
+        }
+    }
     let placements = configs
         .iter()
         .map(|(name, config)| planning::placement(name, config, model.as_ref().map(|model| &model.table)))
         .collect::<Result<Vec<Placement>, _>>()?;
-    let mut notes = Vec::new();
-    let request = request(arguments, model.as_ref(), &configs, device_memory, &mut notes)?;
+    let mut notes: Vec<String> = machine.note.iter().cloned().collect();
+    let request = request(arguments, model.as_ref(), &configs, &machine, &mut notes)?;
+    if let Some(file) = &arguments.dump_program {
+        return dump(file, &request, &placements);
+    }
     let mut plan = plan(&request, &placements)?;
     plan.notes.extend(notes);
     plan.notes.extend(idle_flags(arguments));
@@ -59,12 +68,22 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
         json["model"] = json!(model.as_ref().map(|model| &model.name));
         json["estimate"] = json!(plan.rows.iter().any(|row| row.basis == Basis::Estimate));
         json["device"] = json!(request.model.as_ref().map(|model| device_word(model.device())));
-        json["deepspeed_estimators"] = json!(estimators(&request));
+        json["device_memory"] = json!(request.device_memory);
+        json["deepspeed_estimators"] = json!(plan_text::estimators(&request));
         output::json(&json)?;
     } else {
-        output::text(&text(&plan, &request, model.as_ref(), output));
+        output::text(&plan_text::text(&plan, &request, model.as_ref(), output));
     }
     Ok(if plan.is_possible() { Exit::Done } else { Exit::DoesNotFit })
+}
+
+/// Writes the program of the only placement.
+fn dump(file: &Path, request: &PlanRequest, placements: &[Placement]) -> anyhow::Result<Exit> {
+    let placement = placements.first().context("--dump-program needs --deepspeed")?;
+    let compiled = compile(request, placement)?
+        .context("--dump-program needs a model that can be trained, without --states")?;
+    dump_program::write(file, &compiled)?;
+    Ok(if plan(request, placements)?.is_possible() { Exit::Done } else { Exit::DoesNotFit })
 }
 
 /// A note about flags that have no effect without a model.
@@ -87,10 +106,10 @@ fn idle_flags(arguments: &PlanArgs) -> Option<String> {
 }
 
 /// A model's shapes.
-struct Model {
-    name: String,
+pub(super) struct Model {
+    pub(super) name: String,
     config: ModelConfig,
-    table: ParameterTable,
+    pub(super) table: ParameterTable,
     hidden_size: Option<u64>,
     /// Says that a built-in config is used.
     builtin: Option<String>,
@@ -115,6 +134,7 @@ fn configs(
     arguments: &PlanArgs,
     flags: &Flags,
     model: Option<&Model>,
+    ranks: u64,
 ) -> anyhow::Result<Vec<(String, Resolved)>> {
     let names: Vec<&str> = match &arguments.deepspeed {
         Some(name) => vec![name],
@@ -130,34 +150,58 @@ fn configs(
         .map(|name| {
             let checked = config_file::load(name)?;
             let file = &checked.report.values;
-            let request = Request { file, flags, ranks: arguments.ranks, model: Some(facts), steps: None };
+            let request = Request { file, flags, ranks, model: Some(facts), steps: None };
             Ok((name.to_owned(), resolve(&request)?))
         })
         .collect()
 }
 
-/// The memory budget of a device: given, or that of a GPU model; one without bf16 is rejected for bf16 runs.
-fn device_memory(arguments: &PlanArgs, configs: &[(String, Resolved)]) -> anyhow::Result<Option<u64>> {
-    let Some(name) = &arguments.card else { return Ok(arguments.device_memory) };
-    let gpu = known_gpu(name)?;
-    let bf16 = configs.iter().any(|(_, config)| config.values.bf16.enabled);
-    if bf16 && !gpu.supports_bf16() {
-        anyhow::bail!("{} does not support bf16, which the run uses: use --fp16", gpu.name);
+/// The devices that are planned for, with what each has.
+struct PlannedMachine {
+    device: PlanDevice,
+    ranks: u64,
+    /// The memory budget of a device.
+    device_memory: Option<u64>,
+    /// The GPU that --card names.
+    card: Option<&'static KnownGpu>,
+    /// Says where a budget comes from that was not typed.
+    note: Option<String>,
+}
+
+impl PlannedMachine {
+    /// As typed, those of the GPU model, or what this machine would train on.
+    fn find(arguments: &PlanArgs) -> anyhow::Result<Self> {
+        let card = arguments.card.as_deref().map(known_gpu).transpose()?;
+        // A GPU is looked for only where it may decide.
+        let is_cpu = arguments.device == Some(DeviceArg::Cpu);
+        let is_known = card.is_some() || (arguments.device_memory.is_some() && arguments.ranks.is_some());
+        let machine = if is_cpu || (arguments.device.is_some() && is_known) { probe_host() } else { probe() };
+        let device = arguments.device.unwrap_or({
+            if card.is_some() || gpus(&machine) > 0 { DeviceArg::Cuda } else { DeviceArg::Cpu }
+        });
+        // The GPUs of --card are elsewhere.
+        let usual = if card.is_some() { 1 } else { usual_ranks(device, &machine) };
+        let ranks = arguments.ranks.unwrap_or(usual);
+        let found = free_device_memory(&machine, ranks).filter(|_| device == DeviceArg::Cuda);
+        let given = arguments.device_memory.or(card.map(|gpu| gpu.memory));
+        let note = found.filter(|_| given.is_none()).map(|free| {
+            format!(
+                "the budget is what this machine's {} free for each of {}, {}: --device-memory or --card plans for others",
+                if gpus(&machine) == 1 { "GPU has" } else { "GPUs have" },
+                counted(ranks, "rank"),
+                format_bytes(free)
+            )
+        });
+        let threads = arguments.threads_per_rank.map(|threads| threads as usize);
+        let device = match device {
+            DeviceArg::Cuda => PlanDevice::Cuda,
+            DeviceArg::Cpu => PlanDevice::Cpu { cpus: cpus(), threads },
+        };
+        Ok(Self { device, ranks, device_memory: given.or(found), card, note })
     }
-    Ok(Some(gpu.memory))
 }
 
-/// The devices to plan for: as typed, those of the GPU model, or what this machine would train on.
-fn device(arguments: &PlanArgs) -> PlanDevice {
-    let cuda = match arguments.device {
-        Some(device) => device == DeviceArg::Cuda,
-        None => arguments.card.is_some() || probe().device_memory().is_some(),
-    };
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    if cuda { PlanDevice::Cuda } else { PlanDevice::Cpu { cpus } }
-}
-
-fn device_word(device: PlanDevice) -> &'static str {
+pub(super) fn device_word(device: PlanDevice) -> &'static str {
     match device {
         PlanDevice::Cpu { .. } => "cpu",
         PlanDevice::Cuda => "cuda",
@@ -196,7 +240,7 @@ fn request(
     arguments: &PlanArgs,
     model: Option<&Model>,
     configs: &[(String, Resolved)],
-    device_memory: Option<u64>,
+    machine: &PlannedMachine,
     notes: &mut Vec<String>,
 ) -> anyhow::Result<PlanRequest> {
     let top_level = configs.first().map(|(_, config)| &config.values.top_level);
@@ -236,7 +280,7 @@ fn request(
             adapted.iter_mut().for_each(ParameterTable::quantize);
         }
         let (config, table) = (model.config.clone(), model.table.clone());
-        TrainableModel::distilled(config, table, adapted, device(arguments), teacher).ok()
+        TrainableModel::distilled(config, table, adapted, machine.device, teacher).ok()
     });
     anyhow::ensure!(
         trainable.is_some() || arguments.quantize.is_none(),
@@ -257,7 +301,7 @@ fn request(
     let params = model.map_or(arguments.params.unwrap_or(0), |model| model.table.total());
     let request = PlanRequest {
         train_type: if is_full { TrainType::Full } else { TrainType::Lora },
-        ranks_per_host: arguments.ranks_per_host.unwrap_or(arguments.ranks),
+        ranks_per_host: arguments.ranks_per_host.unwrap_or(machine.ranks),
         states,
         accumulates_in_16_bits: configs.iter().all(|(_, config)| has_narrow_sums(config)),
         in_bf16: configs.iter().all(|(_, config)| precision(config) != Precision::Fp16),
@@ -267,9 +311,10 @@ fn request(
             .or(arguments.largest_layer),
         model: trainable,
         quantized: arguments.quantize.is_some(),
-        device_memory,
+        device_memory: machine.device_memory,
         host_memory: arguments.host_memory,
-        ..PlanRequest::new(params, arguments.ranks)
+        processes: processes(),
+        ..PlanRequest::new(params, machine.ranks)
     };
     let Some(model) = model else { return Ok(request) };
     let longest = model.config.max_positions.unwrap_or(LONGEST_ROW).min(LONGEST_ROW);
@@ -305,204 +350,5 @@ fn precision(config: &Resolved) -> Precision {
         Precision::Fp16
     } else {
         Precision::Fp32
-    }
-}
-
-/// DeepSpeed's own memory estimates for the same job, in its format.
-fn estimators(request: &PlanRequest) -> Vec<String> {
-    if request.train_type == TrainType::Lora {
-        return Vec::new();
-    }
-    let gpus_per_node = request.ranks_per_host.min(request.ranks).max(1);
-    let cluster = Cluster { gpus_per_node, nodes: request.ranks.div_ceil(gpus_per_node) };
-    let mut lines: Vec<String> =
-        zero2_lines(request.params, cluster).iter().map(|line| format!("ZeRO-2 {line}")).collect();
-    if let Some(layer) = request.largest_layer {
-        lines.extend(zero3_lines(request.params, layer, cluster).iter().map(|line| format!("ZeRO-3 {line}")));
-    }
-    lines
-}
-
-fn text(plan: &Plan, request: &PlanRequest, model: Option<&Model>, output: &Output) -> String {
-    let mut text = head(plan, request, model);
-    text.push_str(&rows(plan, request, output));
-    text.push_str(&limits(plan, request));
-    match &plan.recommended {
-        Some(preset) => {
-            text.push_str(&format!("\nrecommended: {}\n  {}\n", output.bold(preset), plan.reason));
-        }
-        None => text.push_str(&format!("\n{}\n", output.coloured(Colour::Red, &plan.reason))),
-    }
-    if !plan.changes.is_empty() {
-        text.push_str("\nany of these changes would make it fit:\n");
-        for change in &plan.changes {
-            text.push_str(&format!("  {}\n", change.text));
-        }
-    }
-    let estimators = estimators(request);
-    if !estimators.is_empty() {
-        text.push_str("\nDeepSpeed's own estimators for the same job (states only; its GB are GiB):\n");
-        text.push_str("         per CPU  |  per GPU |   options\n");
-        for line in estimators {
-            text.push_str(&format!("  {line}\n"));
-        }
-    }
-    if !plan.advice.is_empty() {
-        text.push_str("\ncommon advice, compared with these numbers:\n");
-        for advice in &plan.advice {
-            let verdict = match advice.agrees {
-                Some(true) => "confirmed",
-                Some(false) => "refuted",
-                None => "not compared with a budget",
-            };
-            text.push_str(&format!("  {}: {verdict}: {}\n", advice.says, advice.arithmetic));
-        }
-    }
-    for note in &plan.notes {
-        text.push_str(&format!("note: {note}\n"));
-    }
-    text
-}
-
-fn head(plan: &Plan, request: &PlanRequest, model: Option<&Model>) -> String {
-    let each = plan.bytes_per_parameter;
-    let mut head = match model {
-        Some(model) => {
-            let active = model.table.active_per_token();
-            let active = if active < plan.params {
-                format!(", {} active per token", format_count(active))
-            } else {
-                String::new()
-            };
-            let basis = match &request.model {
-                Some(planned) => format!("the step is compiled for {}", device_word(planned.device())),
-                None => "closed-form estimate".to_owned(),
-            };
-            format!(
-                "{}: {} parameters ({}){active}, {basis}\n",
-                model.name,
-                grouped(plan.params),
-                format_count(plan.params)
-            )
-        }
-        None => format!(
-            "{} parameters ({}), closed-form estimate\n",
-            grouped(plan.params),
-            format_count(plan.params)
-        ),
-    };
-    head.push_str(&format!(
-        "{}, {} bytes per trained parameter: {} parameters + {} gradients + {} optimizer\n",
-        counted(plan.ranks, "rank"),
-        each.parameters + each.gradients + each.optimizer,
-        each.parameters,
-        each.gradients,
-        each.optimizer
-    ));
-    if let Some(shape) = &request.shape {
-        head.push_str(&format!(
-            "micro-batch {} × {}, accumulation {}{}\n",
-            shape.micro_batch,
-            length(shape),
-            request.accumulation,
-            if shape.recompute { ", blocks recomputed in backward" } else { "" }
-        ));
-    }
-    if request.train_type == TrainType::Lora {
-        let own =
-            request.adapters.map_or_else(|| "an unknown number of".to_owned(), |own| grouped(own.params));
-        let kept = if request.quantized { ", its linear layers in nf4" } else { "" };
-        head.push_str(&format!("LoRA trains {own} parameters; the model's are frozen{kept}\n"));
-    }
-    head.push('\n');
-    head
-}
-
-fn rows(plan: &Plan, request: &PlanRequest, output: &Output) -> String {
-    let budget = request
-        .device_memory
-        .map_or_else(|| "fits".to_owned(), |budget| format!("fits {}", format_bytes(budget)));
-    let head = [
-        "preset",
-        "parameters",
-        "gradients",
-        "optimizer",
-        "activations",
-        "buffers",
-        "device",
-        "host",
-        "sent/step",
-        "saving",
-        &budget,
-    ];
-    let mut table = Table::new(&head, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
-    for row in &plan.rows {
-        let Bytes { parameters, gradients, optimizer, activations, buffers, total } = row.device_bytes;
-        let figures = [parameters, gradients, optimizer, activations, buffers, total, row.host_bytes.total];
-        let fits = match row.fits {
-            Some(true) => "yes",
-            Some(false) => "no",
-            None => "-",
-        };
-        let saving = row.saving.map_or_else(|| "-".to_owned(), |saving| format!("{saving:.2}x"));
-        let preset = match (row.basis, row.frozen) {
-            (Basis::Program, None) => row.preset.clone(),
-            (Basis::Program, Some(Frozen::Whole)) => format!("{} (frozen whole)", row.preset),
-            (Basis::Program, Some(Frozen::Sharded)) => format!("{} (frozen sharded)", row.preset),
-            (Basis::Estimate, _) => format!("{} (estimate)", row.preset),
-        };
-        table.row(std::iter::once(preset).chain(figures.into_iter().map(format_bytes)).chain([
-            format_bytes(row.comm_bytes_per_step),
-            saving,
-            fits.to_owned(),
-        ]));
-    }
-    let mut text = String::new();
-    for (index, line) in table.lines().iter().enumerate() {
-        let line = line.trim_end();
-        let line = match index.checked_sub(1).map(|index| plan.rows[index].fits) {
-            None => output.bold(line),
-            Some(Some(true)) => output.coloured(Colour::Green, line),
-            Some(Some(false)) => output.coloured(Colour::Red, line),
-            Some(None) => line.to_owned(),
-        };
-        text.push_str(&format!("{line}\n"));
-    }
-    text
-}
-
-/// What the budgets leave, and how far micro-batches could grow: a second table, where there is a budget.
-fn limits(plan: &Plan, request: &PlanRequest) -> String {
-    let Some(shape) = request.shape.as_ref() else { return String::new() };
-    if plan.rows.iter().all(|row| row.fits.is_none()) {
-        return String::new();
-    }
-    let micro_batch = format!("largest micro-batch of {}", length(shape));
-    let row = format!("longest row in micro-batches of {}", grouped(shape.micro_batch));
-    let mut table = Table::new(&["preset", "device free", "host free", &micro_batch, &row], &[1, 2, 3, 4]);
-    let free = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), format_bytes);
-    let count = |count: Option<u64>| match count {
-        None => "-".to_owned(),
-        Some(0) => "none".to_owned(),
-        Some(count) => grouped(count),
-    };
-    for row in &plan.rows {
-        table.row([
-            row.preset.clone(),
-            free(row.device_bytes_free),
-            free(row.host_bytes_free),
-            count(row.largest_micro_batch),
-            count(row.longest_row),
-        ]);
-    }
-    let lines: Vec<String> = table.lines().iter().map(|line| format!("{}\n", line.trim_end())).collect();
-    format!("\n{}", lines.concat())
-}
-
-/// The tokens of a row; of an encoder-decoder, those of its source and its target.
-fn length(shape: &Shape) -> String {
-    match shape.max_target_length {
-        0 => counted(shape.max_length, "token"),
-        target => format!("({} + {} tokens)", grouped(shape.max_length), grouped(target)),
     }
 }

@@ -6,11 +6,12 @@ use zeroth::comm::local::Options;
 use zeroth::comm::rendezvous::{Coordinator, RendezvousError, WaitPolicy, request_join};
 use zeroth::program::Compiled;
 
+use super::super::rank_share::REGION;
 use super::agreement::Refusal;
 use super::handoff::LauncherHandoff;
 use super::live::LiveStatus;
 use super::resolve_job::ResolvedJob;
-use super::{agreement, launch, prepare_run, rank, resolve_job, summary};
+use super::{agreement, prepare_run, rank, resolve_job, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -59,7 +60,7 @@ fn run_rank_0(
     };
     let status = LiveStatus::start(&run, signals);
     let handoff = run.resolved_job.handoff.to_text()?;
-    let comm = host.begin(launch::REGION, handoff.as_bytes())?.join(0, &rank::options(&run.resolved_job))?;
+    let comm = host.begin(REGION, handoff.as_bytes())?.join(0, &rank::options(&run.resolved_job))?;
     if let Some(exit) = agreement::exchange(&comm, Ok(&run.resolved_job.facts.of_rank(0)))? {
         return Ok(exit);
     }

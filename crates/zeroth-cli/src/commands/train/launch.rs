@@ -11,6 +11,7 @@ use zeroth::comm::launch::{
 };
 use zeroth::kernel::Tier;
 
+use super::super::rank_share::REGION;
 use super::handoff::{HANDOFF_VARIABLE, LauncherHandoff};
 use super::live::LiveStatus;
 use super::{PreparedRun, resume, summary};
@@ -21,9 +22,6 @@ use crate::run_file;
 use crate::signals::Signals;
 use crate::startup_signals::STOP_ACKNOWLEDGEMENT;
 use crate::terminal::{TERMINAL, show_passed};
-
-/// Size of each rank's shared-memory send region; larger messages are sent in pieces of half of it.
-pub(super) const REGION: usize = 8 << 20;
 
 /// Launches the ranks, restarting from the newest valid checkpoint when one dies, up to --max-restarts times.
 pub(super) fn many(

@@ -40,6 +40,7 @@ pub(super) use self::data::{Reading, nearest_existing};
 use self::handoff::LauncherHandoff;
 use self::resolve_job::ResolvedJob;
 pub(super) use self::teacher::{Student, check_tokens, open as open_teacher, placement as teacher_placement};
+use super::dump_program;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -163,7 +164,7 @@ fn prepare_run(
         return Ok(Err(Exit::Done));
     }
     if let Some(file) = &arguments.dump_program {
-        dump_program(file, &compiled)?;
+        dump_program::write(file, &compiled)?;
         return Ok(Err(Exit::Done));
     }
     let (folder, earlier) = write_folder(arguments, &resolved_job, &compiled, signals)?;
@@ -177,15 +178,6 @@ fn prepare_run(
         ));
     }
     Ok(Ok(PreparedRun { resolved_job, compiled, folder, earlier }))
-}
-
-/// Writes the compiled program as text: to standard output for `-`, else to a file.
-fn dump_program(file: &std::path::Path, compiled: &Compiled) -> anyhow::Result<()> {
-    if file.as_os_str() == "-" {
-        output::text(&compiled.to_string());
-        return Ok(());
-    }
-    Ok(publish(file, compiled.to_string().as_bytes())?)
 }
 
 /// Prints hints about budgets that lack their unit.

@@ -10,26 +10,27 @@ use zeroth::config::schema::OffloadDevice;
 use zeroth::config::unimplemented::unimplemented;
 use zeroth::cuda::CudaDevice;
 use zeroth::graph::Op;
-use zeroth::machine::{Gpus, Machine, Rates, probe, probe_host};
+use zeroth::machine::{Machine, Rates, probe, probe_host};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, table};
 use zeroth::plan::PrefetchLimit;
+use zeroth::planning::{self, is_open};
 use zeroth::program::Compiled;
 use zeroth::program::Settings;
 use zeroth::program::Target;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{
-    BatchShape, Budget, Evaluation, Freedom, Job, Overhead, Processes, Report, RunLength, SampleOrder,
-    adapter_table, check_same_adapters, check_same_data, check_same_function, from_config,
-    release_freed_memory,
+    BatchShape, Budget, Evaluation, Job, Overhead, Report, RunLength, SampleOrder, adapter_table,
+    check_same_adapters, check_same_data, check_same_function, from_config, release_freed_memory,
 };
 
 use super::super::config_file;
+use super::super::rank_share::{cpus, free_device_memory, gpus, processes, usual_ranks};
 use super::data::{self, Reading};
 use super::handoff::{Inputs, LauncherHandoff};
 use super::rank_facts::RankFacts;
 use super::strategies::{self, Strategies};
 use super::teacher::{self, Student};
-use super::{launch, lora, resume};
+use super::{lora, resume};
 use crate::cli::TrainArgs;
 use crate::value_args::{DeviceArg, TrainTypeArg};
 
@@ -78,18 +79,7 @@ impl ResolvedJob {
 
     /// Compiles the step within the budgets, choosing values that were left open. The inner error explains why it does not fit.
     pub(super) fn fit(&mut self) -> anyhow::Result<Result<Compiled, String>> {
-        let checkpoints = |setting: &zeroth::config::resolve::Setting| {
-            setting.key.path.starts_with("activation_checkpointing") && setting.origin != Origin::Default
-        };
-        let freedom = Freedom {
-            recompute: is_open(&self.resolved, "zeroth.recompute")
-                && !self.resolved.settings().iter().any(checkpoints),
-            prefetch: is_open(&self.resolved, "zero_optimization.stage3_prefetch_bucket_size"),
-            micro_batch: is_open(&self.resolved, "train_micro_batch_size_per_gpu")
-                && is_open(&self.resolved, "gradient_accumulation_steps"),
-            frozen: is_open(&self.resolved, "zeroth.frozen"),
-            update: self.handoff.rates,
-        };
+        let freedom = planning::freedom(&self.resolved, self.handoff.rates);
         let (compiled, choices) = match self.job.fit(self.target, self.handoff.budget, freedom)? {
             Ok(fitted) => fitted,
             Err(misfit) => return Ok(Err(misfit.to_string())),
@@ -146,10 +136,7 @@ pub(super) fn resolve_job(
     let machine = if arguments.device == Some(DeviceArg::Cpu) { probe_host() } else { probe() };
     let device =
         arguments.device.unwrap_or(if gpus(&machine) > 0 { DeviceArg::Cuda } else { DeviceArg::Cpu });
-    let ranks = ranks_given.or(arguments.ranks).unwrap_or(match device {
-        DeviceArg::Cuda => gpus(&machine).max(1),
-        DeviceArg::Cpu => 1,
-    });
+    let ranks = ranks_given.or(arguments.ranks).unwrap_or_else(|| usual_ranks(device, &machine));
     anyhow::ensure!(
         device == DeviceArg::Cpu || gpus(&machine) > 0,
         "--device cuda needs a GPU, but none was found: `zeroth doctor` shows what was probed; --device cpu trains \
@@ -351,16 +338,8 @@ fn idle_flags(arguments: &TrainArgs) -> Vec<String> {
     notes
 }
 
-fn gpus(machine: &Machine) -> u64 {
-    match &machine.gpus {
-        Gpus::Found { devices, .. } => devices.len() as u64,
-        _ => 0,
-    }
-}
-
 fn threads(arguments: &TrainArgs, ranks: u64) -> usize {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    arguments.threads_per_rank.map_or((cpus / ranks as usize).max(1), |threads| threads as usize)
+    arguments.threads_per_rank.map_or((cpus() / ranks as usize).max(1), |threads| threads as usize)
 }
 
 /// Refuses config keys that are not built and affect training, all at once; notes the others.
@@ -372,12 +351,6 @@ fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> anyhow::Resul
     }
     let lines: Vec<String> = lacking.refused.iter().map(|lack| format!("  {lack}")).collect();
     anyhow::bail!("the config uses features that are not yet built:\n{}", lines.join("\n"))
-}
-
-/// Whether a key was given neither in the file nor as a flag.
-pub(super) fn is_open(resolved: &Resolved, key: &str) -> bool {
-    let origin = resolved.get(key).map(|setting| &setting.origin);
-    !matches!(origin, Some(Origin::File(_) | Origin::Flag(_)))
 }
 
 /// A rank's share of the measured update rates, if the placement of the offloaded optimizer update depends on them.
@@ -416,27 +389,17 @@ fn rates(
 fn budget(arguments: &TrainArgs, device: DeviceArg, ranks: u64, machine: &Machine) -> Budget {
     let typed_host = arguments.host_memory.map(|bytes| bytes / ranks);
     let free_host = machine.host_memory_available().map(|bytes| bytes / ranks);
-    // The rayon pool for data and weight initialisation: one thread per CPU.
-    let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-    let processes = Processes { region: launch::REGION as u64, threads };
     match device {
         // On a CPU, device memory is host memory, unless separate budgets are given.
-        DeviceArg::Cpu => Budget {
-            device: arguments.device_memory,
-            host: typed_host.filter(|_| arguments.device_memory.is_some()),
-            together: typed_host.filter(|_| arguments.device_memory.is_none()).or(free_host),
-            processes,
+        DeviceArg::Cpu if arguments.device_memory.is_some() => Budget {
+            together: free_host,
+            ..Budget::given(arguments.device_memory, typed_host, true, processes())
         },
+        DeviceArg::Cpu => Budget::given(None, typed_host.or(free_host), true, processes()),
         DeviceArg::Cuda => {
-            // With more ranks than GPUs, ranks share them.
-            let sharing = ranks.div_ceil(gpus(machine).max(1));
-            let free = machine.device_memory().map(|memory| memory.free / sharing);
-            Budget {
-                device: arguments.device_memory.or(free),
-                host: typed_host.or(free_host),
-                together: None,
-                processes,
-            }
+            let free = free_device_memory(machine, ranks);
+            let device = arguments.device_memory.or(free);
+            Budget::given(device, typed_host.or(free_host), false, processes())
         }
     }
 }

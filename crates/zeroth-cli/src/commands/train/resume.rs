@@ -8,10 +8,10 @@ use anyhow::Context;
 use serde_json::Value;
 use zeroth::config::resolve::{Flags, Origin, Resolved};
 use zeroth::config::schema::TopLevel;
+use zeroth::planning::is_open;
 use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_resumable};
 use zeroth::train::{Job, SettingChange, config_changes, redistribute_batch};
 
-use super::resolve_job::is_open;
 use crate::cli::TrainArgs;
 use crate::trainer_args::run_name;
 
