@@ -54,6 +54,7 @@ mod same_bits;
 mod same_folder;
 mod save_dtypes;
 mod start_up;
+mod stopped_models;
 mod stops;
 mod strategies;
 mod teacher_caches;

@@ -1,8 +1,10 @@
 //! Atomic files: written to a temporary name, synced, then renamed.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+
+use crate::unfinished::{create_unfinished, publish_unfinished, remove_unfinished, unfinished_path};
 
 /// A file could not be written; an existing one is unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -28,22 +30,16 @@ pub fn publish(path: &Path, contents: &[u8]) -> Result<(), PublishError> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    // Hidden, with the process id, so that two writers do not share a temporary file.
-    let mut unfinished_name = std::ffi::OsString::from(".");
-    unfinished_name.push(name);
-    unfinished_name.push(format!(".unfinished-{}", std::process::id()));
-    let unfinished = folder.join(unfinished_name);
-
+    let unfinished = unfinished_path(folder, name);
     let written = (|| {
-        let mut file = File::create(&unfinished)?;
+        let mut file = create_unfinished(&unfinished)?;
         file.write_all(contents)?;
         file.sync_all()?;
-        fs::rename(&unfinished, path)?;
+        publish_unfinished(&unfinished, path)?;
         sync_folder(folder)
     })();
     written.map_err(|source| {
-        // Best effort: the first error is the one to report.
-        let _ = fs::remove_file(&unfinished);
+        remove_unfinished(&unfinished);
         failed(source)
     })
 }
@@ -62,6 +58,8 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

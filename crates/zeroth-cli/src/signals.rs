@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag::{register, register_conditional_default, register_conditional_shutdown};
 use zeroth::comm::FirstStep;
 
-use crate::startup_signals::{StartupSignals, wait_to_be_killed};
+use crate::startup_signals::{StartupSignals, Work, wait_to_be_killed};
 use crate::stop_signal::StopSignal;
 
 /// The role of this process.
@@ -50,7 +50,7 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Installs the handlers for the rest of the process. Called once.
-    pub(crate) fn install(role: Role) -> io::Result<Self> {
+    pub(crate) fn install(role: Role, work: Work) -> io::Result<Self> {
         let [stop_requested, interrupted, terminated, hung_up] =
             [(); 4].map(|()| Arc::new(AtomicBool::new(false)));
         // Actions run in registration order: the conditional exit must not see the flag that this signal sets.
@@ -79,11 +79,20 @@ impl Signals {
         let startup = match role {
             Role::Primary | Role::Secondary => {
                 let signals = if is_ignored(SIGHUP) { &STOPS[..2] } else { &STOPS };
-                Some(StartupSignals::watch(role == Role::Primary, signals, move || own.pending())?)
+                Some(StartupSignals::watch(role == Role::Primary, work, signals, move || own.pending())?)
             }
             Role::Launched => None,
         };
         Ok(Self { stop_requested, flags, startup })
+    }
+
+    /// Installs the handlers of a command that writes a model folder: a signal removes what is unfinished, and ends it.
+    pub(crate) fn install_for_model_folder() -> io::Result<()> {
+        let signals = Self::install(Role::Primary, Work::ModelFolder)?;
+        if let Some(startup) = signals.startup() {
+            startup.on_stop(zeroth::base::remove_own);
+        }
+        Ok(())
     }
 
     /// The pending stop request; SIGTERM takes precedence, because its sender is a program that reads exit codes.
@@ -159,7 +168,8 @@ mod tests {
     fn process() {
         let Ok(role) = std::env::var(ROLE) else { return };
         let signals =
-            Signals::install(if role == "watched" { Role::Launched } else { Role::Primary }).unwrap();
+            Signals::install(if role == "watched" { Role::Launched } else { Role::Primary }, Work::Training)
+                .unwrap();
         signals.begin_steps(None);
         println!("\nready");
         while signals.stop_requested().is_none() {

@@ -37,6 +37,46 @@ enum Stage {
     Stopped,
 }
 
+/// What a signal interrupts, as messages name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// The steps of a run.
+    Training,
+    /// The tokens of a teacher cache.
+    TeacherCache,
+    /// A model folder, which is not kept unless it is whole.
+    ModelFolder,
+}
+
+impl Work {
+    /// The answer to the first signal once there is something to save.
+    const fn acknowledgement(self) -> &'static str {
+        match self {
+            Self::Training | Self::ModelFolder => STOP_ACKNOWLEDGEMENT,
+            Self::TeacherCache => {
+                "finishing the batch and saving what is cached; press Ctrl-C again to stop at once"
+            }
+        }
+    }
+
+    /// Until when there is nothing to save.
+    const fn begin(self) -> &'static str {
+        match self {
+            Self::Training => " before the first step",
+            Self::TeacherCache => " before the first token was cached",
+            Self::ModelFolder => "",
+        }
+    }
+
+    /// What remains if nothing says otherwise.
+    const fn left(self) -> &'static str {
+        match self {
+            Self::Training | Self::TeacherCache => "nothing was written",
+            Self::ModelFolder => "no unfinished files are left",
+        }
+    }
+}
+
 /// Files written so far.
 struct Written {
     /// Cleanup actions, run in reverse order.
@@ -64,6 +104,7 @@ pub(crate) struct StartupSignals {
     is_reported: AtomicBool,
     /// Whether this process prints messages for its job.
     prints: bool,
+    work: Work,
 }
 
 /// The state of the cleanup thread.
@@ -78,10 +119,11 @@ impl StartupSignals {
     /// Waits for `stops` on a dedicated thread; `signal` returns the pending request.
     pub(crate) fn watch(
         prints: bool,
+        work: Work,
         stops: &[i32],
         signal: impl Fn() -> Option<StopSignal> + Send + 'static,
     ) -> io::Result<Arc<Self>> {
-        let written = Written { undo: Vec::new(), left: "nothing was written" };
+        let written = Written { undo: Vec::new(), left: work.left() };
         let run = Arc::new(Self {
             stage: Mutex::new(Stage::Preparing),
             written: Mutex::new(written),
@@ -89,6 +131,7 @@ impl StartupSignals {
             changed: Condvar::new(),
             is_reported: AtomicBool::new(false),
             prints,
+            work,
         });
         let (mut signals, from_handler) = UnixStream::pair()?;
         for signal in stops {
@@ -126,7 +169,7 @@ impl StartupSignals {
         }
         drop(stage);
         if self.prints && !std::mem::replace(is_answered, true) {
-            output::note(STOP_ACKNOWLEDGEMENT);
+            output::note(self.work.acknowledgement());
         }
     }
 
@@ -138,7 +181,7 @@ impl StartupSignals {
         let is_done = |cleanup: &mut Cleanup| *cleanup != Cleanup::Done;
         drop(self.changed.wait_timeout_while(cleanup, CLEANUP_TIMEOUT, is_done));
         if self.prints && !self.is_reported.load(Ordering::Relaxed) {
-            let _ = writeln!(io::stderr(), "stopped by {} before the first step", signal.name());
+            let _ = writeln!(io::stderr(), "stopped by {}{}", signal.name(), self.work.begin());
         }
         exit(i32::from(signal.exit_code()))
     }
@@ -156,7 +199,7 @@ impl StartupSignals {
         }
         self.is_reported.store(true, Ordering::Relaxed);
         if self.prints {
-            output::note(&format!("stopped by {} before the first step; {}", signal.name(), written.left));
+            output::note(&format!("stopped by {}{}; {}", signal.name(), self.work.begin(), written.left));
         }
         *locked(&self.cleanup) = Cleanup::Done;
         self.changed.notify_all();

@@ -8,12 +8,16 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use serde_json::{Map, Value, json};
-use zeroth_base::{DType, PublishError, publish};
+use zeroth_base::{
+    DType, ExclusiveFolder, ExclusiveFolderError, LockError, PublishError, publish, while_publishing,
+};
 
 use crate::architecture::MixtureConfig;
 use crate::init::{NewValues, fill_new};
 use crate::peft::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
-use crate::safetensors::{DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, WrittenWeights};
+use crate::safetensors::{
+    DEFAULT_SHARD_BYTES, NewTensor, WeightWriter, WeightsError, WrittenWeights, is_weight_file,
+};
 use crate::{Family, FieldError, ModelConfig, ModelError, Parameter, UnwritableConfig, table};
 
 /// Elements that one thread makes at a time.
@@ -200,6 +204,8 @@ impl Default for NewFolder {
     }
 }
 
+/// The file that makes a folder a model's.
+const CONFIG: &str = "config.json";
 /// The file of a model folder that says which state an export took its weights from.
 pub const EXPORT_RECORD: &str = "export.json";
 
@@ -212,6 +218,9 @@ pub enum NewFolderError {
         /// The folder.
         folder: PathBuf,
     },
+    /// It cannot be locked: another command may be writing to it.
+    #[error(transparent)]
+    Lock(#[from] LockError),
     /// The system refused.
     #[error("cannot make the folder {}: {source}", folder.display())]
     Folder {
@@ -231,6 +240,16 @@ pub enum NewFolderError {
     Publish(#[from] PublishError),
 }
 
+impl From<ExclusiveFolderError> for NewFolderError {
+    fn from(error: ExclusiveFolderError) -> Self {
+        match error {
+            ExclusiveFolderError::NotEmpty { folder } => Self::NotEmpty { folder },
+            ExclusiveFolderError::Lock(error) => Self::Lock(error),
+            ExclusiveFolderError::Io { folder, source, .. } => Self::Folder { folder, source },
+        }
+    }
+}
+
 /// Makes a model folder with new weights, piece by piece: memory does not grow with the model. `config.json` comes
 /// last, so a folder that was not finished is not taken for a model.
 pub fn new_folder(
@@ -241,11 +260,8 @@ pub fn new_folder(
     let config = ModelConfig { dtype: Some(new.dtype), ..config.clone() };
     let json = format!("{:#}\n", Value::Object(config.to_json()?));
     let at = |source| NewFolderError::Folder { folder: folder.to_owned(), source };
-    fs::create_dir_all(folder).map_err(at)?;
-    if !new.overwrite && fs::read_dir(folder).map_err(at)?.next().is_some() {
-        return Err(NewFolderError::NotEmpty { folder: folder.to_owned() });
-    }
-
+    // Locked, and removed on failure if it was made.
+    let locked = ExclusiveFolder::open(folder, new.overwrite, |name| name == CONFIG || is_weight_file(name))?;
     let table = table(&config);
     let tensors = table.iter().flat_map(|parameter| NewTensor::all_of(parameter, new.dtype)).collect();
     let mut writer = WeightWriter::create(folder, tensors, new.shard_bytes)?;
@@ -259,9 +275,22 @@ pub fn new_folder(
             writer.append_parameter(parameter, &values)?;
         }
     }
-    let path = folder.join("config.json");
+    let _publishing = while_publishing();
+    let names: Vec<String> = writer.names().map(str::to_owned).collect();
+    let list = locked.announce(names.iter().map(String::as_str).chain([CONFIG])).map_err(at)?;
+    let written = replace(folder, writer, &json);
+    if let (Err(_), Some(list)) = (&written, list) {
+        list.undo();
+    }
+    written
+}
+
+/// Gives the weights and then the config their names, in the place of what was there.
+fn replace(folder: &Path, writer: WeightWriter, json: &str) -> Result<WrittenWeights, NewFolderError> {
+    let at = |source| NewFolderError::Folder { folder: folder.to_owned(), source };
+    let path = folder.join(CONFIG);
     // An adapter beside the model would be loaded with it, and the record of an export is not of this model.
-    for name in ["config.json", EXPORT_RECORD, ADAPTER_CONFIG, ADAPTER_WEIGHTS] {
+    for name in [CONFIG, EXPORT_RECORD, ADAPTER_CONFIG, ADAPTER_WEIGHTS] {
         match fs::remove_file(folder.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(error)),
             _ => {}

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use half::f16;
-use zeroth_base::DType;
+use zeroth_base::{DType, ExclusiveFolder};
 use zeroth_engine::{Engine, State};
 use zeroth_graph::ParamId;
 use zeroth_model::{
@@ -17,11 +17,12 @@ use zeroth_model::{
 
 use crate::Job;
 use crate::control::all_gather;
-use crate::export_error::{ExportError, failed};
+use crate::export_error::ExportError;
 use crate::export_record::ExportSource;
 use crate::finite::first_not_finite;
 use crate::lora::{LoraJob, base_table};
 use crate::staged_files::StagedFiles;
+use crate::stale_files::is_of_a_model;
 
 /// Elements gathered at once.
 const PIECE: u64 = 1 << 19;
@@ -52,13 +53,13 @@ pub(crate) fn export(
     let tensors: Vec<NewTensor> =
         parameters.iter().flat_map(|parameter| NewTensor::all_of(parameter, dtype)).collect();
     let create = || {
-        std::fs::create_dir_all(folder).map_err(failed(folder))?;
+        let to = ExclusiveFolder::open(folder, true, is_of_a_model)?;
         if let Some(LoraJob { lora, base, .. }) = &job.lora {
             let config = adapter_config_json(lora, &base_table(&job.table), base);
-            let beside = StagedFiles::of_adapter(&job.files, folder, &config)?;
+            let beside = StagedFiles::of_adapter(&job.files, to, &config)?;
             return Ok((beside, WeightWriter::create_adapter(folder, tensors.clone())?));
         }
-        let beside = StagedFiles::of_model(&job.files, folder, dtype)?;
+        let beside = StagedFiles::of_model(&job.files, to, dtype)?;
         Ok((beside, WeightWriter::create(folder, tensors.clone(), DEFAULT_SHARD_BYTES)?))
     };
     let created = (engine.rank() == 0).then(create).transpose();

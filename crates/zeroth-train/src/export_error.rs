@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use zeroth_base::{format_bytes, grouped};
+use zeroth_base::{ExclusiveFolderError, LockError, format_bytes, grouped};
 use zeroth_engine::RunError;
 use zeroth_model::{LoraError, ModelError, WeightsError};
 
@@ -63,6 +63,9 @@ pub enum ExportError {
         /// The folder.
         folder: PathBuf,
     },
+    /// The destination cannot be locked: another command may be writing to it.
+    #[error(transparent)]
+    Lock(#[from] LockError),
     /// The destination is inside a checkpoint.
     #[error(
         "{} is inside the checkpoint {}, and a model written there would invalidate its checksums: give a folder outside of it",
@@ -156,6 +159,16 @@ pub enum ExportError {
         /// The error of the operating system.
         source: io::Error,
     },
+}
+
+impl From<ExclusiveFolderError> for ExportError {
+    fn from(error: ExclusiveFolderError) -> Self {
+        match error {
+            ExclusiveFolderError::NotEmpty { folder } => Self::NotEmpty { folder },
+            ExclusiveFolderError::Lock(error) => Self::Lock(error),
+            ExclusiveFolderError::Io { folder, source, .. } => Self::Io { path: folder, source },
+        }
+    }
 }
 
 /// Maps an I/O error of a write to `path`.

@@ -45,7 +45,6 @@ mod run_files;
 mod run_folder;
 mod run_folder_error;
 mod run_input;
-mod run_lock;
 mod sample_order;
 mod save;
 mod schedule;
@@ -100,7 +99,6 @@ pub use router_load::RouterLoad;
 pub use run_folder::{ExistingRun, RunFolder};
 pub use run_folder_error::RunFolderError;
 pub use run_input::RunInput;
-pub use run_lock::LockError;
 pub use sample_order::{EpochSample, RunLength, RunLengthError, SampleOrder};
 pub use save::{CheckpointOptions, SaveError};
 pub use schedule::{

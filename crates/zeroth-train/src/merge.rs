@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
-use zeroth_base::DType;
+use zeroth_base::{DType, ExclusiveFolder};
 use zeroth_engine::State;
 use zeroth_model::{
     Adapter, Lora, ModelConfig, NewTensor, Parameter, ParameterKind, ParameterTable, WeightFiles,
@@ -18,10 +18,10 @@ use crate::adapter_base::sample_of;
 use crate::base_hash::{BaseHash, name_key};
 use crate::checkpoint::{
     BaseEntry, Checkpoint, Destination, enclosing_checkpoint, free_bytes, is_inside, needed_bytes,
-    refuse_taken,
+    open_destination,
 };
 use crate::export::stream;
-use crate::export_error::{ExportError, failed};
+use crate::export_error::ExportError;
 use crate::export_record::{ExportSource, exported_step, recorded_base};
 use crate::staged_files::StagedFiles;
 
@@ -165,21 +165,13 @@ impl MergeBase {
         if let Some(checkpoint) = enclosing_checkpoint(to) {
             return Err(ExportError::InsideCheckpoint { folder: to.to_owned(), checkpoint });
         }
-        refuse_taken(to, output.destination)?;
+        let folder = open_destination(to, output.destination)?;
         let mut tensors = Vec::new();
         for parameter in self.table.iter() {
             tensors.extend(NewTensor::all_of(parameter, self.written_dtype(parameter, output)?));
         }
         self.refuse_small_disk(&tensors, to)?;
-
-        let is_new = !to.exists();
-        std::fs::create_dir_all(to).map_err(failed(to))?;
-        let written = self.write(adapters, source, output, &tensors);
-        if written.is_err() && is_new {
-            // Only an empty folder goes; the error is what matters.
-            let _ = std::fs::remove_dir(to);
-        }
-        written
+        self.write(adapters, source, output, folder, &tensors)
     }
 
     /// Streams the merged tensors into files beside the final ones, and publishes them.
@@ -188,12 +180,13 @@ impl MergeBase {
         adapters: &Adapters<'_>,
         source: &ExportSource,
         output: MergeOutput<'_>,
+        folder: ExclusiveFolder,
         tensors: &[NewTensor],
     ) -> Result<WrittenWeights, ExportError> {
-        let to = output.folder;
+        let to = folder.path().to_owned();
         let dtype = output.dtype.map_or_else(|| self.dtype(), Ok)?;
-        let beside = StagedFiles::of_model(&ModelFiles::read(&self.folder)?, to, dtype)?;
-        let mut writer = WeightWriter::create(to, tensors.to_vec(), output.shard_bytes)?;
+        let beside = StagedFiles::of_model(&ModelFiles::read(&self.folder)?, folder, dtype)?;
+        let mut writer = WeightWriter::create(&to, tensors.to_vec(), output.shard_bytes)?;
         let matrices = matrices_by_weight(adapters.table);
         let mut hash = BaseHash::default();
         for parameter in self.table.iter() {

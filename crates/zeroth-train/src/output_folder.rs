@@ -4,12 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
+use zeroth_base::{LOCK_FILE, parse_unfinished};
 
 use crate::checkpoint::{enclosing_checkpoint, is_same_folder, nearest_existing};
 use crate::run_files::{AMBIGUOUS, FILES, FOLDERS, MARKERS, REQUESTS, exists};
-use crate::run_folder::{ExistingRun, LOCK};
+use crate::run_folder::ExistingRun;
 use crate::run_folder_error::{RunFolderError, failed};
-use crate::stale_files::unfinished;
 
 /// Names that are listed in a message.
 const NAMED: usize = 5;
@@ -102,12 +102,12 @@ fn refuse_foreign(root: &Path) -> Result<(), RunFolderError> {
 
 /// Whether a run writes, or reads, an entry of this name at the top of its folder.
 fn is_of_a_run(name: &str) -> bool {
-    let whole = unfinished(name).map_or(name, |(name, _)| name);
+    let whole = parse_unfinished(name).map_or(name, |(name, _)| name);
     // A fresh file system has `lost+found`.
     FILES.contains(&whole)
         || FOLDERS.contains(&name)
         || REQUESTS.contains(&name)
-        || [LOCK, "lost+found"].contains(&name)
+        || [LOCK_FILE, "lost+found"].contains(&name)
 }
 
 #[cfg(test)]

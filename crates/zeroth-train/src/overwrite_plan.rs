@@ -9,7 +9,7 @@ use crate::export_record::is_exported;
 use crate::run_files::{FILES, MARKERS, is_event_file_name, is_log_name};
 use crate::run_folder_error::{RunFolderError, failed};
 use crate::run_input::{RunInput, Tree};
-use crate::stale_files::{is_of_a_model, unfinished};
+use crate::stale_files::is_of_an_export;
 
 /// The plan of overwriting a run folder.
 #[derive(Debug, Default)]
@@ -151,8 +151,7 @@ fn of_tensorboard(name: &str, entry: &DirEntry) -> io::Result<bool> {
 
 /// Weights, adapters, config and tokenizer files, and unfinished ones of an export.
 fn of_a_model(name: &str, entry: &DirEntry) -> io::Result<bool> {
-    let whole = unfinished(name).map_or(name, |(name, _)| name);
-    Ok(is_of_a_model(whole) && !entry.file_type()?.is_dir())
+    Ok(is_of_an_export(name) && !entry.file_type()?.is_dir())
 }
 
 #[cfg(test)]
@@ -180,7 +179,9 @@ mod tests {
             "checkpoints/step-5/model/tokenizer.json",
             // Damaged: everything but its weights is missing.
             "checkpoints/step-6/rank-00000-of-00001.safetensors",
+            "model/.lock",
             "model/.model.safetensors.unfinished-77",
+            "model/.published.unfinished-77",
             "model/model-00001-of-00002.safetensors",
             "model/tokenizer.json",
             "model/adapter_config.json",

@@ -3,13 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use zeroth_base::FolderLock;
+
 use crate::checkpoint::step_folder;
 use crate::output_folder::{check_output, is_marked, run_files};
 use crate::overwrite_plan::OverwritePlan;
 use crate::run_files::EVENTS;
 use crate::run_folder_error::{RunFolderError, failed};
 use crate::run_input::RunInput;
-use crate::run_lock::RunLock;
 use crate::stale_files;
 use crate::unstarted_run::{UnstartedRun, holds_steps, missing};
 
@@ -24,8 +25,6 @@ pub enum ExistingRun {
     Keep,
 }
 
-pub(crate) const LOCK: &str = ".lock";
-
 /// A run folder, locked by this process until dropped.
 #[derive(Debug)]
 pub struct RunFolder {
@@ -33,7 +32,7 @@ pub struct RunFolder {
     overwritten: OverwritePlan,
     /// `None` if it continues a run that has steps.
     unstarted: Option<UnstartedRun>,
-    _lock: RunLock,
+    _lock: FolderLock,
 }
 
 impl RunFolder {
@@ -43,7 +42,7 @@ impl RunFolder {
         check_output(root, existing)?;
         let made = missing(root);
         fs::create_dir_all(root).map_err(failed("create", root))?;
-        let lock = RunLock::take(root, &root.join(LOCK))?;
+        let lock = FolderLock::take(root)?;
         let mut folder = Self {
             root: root.to_owned(),
             overwritten: OverwritePlan::default(),
@@ -169,8 +168,9 @@ impl Drop for RunFolder {
 
 #[cfg(test)]
 mod tests {
+    use zeroth_base::{LOCK_FILE, LockError};
+
     use super::*;
-    use crate::LockError;
 
     /// A run folder as a finished run leaves it.
     fn with_a_run() -> tempfile::TempDir {
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(run.checkpoint(12), root.join("checkpoints/step-12"));
         assert_eq!(run.log(3).unwrap(), root.join("logs/rank-3.log"));
         drop(run);
-        assert!(!root.join(LOCK).exists());
+        assert!(!root.join(LOCK_FILE).exists());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::run_lock::LockError;
+use zeroth_base::LockError;
 
 /// A run folder that cannot be used.
 #[derive(Debug, thiserror::Error)]

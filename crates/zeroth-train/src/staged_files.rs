@@ -8,29 +8,36 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use zeroth_base::{DType, sync_folder};
+use zeroth_base::{
+    DType, ExclusiveFolder, create_unfinished, publish_unfinished, remove_unfinished, sync_folder,
+    unfinished_path, while_publishing,
+};
 use zeroth_model::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, WeightWriter, WrittenWeights, is_weight_file};
 
 use crate::ModelFiles;
 use crate::export_error::{ExportError, failed};
-use crate::export_record::{self, ExportSource};
+use crate::export_record::{self, ExportSource, RECORD};
 use crate::model_files::{CONFIG, GENERATION_CONFIG};
 
 /// Complete, synced files under hidden names. Removed on drop unless [`StagedFiles::publish`] succeeded.
 #[derive(Debug)]
 pub(crate) struct StagedFiles {
-    folder: PathBuf,
     names: Vec<String>,
+    folder: ExclusiveFolder,
 }
 
 impl StagedFiles {
     /// Stages the snapshotted tokenizer files, and config.json with the dtype of the exported weights.
-    pub(crate) fn of_model(from: &ModelFiles, to: &Path, dtype: DType) -> Result<Self, ExportError> {
-        let mut staged = Self { folder: to.to_owned(), names: Vec::new() };
+    pub(crate) fn of_model(
+        from: &ModelFiles,
+        to: ExclusiveFolder,
+        dtype: DType,
+    ) -> Result<Self, ExportError> {
+        let config = to.path().join(CONFIG);
+        let mut staged = Self { folder: to, names: Vec::new() };
         for (name, mut source) in from.iter().filter(|(name, _)| *name != CONFIG) {
             staged.add(name, |file| io::copy(&mut source, file).map(drop))?;
         }
-        let config = to.join(CONFIG);
         let text = from.config().and_then(|map| with_dtype(map, dtype)).map_err(failed(&config))?;
         // Renamed last: an incomplete folder is not taken for a model.
         staged.add(CONFIG, |file| file.write_all(text.as_bytes()))?;
@@ -38,9 +45,13 @@ impl StagedFiles {
     }
 
     /// Stages the snapshotted tokenizer files, and adapter_config.json.
-    pub(crate) fn of_adapter(from: &ModelFiles, to: &Path, config: &str) -> Result<Self, ExportError> {
-        refuse_model_of_others(to)?;
-        let mut staged = Self { folder: to.to_owned(), names: Vec::new() };
+    pub(crate) fn of_adapter(
+        from: &ModelFiles,
+        to: ExclusiveFolder,
+        config: &str,
+    ) -> Result<Self, ExportError> {
+        refuse_model_of_others(to.path())?;
+        let mut staged = Self { folder: to, names: Vec::new() };
         // The base's own files: beside them, a folder would be taken for a whole model.
         let is_of_base = |name: &str| name == CONFIG || name == GENERATION_CONFIG;
         for (name, mut source) in from.iter().filter(|(name, _)| !is_of_base(name)) {
@@ -56,7 +67,7 @@ impl StagedFiles {
         name: &str,
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> Result<(), ExportError> {
-        let target = self.folder.join(name);
+        let target = self.folder.path().join(name);
         // Check early: a rename onto a folder would fail only at the end.
         if fs::symlink_metadata(&target).is_ok_and(|found| found.is_dir()) {
             let source = io::Error::new(io::ErrorKind::IsADirectory, "a folder of that name exists");
@@ -65,7 +76,7 @@ impl StagedFiles {
         let path = self.hidden(name);
         // Registered before it exists, so that drop removes a half-written file.
         self.names.push(name.to_owned());
-        let written = File::create(&path).and_then(|mut file| {
+        let written = create_unfinished(&path).and_then(|mut file| {
             write(&mut file)?;
             file.sync_all()
         });
@@ -79,26 +90,40 @@ impl StagedFiles {
         weights: WeightWriter,
         source: &ExportSource,
     ) -> Result<WrittenWeights, ExportError> {
+        let _publishing = while_publishing();
+        let names: Vec<String> =
+            weights.names().map(str::to_owned).chain(self.names.iter().cloned()).collect();
+        let names = names.iter().map(String::as_str).chain([RECORD]);
+        let list = self.folder.announce(names).map_err(failed(self.folder.path()))?;
+        let written = self.replace(weights, source);
+        if let (Err(_), Some(list)) = (&written, list) {
+            list.undo();
+        }
+        written
+    }
+
+    fn replace(&self, weights: WeightWriter, source: &ExportSource) -> Result<WrittenWeights, ExportError> {
+        let folder = self.folder.path();
         // Before the record, which a stopped export would no longer have.
         for name in self.obsolete(&weights) {
-            let path = self.folder.join(name);
+            let path = folder.join(name);
             fs::remove_file(&path).map_err(failed(&path))?;
         }
-        export_record::remove(&self.folder)?;
+        export_record::remove(folder)?;
         let written = weights.finish()?;
         for name in &self.names {
-            let path = self.folder.join(name);
-            fs::rename(self.hidden(name), &path).map_err(failed(&path))?;
+            let path = folder.join(name);
+            publish_unfinished(&self.hidden(name), &path).map_err(failed(&path))?;
         }
-        sync_folder(&self.folder).map_err(failed(&self.folder))?;
-        export_record::write(&self.folder, source, &written.files, &self.names)?;
+        sync_folder(folder).map_err(failed(folder))?;
+        export_record::write(folder, source, &written.files, &self.names)?;
         Ok(written)
     }
 
     /// Files in the folder that belong to what is replaced, and are not replaced themselves.
     fn obsolete(&self, weights: &WeightWriter) -> Vec<String> {
         let is_model = self.names.iter().any(|name| name == CONFIG);
-        let mut earlier = export_record::recorded_files(&self.folder);
+        let mut earlier = export_record::recorded_files(self.folder.path());
         if is_model {
             // The writer of a model's weights removes earlier ones once the new ones are in place.
             earlier.retain(|name| !is_weight_file(name));
@@ -106,22 +131,21 @@ impl StagedFiles {
         }
         let is_new =
             |name: &str| self.names.iter().any(|new| new == name) || weights.names().any(|new| new == name);
-        let is_file =
-            |name: &str| fs::symlink_metadata(self.folder.join(name)).is_ok_and(|found| !found.is_dir());
+        let is_file = |name: &str| {
+            fs::symlink_metadata(self.folder.path().join(name)).is_ok_and(|found| !found.is_dir())
+        };
         earlier.into_iter().filter(|name| !is_new(name) && is_file(name)).collect()
     }
 
-    /// Tagged with this process, so that two writers never share an unfinished file.
     fn hidden(&self, name: &str) -> PathBuf {
-        self.folder.join(format!(".{name}.unfinished-{}", std::process::id()))
+        unfinished_path(self.folder.path(), name)
     }
 }
 
 impl Drop for StagedFiles {
     fn drop(&mut self) {
         for name in &self.names {
-            // Best effort: the original error is the one to report.
-            let _ = fs::remove_file(self.hidden(name));
+            remove_unfinished(&self.hidden(name));
         }
     }
 }

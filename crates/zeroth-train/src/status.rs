@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::Value;
+use zeroth_base::unfinished_path;
 use zeroth_comm::{Phase, ProcessState, RankObservation, RankObserver};
 use zeroth_machine::{Gpu, GpuMemory};
 
@@ -92,7 +93,7 @@ impl StatusWriter {
         let inside = Arc::clone(&shared);
         let mut writer = Writer {
             path: folder.join(STATUS),
-            unfinished: folder.join(format!(".{STATUS}.unfinished-{pid}")),
+            unfinished: unfinished_path(folder, STATUS),
             events: folder.join(EVENTS),
             gpus: (!facts.gpus.is_empty()).then(|| GpuMemory::open(&facts.gpus)).flatten(),
             facts,

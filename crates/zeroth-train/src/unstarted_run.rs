@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use zeroth_base::LOCK_FILE;
+
 use crate::checkpoint::list;
 use crate::run_files::{EVENTS, STATUS, exists, is_event_file_name, is_log_name};
 
@@ -65,7 +67,7 @@ impl UnstartedRun {
         }
         // Marker files last: without them the others would look like a model's.
         let others = ["config.json", "plan.json", "metrics.csv", STATUS, EVENTS];
-        for name in others.into_iter().chain(["metrics.jsonl", "origin.json", ".lock"]) {
+        for name in others.into_iter().chain(["metrics.jsonl", "origin.json", LOCK_FILE]) {
             let _ = fs::remove_file(self.root.join(name));
         }
         // These fail for non-empty folders, which should stay.

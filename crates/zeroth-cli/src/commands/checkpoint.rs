@@ -15,6 +15,7 @@ use super::{checkpoint_merge, verify_cache};
 use crate::cli::{CheckpointCommand, CheckpointExportArgs};
 use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
+use crate::signals::Signals;
 use crate::table::Table;
 
 pub(super) fn run(command: &CheckpointCommand, output: &Output) -> anyhow::Result<Exit> {
@@ -25,8 +26,14 @@ pub(super) fn run(command: &CheckpointCommand, output: &Output) -> anyhow::Resul
         },
         CheckpointCommand::Verify { dir } if TeacherCache::is_in(dir) => verify_cache::run(dir, output),
         CheckpointCommand::Verify { dir } => verify(dir, output),
-        CheckpointCommand::Export(arguments) if arguments.merge => checkpoint_merge::run(arguments, output),
-        CheckpointCommand::Export(arguments) => export_model(arguments, output),
+        CheckpointCommand::Export(arguments) => {
+            Signals::install_for_model_folder()?;
+            if arguments.merge {
+                checkpoint_merge::run(arguments, output)
+            } else {
+                export_model(arguments, output)
+            }
+        }
     }
 }
 
@@ -232,6 +239,7 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
         Ok(written) => written,
         Err(
             error @ (ExportError::NotEmpty { .. }
+            | ExportError::Lock(_)
             | ExportError::HoldsARun { .. }
             | ExportError::HoldsAModel { .. }
             | ExportError::InsideCheckpoint { .. }

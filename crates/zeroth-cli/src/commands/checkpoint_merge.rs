@@ -109,6 +109,7 @@ fn is_mistake(error: &ExportError) -> bool {
     matches!(
         error,
         ExportError::NotEmpty { .. }
+            | ExportError::Lock(_)
             | ExportError::HoldsARun { .. }
             | ExportError::InsideCheckpoint { .. }
             | ExportError::InsideInput { .. }

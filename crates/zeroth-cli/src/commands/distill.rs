@@ -28,6 +28,7 @@ use crate::kd_args::{DistillCacheArgs, DistillCommand};
 use crate::output::{self, Output};
 use crate::pair_args::PairArgs;
 use crate::signals::{Role, Signals};
+use crate::startup_signals::Work;
 use crate::terminal::Meter;
 use crate::train_flags::precision;
 use crate::value_args::DeviceArg;
@@ -38,7 +39,10 @@ pub(super) fn run(command: &DistillCommand, output: &Output) -> anyhow::Result<E
 }
 
 fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> {
-    let signals = Signals::install(Role::Primary)?;
+    let signals = Signals::install(Role::Primary, Work::TeacherCache)?;
+    if let Some(before) = signals.startup() {
+        before.on_stop(zeroth::base::remove_own);
+    }
     let mut notes = Vec::new();
     let settings = settings(arguments, &mut notes)?;
     let (teacher, reading) = teacher_and_reading(arguments)?;

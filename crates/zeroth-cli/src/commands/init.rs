@@ -7,6 +7,7 @@ use zeroth::model::{ExpertSizes, ModelConfig, ModelSizes, NewFolder, new_folder,
 use crate::cli::InitArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
+use crate::signals::Signals;
 
 pub(super) fn run(arguments: &InitArgs, output: &Output) -> anyhow::Result<Exit> {
     let experts = arguments.num_experts.zip(arguments.num_experts_per_tok);
@@ -35,6 +36,7 @@ pub(super) fn run(arguments: &InitArgs, output: &Output) -> anyhow::Result<Exit>
         shard_bytes: arguments.max_shard_size,
         overwrite: arguments.overwrite_output_dir,
     };
+    Signals::install_for_model_folder()?;
     let written = new_folder(&config, &new, &arguments.output)?;
     let params = table(&config).total();
     if output.is_json() {

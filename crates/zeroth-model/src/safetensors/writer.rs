@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use half::bf16;
 use serde_json::{Map, Value, json};
-use zeroth_base::{DType, grouped, sync_folder};
+use zeroth_base::{
+    DType, create_unfinished, grouped, publish_unfinished, remove_unfinished, sync_folder, unfinished_path,
+};
 
 use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, convert, header};
@@ -212,7 +214,7 @@ impl WeightWriter {
                     METADATA,
                     tensors.iter().map(|tensor| (&*tensor.name, &*tensor.shape, tensor.dtype)),
                 );
-                let mut file = BufWriter::new(File::create(self.unfinished(self.shard))?);
+                let mut file = BufWriter::new(create_unfinished(&self.unfinished(self.shard))?);
                 file.write_all(&header)?;
                 self.open = Some(file);
             }
@@ -261,7 +263,7 @@ impl WeightWriter {
         let bytes = self.tensors.iter().map(NewTensor::bytes).sum();
         let mut new: Vec<&str> = shards.iter().map(|shard| shard.name.as_str()).collect();
         if shards.len() > 1 {
-            let path = unfinished(&self.folder, INDEX);
+            let path = unfinished_path(&self.folder, INDEX);
             let index = format!("{:#}\n", self.index(shards, bytes));
             write_synced(&path, index.as_bytes()).map_err(at(&path))?;
             new.push(INDEX);
@@ -280,7 +282,7 @@ impl WeightWriter {
         let mut files: Vec<PathBuf> = Vec::with_capacity(new.len());
         for name in &new {
             let path = self.folder.join(name);
-            if let Err(error) = fs::rename(unfinished(&self.folder, name), &path) {
+            if let Err(error) = publish_unfinished(&unfinished_path(&self.folder, name), &path) {
                 // Best effort: remove new files that do not replace earlier ones.
                 for (_, path) in new.iter().zip(&files).filter(|(name, _)| !old.contains(**name)) {
                     let _ = fs::remove_file(path);
@@ -308,7 +310,8 @@ impl WeightWriter {
     }
 
     fn unfinished(&self, shard: usize) -> PathBuf {
-        self.shards.get(shard).map_or_else(|| self.folder.clone(), |s| unfinished(&self.folder, &s.name))
+        let of = |shard: &Shard| unfinished_path(&self.folder, &shard.name);
+        self.shards.get(shard).map_or_else(|| self.folder.clone(), of)
     }
 
     /// What must be appended next, for messages.
@@ -326,22 +329,17 @@ impl WeightWriter {
 impl Drop for WeightWriter {
     fn drop(&mut self) {
         for shard in &self.shards {
-            // Best effort: most of the files do not exist yet, or no longer.
-            let _ = fs::remove_file(unfinished(&self.folder, &shard.name));
+            // Most of the files do not exist yet, or no longer.
+            remove_unfinished(&unfinished_path(&self.folder, &shard.name));
         }
-        let _ = fs::remove_file(unfinished(&self.folder, INDEX));
+        remove_unfinished(&unfinished_path(&self.folder, INDEX));
     }
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
+    let mut file = create_unfinished(path)?;
     file.write_all(bytes)?;
     file.sync_all()
-}
-
-/// A hidden name with the process ID, so that two writers do not share an unfinished file.
-fn unfinished(folder: &Path, name: &str) -> PathBuf {
-    folder.join(format!(".{name}.unfinished-{}", std::process::id()))
 }
 
 fn refuse_unwritable(tensors: &[NewTensor]) -> Result<(), WeightsError> {

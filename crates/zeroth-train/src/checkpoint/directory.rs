@@ -167,7 +167,7 @@ pub fn clean(checkpoints: &Path) -> Result<Vec<CheckpointError>, CheckpointError
     let mut failed = Vec::new();
     for name in names(checkpoints)? {
         let path = checkpoints.join(&name);
-        let Some(leftover) = StaleName::parse(&name).filter(|leftover| !leftover.is_in_use()) else {
+        let Some(leftover) = StaleName::parse(&name).filter(|leftover| !leftover.is_in_use(&path)) else {
             continue;
         };
         let target = leftover.step.map(|step| checkpoints.join(step_folder(step)));

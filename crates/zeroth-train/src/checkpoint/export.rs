@@ -1,10 +1,9 @@
 //! Exports a checkpoint as a Hugging Face folder, streamed: the model is never held in memory.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use zeroth_base::DType;
+use zeroth_base::{DType, ExclusiveFolder};
 use zeroth_engine::State;
 use zeroth_model::{
     ModelConfig, NewTensor, Parameter, WeightWriter, WrittenWeights, adapter_config_json, adapter_parameters,
@@ -18,8 +17,9 @@ use crate::export::stream;
 use crate::export_error::{ExportError, failed};
 use crate::export_record::ExportSource;
 use crate::model_files::CONFIG;
-use crate::run_files::MARKERS;
+use crate::run_files::{MARKERS, exists};
 use crate::staged_files::StagedFiles;
+use crate::stale_files::is_of_a_model;
 
 /// Handling of a non-empty destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +59,7 @@ pub(crate) fn export_from(
     if let Some(around) = around {
         return Err(ExportError::InsideCheckpoint { folder: to.to_owned(), checkpoint: around });
     }
-    refuse_taken(to, destination)?;
-    fs::create_dir_all(to).map_err(failed(to))?;
+    let folder = open_destination(to, destination)?;
     let files = ModelFiles::read(&checkpoint.model())?;
     let lora = checkpoint.manifest().lora.as_ref();
     let base = table(&model_config(checkpoint, &files)?);
@@ -77,12 +76,12 @@ pub(crate) fn export_from(
         Some(lora) => {
             let config = adapter_config_json(&lora.lora(), &base, &lora.base.name);
             (
-                StagedFiles::of_adapter(&files, to, &config)?,
+                StagedFiles::of_adapter(&files, folder, &config)?,
                 WeightWriter::create_adapter(to, tensors.clone())?,
             )
         }
         None => (
-            StagedFiles::of_model(&files, to, dtype)?,
+            StagedFiles::of_model(&files, folder, dtype)?,
             WeightWriter::create(to, tensors.clone(), shard_bytes)?,
         ),
     };
@@ -102,16 +101,11 @@ fn model_config(checkpoint: &Checkpoint, files: &ModelFiles) -> Result<ModelConf
     model.map_err(|error| failed(&path)(io::Error::new(io::ErrorKind::InvalidData, error)))
 }
 
-/// Refuses a run folder and, unless it is to be overwritten, a folder that is not empty.
-pub(crate) fn refuse_taken(to: &Path, destination: Destination) -> Result<(), ExportError> {
-    let Ok(entries) = fs::read_dir(to) else { return Ok(()) };
-    let names: Vec<PathBuf> = entries.flatten().map(|entry| PathBuf::from(entry.file_name())).collect();
-    let is_run = names.iter().any(|name| MARKERS.iter().any(|mark| name == Path::new(mark)));
-    if is_run {
+/// Opens the folder that a model is written to. Refuses a run folder and, unless it is to be overwritten, a folder that is not
+/// empty.
+pub(crate) fn open_destination(to: &Path, destination: Destination) -> Result<ExclusiveFolder, ExportError> {
+    if MARKERS.iter().any(|mark| exists(&to.join(mark))) {
         return Err(ExportError::HoldsARun { folder: to.to_owned() });
     }
-    if !names.is_empty() && destination == Destination::New {
-        return Err(ExportError::NotEmpty { folder: to.to_owned() });
-    }
-    Ok(())
+    Ok(ExclusiveFolder::open(to, destination == Destination::Overwrite, is_of_a_model)?)
 }

@@ -4,9 +4,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use zeroth_base::{ProcessOwner, parse_unfinished, process_start};
+
 use super::checksums::{MANIFEST, SUMS};
 use crate::model_files::{COMPANION_FILES, CONFIG};
-use crate::run_lock::start_time;
 
 /// The subfolder with the model's config and tokenizer files.
 pub(super) const MODEL: &str = "model";
@@ -26,7 +27,7 @@ pub fn parse_step_folder(name: &str) -> Option<u64> {
 /// A hidden name for a folder that is not, or no longer, a checkpoint, tagged with this process.
 pub(super) fn hidden(checkpoints: &Path, step: u64, what: &str) -> PathBuf {
     let pid = std::process::id();
-    let started = start_time(pid).unwrap_or(0);
+    let started = process_start(pid).unwrap_or(0);
     checkpoints.join(format!(".{}.{what}-{pid}-{started}", step_folder(step)))
 }
 
@@ -84,36 +85,42 @@ pub(super) fn remove_unless_foreign(folder: &Path) -> io::Result<bool> {
     fs::remove_dir_all(folder).map(|()| true)
 }
 
-/// A hidden name that a zeroth process created: `.step-5.unfinished-123-456`, or `.latest.unfinished-123`.
+/// A hidden name that a zeroth process created: `.step-5.unfinished-123-456`, with its id and start time, or that of an
+/// unfinished `latest`.
 pub(crate) struct StaleName {
     pub(crate) step: Option<u64>,
     pub(super) is_replaced: bool,
-    pid: u32,
-    /// Start time of that process, if the name includes it.
-    started: Option<u64>,
+    by: Creator,
+}
+
+enum Creator {
+    /// By its id and start time.
+    Process(u32, u64),
+    Owner(ProcessOwner),
 }
 
 impl StaleName {
     pub(crate) fn parse(name: &str) -> Option<Self> {
+        if let Some(("latest", owner)) = parse_unfinished(name) {
+            return Some(Self { step: None, is_replaced: false, by: Creator::Owner(owner) });
+        }
         let (of, mark) = name.strip_prefix('.')?.split_once('.')?;
         let (what, process) = mark.split_once('-')?;
         if !["unfinished", "replaced", "removed"].contains(&what) {
             return None;
         }
-        let step = parse_step_folder(of);
-        if step.is_none() && of != "latest" {
-            return None;
-        }
-        let (pid, started) = match process.split_once('-') {
-            Some((pid, started)) => (pid.parse().ok()?, Some(started.parse().ok()?)),
-            None => (process.parse().ok()?, None),
-        };
-        Some(Self { step, is_replaced: what == "replaced", pid, started })
+        let step = parse_step_folder(of)?;
+        let (pid, started) = process.split_once('-')?;
+        let by = Creator::Process(pid.parse().ok()?, started.parse().ok()?);
+        Some(Self { step: Some(step), is_replaced: what == "replaced", by })
     }
 
     /// Whether the process that created it is alive. Process ids are reused, start times are not.
-    pub(super) fn is_in_use(&self) -> bool {
-        start_time(self.pid).is_some_and(|found| self.started.is_none_or(|started| started == found))
+    pub(super) fn is_in_use(&self, path: &Path) -> bool {
+        match &self.by {
+            Creator::Process(pid, started) => process_start(*pid) == Some(*started),
+            Creator::Owner(owner) => !owner.has_abandoned(path),
+        }
     }
 }
 

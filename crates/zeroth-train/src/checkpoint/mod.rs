@@ -34,7 +34,7 @@ pub use distill_entry::{CacheEntry, DistillEntry};
 pub(crate) use enclosing::{enclosing_checkpoint, is_inside, is_same_folder, nearest_existing};
 pub use error::CheckpointError;
 pub use export::{Destination, export};
-pub(crate) use export::{export_from, refuse_taken};
+pub(crate) use export::{export_from, open_destination};
 pub(crate) use file_names::{StaleName, foreign_files};
 pub use file_names::{parse_step_folder, shard_name, step_folder};
 pub use lora_entry::{BaseEntry, LoraEntry, TargetsEntry};

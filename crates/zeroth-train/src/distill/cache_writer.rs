@@ -8,6 +8,8 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use zeroth_base::{parse_unfinished, remove_abandoned};
+
 use super::CacheManifest;
 use super::cache_file::{
     CHECKSUMS, MANIFEST, RECORDS, TeacherCacheError, is_log_prob, publish_manifest, read_manifest,
@@ -78,6 +80,7 @@ impl CacheWriter {
             // File systems without locks: two writers at once are the user's to avoid.
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
+        remove_abandoned(folder, |name| name == MANIFEST);
         // Only now nobody else writes: the manifest may have moved on since it was read.
         let manifest = read_manifest(folder)?.unwrap_or(found);
         let checksums_file = appended(&folder.join(CHECKSUMS))?;
@@ -204,10 +207,9 @@ fn refuse_other_files(folder: &Path) -> Result<(), TeacherCacheError> {
         }
         Err(source) => return Err(TeacherCacheError::Read { path: folder.to_owned(), source }),
     };
-    let leftover = format!(".{MANIFEST}.unfinished-");
     for entry in entries.flatten() {
         let found = entry.file_name().to_string_lossy().into_owned();
-        if !found.starts_with(&leftover) {
+        if parse_unfinished(&found).is_none_or(|(name, _)| name != MANIFEST) {
             return Err(TeacherCacheError::Occupied { folder: folder.to_owned(), found });
         }
     }

@@ -16,6 +16,7 @@ use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::signals::{Role, Signals};
+use crate::startup_signals::Work;
 
 /// This process's rank under an external launcher; `None` without one.
 pub(super) fn place() -> anyhow::Result<Option<LaunchedRank>> {
@@ -30,7 +31,8 @@ pub(super) fn run(arguments: &TrainArgs, place: &LaunchedRank, output: &Output) 
             place.launcher
         );
     }
-    let signals = Signals::install(if place.rank == 0 { Role::Primary } else { Role::Secondary })?;
+    let role = if place.rank == 0 { Role::Primary } else { Role::Secondary };
+    let signals = Signals::install(role, Work::Training)?;
     let patience = WaitPolicy::default().tell(|waiting| output::note(&waiting.to_string()));
     if place.rank == 0 {
         run_rank_0(arguments, place, output, &signals, patience)

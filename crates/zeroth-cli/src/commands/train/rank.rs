@@ -26,6 +26,7 @@ use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
 use crate::signals::{Role, Signals};
+use crate::startup_signals::Work;
 use crate::stop_signal::StopSignal;
 
 /// Runs a single rank: launcher and rank in one process.
@@ -52,7 +53,7 @@ pub(super) fn alone(
 
 /// Runs one of several ranks, started by zeroth's launcher.
 pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
-    let signals = Signals::install(Role::Launched)?;
+    let signals = Signals::install(Role::Launched, Work::Training)?;
     // Started from /proc/self/exe, a rank would appear as "exe" in process lists.
     let _ = fs::write("/proc/self/comm", "zeroth");
     let mut resolved_job = resolve_job::resolve_job(arguments, None, LauncherHandoff::from_environment()?)?;
