@@ -234,6 +234,19 @@ fn bad_pairs_are_refused_with_their_place() {
         ended.stderr
     );
 
+    // Texts in two columns.
+    let columns = written(folder, "columns.jsonl", &[r#"{"de": "eins", "en": "one"}"#]);
+    let table = written(folder, "columns.csv", &["de,en", "eins,one"]);
+    for file in [&columns, &table] {
+        refused(
+            &train(&model, file, &["--columns", "source=de,target=en"]),
+            &["`de` and `en` are no row format", "--columns prompt=de,completion=en"],
+        );
+        train(&model, file, &["--columns", "prompt=de,completion=en", "--dry-run"]).assert_done();
+    }
+    let named = written(folder, "named.jsonl", &[r#"{"source": "eins", "target": "one"}"#]);
+    refused(&train(&model, &named, &[]), &["--columns prompt=source,completion=target"]);
+
     // The tokenizer names no end of a text.
     let no_end = new_t5(&folder.join("no_end"), &[("eos_token_id", serde_json::Value::Null)]);
     fs::write(no_end.join("tokenizer_config.json"), r#"{"pad_token": "<pad>"}"#).unwrap();

@@ -56,6 +56,10 @@ fn unknown(row: &Map<String, Value>, columns: &Columns) -> RowProblem {
         let found = row.keys().cloned().collect();
         return RowProblem::NoSuchColumn { ours, theirs: theirs.clone(), found };
     }
+    let side = |name: &'static str| Some(columns.theirs(name)).filter(|theirs| row.contains_key(*theirs));
+    if let (Some(source), Some(target)) = (side("source"), side("target")) {
+        return RowProblem::SourceAndTarget { source_column: source.to_owned(), target: target.to_owned() };
+    }
     let near = row.keys().find_map(|key| {
         let near = nearest(key, NAMES)?;
         let ours = NAMES.into_iter().find(|name| *name == near)?;

@@ -96,6 +96,17 @@ pub enum RowProblem {
         /// The row's keys.
         found: Vec<String>,
     },
+    /// A source and a target in columns of their own.
+    #[error(
+        "the columns `{source_column}` and `{target}` are no row format: source and target name the languages of a column \
+         `translation`; for texts in two columns give --columns prompt={source_column},completion={target}"
+    )]
+    SourceAndTarget {
+        /// The column of the source.
+        source_column: String,
+        /// The column of the target.
+        target: String,
+    },
     /// Several formats match.
     #[error(
         "the row matches {}: select one with its columns, as in --columns {example}={example}",

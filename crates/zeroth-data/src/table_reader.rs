@@ -43,8 +43,11 @@ impl Header {
         if let Some(columns) = columns {
             let row: Map<String, Value> =
                 names.iter().filter(|name| !name.is_empty()).map(|name| (name.clone(), "".into())).collect();
-            if let Err(problem @ (RowProblem::UnknownFormat { .. } | RowProblem::NoSuchColumn { .. })) =
-                Format::of(&row, columns)
+            if let Err(
+                problem @ (RowProblem::UnknownFormat { .. }
+                | RowProblem::NoSuchColumn { .. }
+                | RowProblem::SourceAndTarget { .. }),
+            ) = Format::of(&row, columns)
             {
                 return Err(DataError::Header { path: path.to_owned(), problem });
             }
