@@ -364,3 +364,24 @@ fn files_are_replaced_on_request_only() {
         }
     }
 }
+
+#[test]
+fn explain_lists_what_a_word_may_mean() {
+    let explained = zeroth(&["config", "explain", "offload"]);
+    assert_eq!(explained.code, 0, "{}", explained.stderr);
+    let keys: Vec<&str> =
+        explained.stdout.lines().filter(|line| !line.is_empty() && !line.starts_with(' ')).collect();
+    assert_eq!(keys[..2], ["zero_optimization.offload_param", "zero_optimization.offload_optimizer"]);
+    for (name, meant) in [
+        (
+            "offloading",
+            "did you mean `zero_optimization.offload_param`, `zero_optimization.offload_optimizer`",
+        ),
+        ("prefetch", "`zero_optimization.stage3_prefetch_bucket_size`"),
+        ("xyzzy", "`zeroth config schema` has all keys"),
+    ] {
+        let unknown = zeroth(&["config", "explain", name]);
+        assert_eq!(unknown.code, 2, "{name}: {}", unknown.stdout);
+        assert!(unknown.stderr.contains(meant), "{name}: {}", unknown.stderr);
+    }
+}

@@ -8,31 +8,76 @@ use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind, Support};
 
 /// No key has that name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no key is called `{name}`{}", near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default())]
+#[error("no key is called `{name}`; {}", advice(near))]
 pub struct UnknownKey {
     /// The name given.
     pub name: String,
-    /// The key likely meant.
-    pub near: Option<&'static str>,
+    /// The keys likely meant, the likeliest first.
+    pub near: Vec<&'static str>,
 }
 
-/// The keys of a path, or else all keys of a name.
+fn advice(near: &[&str]) -> String {
+    let quoted: Vec<String> = near.iter().map(|path| format!("`{path}`")).collect();
+    match quoted.split_last() {
+        None => "`zeroth config schema` has all keys".to_owned(),
+        Some((only, [])) => format!("did you mean {only}?"),
+        Some((last, others)) => format!("did you mean {} or {last}?", others.join(", ")),
+    }
+}
+
+/// The most keys that are suggested.
+const MOST_NEAR: usize = 5;
+
+/// The keys of a path, or else all keys of a name, sections whose name begins with it first (`offload`).
 pub fn find(name: &str) -> Result<Vec<&'static Key>, UnknownKey> {
     let by_path: Vec<&Key> = schema::find(name).collect();
     if !by_path.is_empty() {
         return Ok(by_path);
     }
-    let by_name: Vec<&Key> =
-        schema::keys().filter(|key| key.name() == name || key.other_names.contains(&name)).collect();
-    if !by_name.is_empty() {
-        return Ok(by_name);
-    }
+    let begins = |key: &Key| {
+        key.kind == Kind::Section && key.name().strip_prefix(name).is_some_and(|rest| rest.starts_with('_'))
+    };
+    let is_it = |key: &Key| key.name() == name || key.other_names.contains(&name);
+    let sections = schema::keys().filter(|key| begins(key));
+    let found: Vec<&Key> = sections.chain(schema::keys().filter(|key| is_it(key))).collect();
+    if found.is_empty() { Err(UnknownKey { name: name.to_owned(), near: near(name) }) } else { Ok(found) }
+}
+
+/// The key that a slip most likely means, else keys whose names share a word with it.
+fn near(name: &str) -> Vec<&'static str> {
     let last = name.rsplit('.').next().unwrap_or(name);
-    let near = nearest(name, schema::keys().map(|key| key.path))
+    let slip = nearest(name, schema::keys().map(|key| key.path))
         .or_else(|| nearest(last, schema::keys().map(Key::name)))
-        .and_then(|near| schema::keys().find(|key| key.path == near || key.name() == near))
-        .map(|key| key.path);
-    Err(UnknownKey { name: name.to_owned(), near })
+        .and_then(|near| find(near).ok());
+    if let Some(keys) = slip {
+        return keys.into_iter().map(|key| key.path).take(MOST_NEAR).collect();
+    }
+    let words = |text: &str| -> Vec<String> {
+        // Shorter words are in too many names.
+        let words = text.split(['_', '-', '.', ' ']).filter(|word| word.len() >= 4);
+        words.map(str::to_ascii_lowercase).collect()
+    };
+    let given = words(last);
+    let shared = |text: &str| {
+        let words = words(text);
+        let alike = |given: &&String| words.iter().any(|word| same_word(word, given));
+        given.iter().filter(alike).count()
+    };
+    // By the name, else by the sentence.
+    let mut scored: Vec<(usize, &'static str)> = schema::keys()
+        .filter(|key| !matches!(key.effect, Effect::Refused(_) | Effect::Deprecated(_)))
+        .map(|key| (2 * shared(key.name()) + shared(key.does), key.path))
+        .filter(|(score, _)| *score > 0)
+        .collect();
+    scored.sort_by_key(|(score, _)| std::cmp::Reverse(*score));
+    scored.dedup_by_key(|(_, path)| *path);
+    scored.into_iter().take(MOST_NEAR).map(|(_, path)| path).collect()
+}
+
+/// Whether two words have one stem: `offloading` and `offload`, `clip` and `clipping`.
+fn same_word(one: &str, other: &str) -> bool {
+    let (short, long) = if one.len() < other.len() { (one, other) } else { (other, one) };
+    long.starts_with(short) && long.len() - short.len() <= 4
 }
 
 /// The human-readable explanation of one key.
@@ -188,6 +233,27 @@ mod tests {
     #[test]
     fn a_slip_gets_a_suggestion() {
         let error = find("stage3_max_resue_distance").unwrap_err();
-        assert_eq!(error.near, Some("zero_optimization.stage3_max_reuse_distance"));
+        assert_eq!(error.near, ["zero_optimization.stage3_max_reuse_distance"]);
+        for (name, first) in [
+            ("offloading", "zero_optimization.offload_param"),
+            ("clip_gradients", "gradient_clipping"),
+            ("zero_optimization.offloading", "zero_optimization.offload_param"),
+            ("prefetch", "zero_optimization.stage3_prefetch_bucket_size"),
+        ] {
+            let error = find(name).unwrap_err();
+            assert!(error.near.len() <= MOST_NEAR && error.near[0] == first, "{name}: {:?}", error.near);
+            assert!(error.to_string().contains(&format!("did you mean `{first}`")), "{error}");
+        }
+        let error = find("xyzzy").unwrap_err().to_string();
+        assert!(error.ends_with("`zeroth config schema` has all keys"), "{error}");
+    }
+
+    #[test]
+    fn a_word_finds_the_sections_that_begin_with_it() {
+        let paths: Vec<&str> = find("offload").unwrap().into_iter().map(|key| key.path).collect();
+        let [first, second, ..] = paths[..] else { panic!("{paths:?}") };
+        assert_eq!(first, "zero_optimization.offload_param");
+        assert_eq!(second, "zero_optimization.offload_optimizer");
+        assert!(find("zero").unwrap().iter().any(|key| key.path == "zero_optimization"));
     }
 }
