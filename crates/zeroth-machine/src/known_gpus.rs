@@ -95,6 +95,16 @@ pub fn known_gpu(name: &str) -> Result<&'static KnownGpu, UnknownGpu> {
         .ok_or_else(|| UnknownGpu { name: name.to_owned(), nearest: nearest_gpu(name, &words) })
 }
 
+/// The GPUs of the same name with another memory size, where a name does not say which: an A100 has 40 or 80 GB.
+pub fn other_sizes(name: &str) -> Vec<&'static KnownGpu> {
+    let Ok(gpu) = known_gpu(name) else { return Vec::new() };
+    let is_size = |word: &String| word != gpu.word && word.bytes().all(|byte| byte.is_ascii_digit());
+    if words(name).iter().any(is_size) {
+        return Vec::new();
+    }
+    KNOWN.iter().filter(|other| other.word == gpu.word && other.memory != gpu.memory).collect()
+}
+
 /// The nearest by the whole name, else by one of its words: `H100 NVL` is near `H100 SXM`.
 fn nearest_gpu(name: &str, words: &[String]) -> Option<&'static str> {
     let by_word = |given: &String| {
@@ -172,6 +182,16 @@ mod tests {
         }
         for known in known_gpus() {
             assert_eq!(name_of(known.name), Some(known.name));
+        }
+    }
+
+    #[test]
+    fn names_without_a_size_may_mean_another() {
+        let others = |name: &str| other_sizes(name).into_iter().map(|gpu| gpu.name).collect::<Vec<_>>();
+        assert_eq!(others("A100"), ["A100 80GB"]);
+        assert_eq!(others("V100-SXM2"), ["V100 32GB"]);
+        for clear in ["A100 40GB", "a100-80gb", "H100", "RTX 4090", "H100 PCIe", "T4", "A1000"] {
+            assert!(others(clear).is_empty(), "{clear}");
         }
     }
 

@@ -5,7 +5,7 @@ mod known_gpus;
 mod probe;
 mod rates;
 
-pub use known_gpus::{KnownGpu, UnknownGpu, known_gpu, known_gpus};
+pub use known_gpus::{KnownGpu, UnknownGpu, known_gpu, known_gpus, other_sizes};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, GpuMemory, Gpus, GroupLimit,
     HugePages, Library, LibraryState, Limit, Machine, Memory, SharedMemory, Unknown, disk, probe, probe_host,

@@ -1,6 +1,7 @@
 //! Configs of well-known models: the facts of their `config.json`, for commands that read no weights.
 
 use serde_json::{Map, Value};
+use zeroth_base::nearest;
 
 /// Models that differ in a few numbers.
 struct Series {
@@ -192,4 +193,80 @@ pub(crate) fn builtin_config(name: &str) -> Option<Map<String, Value>> {
         config.insert((*column).to_owned(), value);
     }
     Some(config)
+}
+
+/// The built-in model that a name most likely means: one of the same family and size (`Meta-Llama-3-8B` has the shapes of
+/// Llama-3.1-8B), else one of nearly that name, with or without its owner.
+pub(crate) fn near_builtin(name: &str) -> Option<&'static str> {
+    let own = without_owner(name);
+    let by_spelling = || {
+        let near = nearest(own, builtin_names().map(without_owner))?;
+        builtin_names().find(|name| without_owner(name) == near)
+    };
+    let size = |name: &str| words(without_owner(name)).into_iter().find(|word| is_size(word));
+    same_family_and_size(own).or_else(|| {
+        nearest(name, builtin_names()).or_else(by_spelling).filter(|near| size(near) == size(name))
+    })
+}
+
+fn same_family_and_size(name: &str) -> Option<&'static str> {
+    let given = words(name);
+    let size = given.iter().find(|word| is_size(word))?;
+    let alike = |known: &str| {
+        let words = words(without_owner(known));
+        let is_same = words.contains(size) && given.iter().any(|word| stem(word) == stem(&words[0]));
+        let shared = words.iter().filter(|word| given.contains(word)).count();
+        // Of two that share as much, the one with fewer words of its own.
+        is_same.then(|| (shared, usize::MAX - words.len()))
+    };
+    // The first of the best.
+    let scored = builtin_names().filter_map(|known| Some((alike(known)?, known)));
+    scored.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, known)| known)
+}
+
+fn without_owner(name: &str) -> &str {
+    name.rsplit_once('/').map_or(name, |(_, name)| name)
+}
+
+fn words(name: &str) -> Vec<String> {
+    name.to_ascii_lowercase().split(['-', '_']).map(str::to_owned).collect()
+}
+
+/// Whether a word counts parameters: 8b, 0.6b, 8x7b.
+fn is_size(word: &str) -> bool {
+    let number = word.strip_suffix('b').unwrap_or_default();
+    !number.is_empty() && number.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | 'x'))
+}
+
+/// The family of a word: `qwen` of `qwen2.5`.
+fn stem(word: &str) -> &str {
+    word.trim_end_matches(|c: char| !c.is_ascii_alphabetic())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_near_a_built_in_one_suggest_it() {
+        for (name, near) in [
+            ("Qwen3-8B", Some("Qwen/Qwen3-8B")),
+            ("qwen/qwen3-8b", Some("Qwen/Qwen3-8B")),
+            ("unsloth/Qwen3-8B", Some("Qwen/Qwen3-8B")),
+            ("meta-llama/Meta-Llama-3-8B", Some("meta-llama/Llama-3.1-8B")),
+            ("meta-llama/Meta-Llama-3-70B-Instruct", Some("meta-llama/Llama-3.1-70B-Instruct")),
+            ("Llama-3.1-8B-Instruct", Some("meta-llama/Llama-3.1-8B-Instruct")),
+            ("mistral-7b", Some("mistralai/Mistral-7B-v0.3")),
+            ("Mixtral-8x7B", Some("mistralai/Mixtral-8x7B-v0.1")),
+            ("flan-t5-xl", Some("google/flan-t5-xl")),
+            ("Qwen3-30B", Some("Qwen/Qwen3-30B-A3B")),
+            ("Qwem/Qwem3-8B", Some("Qwen/Qwen3-8B")),
+            ("gpt2", None),
+            ("bigscience/bloom-7b1", None),
+            ("tiiuae/falcon-7b", None),
+            ("Qwen3-9000B", None),
+        ] {
+            assert_eq!(near_builtin(name), near, "{name}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use zeroth_base::nearest;
 
-use crate::builtin::{builtin_config, builtin_names};
+use crate::builtin::{builtin_config, near_builtin};
 use crate::fields::kind;
 use crate::peft::ADAPTER_CONFIG;
 use crate::{ModelError, ModelOfRun, Needs};
@@ -46,7 +46,7 @@ pub fn named_config(name_or_path: &str) -> Result<NamedConfig, ModelError> {
                 let origin = format!("the built-in config of {name}");
                 return Ok(NamedConfig { map, origin, folder: None });
             }
-            let near = near.or_else(|| nearest(&name, builtin_names()).map(str::to_owned));
+            let near = near.or_else(|| near_builtin(&name).map(str::to_owned));
             Err(ModelError::NotInCache { name, cache, near, needs: Needs::Config })
         }
         Err(other) => Err(other),
