@@ -398,7 +398,17 @@ fn bad_input_is_refused_with_what_was_found() {
             &["`c_attn` matches no module", "q_proj, k_proj, v_proj, o_proj"],
         ),
         (&["--target-modules", ".*c_attn"], &["`.*c_attn` matches no module", "q_proj, k_proj"]),
+        (
+            &["--target-modules", "q_prj", "v_proj", "c_attn", "norm"],
+            &[
+                "`q_prj` matches no module",
+                "did you mean `q_proj`",
+                "`c_attn` matches",
+                "`norm` is not a linear map",
+            ],
+        ),
         (&["--target-modules", "(q_proj"], &["`(q_proj` is no regular expression"]),
+        (&["--target-modules", r"(?=.*_proj)(?!.*_proj).*"], &["matches no module"]),
         (&["--target-modules", "lm_head"], &["`lm_head` is tied to model.embed_tokens.weight"]),
         (&["--target-modules", "norm"], &["`norm` is not a linear map"]),
         (&["--lora-alpha", "0"], &["--lora-alpha", "above 0"]),
@@ -496,6 +506,16 @@ fn flags_of_other_trainers_are_understood() {
     let pattern = r"model\.layers\.1\.self_attn\.(q|v)_proj";
     let (_, one) = run("pattern", &["--train_type", "lora", "--target_modules", pattern, "--lora_rank", "4"]);
     assert_eq!(one["model"]["parameters"].as_array().unwrap().len(), 4);
+    // With look-around, and as a list of Python's.
+    for (name, targets, matrices) in [
+        ("ahead", r"model\.layers\.(?!0\.)\d+\.self_attn\.(q|v)_proj", 4),
+        ("behind", r".*(?<!up)(?<!gate)(?<!down)_proj", 16),
+        ("list", "['q_proj','v_proj']", 8),
+    ] {
+        let (_, manifest) =
+            run(name, &["--train_type", "lora", "--target_modules", targets, "--lora_rank", "4"]);
+        assert_eq!(manifest["model"]["parameters"].as_array().unwrap().len(), matrices, "{name}");
+    }
     // LLaMA-Factory and axolotl, in run files.
     for (name, lines) in [
         ("factory", "finetuning_type: lora\nlora_rank: 4\nlora_target: all\nlora_alpha: 16\n"),

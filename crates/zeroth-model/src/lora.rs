@@ -1,6 +1,6 @@
 //! LoRA: the small trainable matrices beside the linear maps of a frozen model, as peft places and names them.
 
-use regex::Regex;
+use fancy_regex::Regex;
 
 use crate::error::did_you_mean;
 use crate::table::{Adapters, Parameter, ParameterKind, ParameterTable, Part, Unit, module_of};
@@ -131,23 +131,23 @@ pub enum LoraError {
     )]
     ExpertDropout(f64),
     /// A name that no module has.
-    #[error("the LoRA target `{target}` matches no module of this model ({known}){}", did_you_mean(near.as_deref()))]
+    #[error("the LoRA target `{target}` matches no module of this model{}{}", around(" (", known, ")"), did_you_mean(near.as_deref()))]
     NotFound {
         /// The name.
         target: String,
-        /// The names that linear modules have.
+        /// The names that linear modules have; empty where another error has them.
         known: String,
         /// The one nearest to it.
         near: Option<String>,
     },
     /// A name of modules that are not linear maps.
-    #[error("the LoRA target `{target}` is not a linear map ({module}); those are {known}")]
+    #[error("the LoRA target `{target}` is not a linear map ({module}){}", around("; those are ", known, ""))]
     NotLinear {
         /// The name.
         target: String,
         /// The first module it matches.
         module: String,
-        /// The names that linear modules have.
+        /// The names that linear modules have; empty where another error has them.
         known: String,
     },
     /// The output projection of a model that shares it with the embedding.
@@ -158,6 +158,14 @@ pub enum LoraError {
         /// The parameter it shares.
         name: String,
     },
+    /// Several wrong names.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Several(Vec<LoraError>),
+}
+
+/// What could be named instead, between two texts; nothing without it.
+fn around(before: &str, known: &str, after: &str) -> String {
+    if known.is_empty() { String::new() } else { format!("{before}{known}{after}") }
 }
 
 /// The table of the adapters: for each targeted linear map `lora_A` [rank, in] and `lora_B` [out, rank], in the units of
@@ -265,7 +273,8 @@ impl Choice<'_> {
         match self {
             Self::AllLinear => true,
             Self::Named(names) => names.iter().any(|name| matches(module, name)),
-            Self::Pattern(pattern) => pattern.is_match(module),
+            // A search that runs too long was refused when the expression was checked.
+            Self::Pattern(pattern) => pattern.is_match(module).unwrap_or(false),
         }
     }
 
@@ -293,11 +302,11 @@ impl<'a> Targets<'a> {
                 Choice::Named(names)
             }
             LoraTargets::Pattern(pattern) => {
+                let not_one = |error: fancy_regex::Error| not_a_pattern(pattern, &error);
+                // By itself first: places in a message are its own.
+                Regex::new(pattern).map_err(not_one)?;
                 // The whole name must match, as by Python's `re.fullmatch`.
-                let whole = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| LoraError::Pattern {
-                    pattern: pattern.clone(),
-                    why: error.to_string().trim().to_owned(),
-                })?;
+                let whole = Regex::new(&format!("^(?:{pattern})$")).map_err(not_one)?;
                 check_pattern(base, pattern, &whole)?;
                 Choice::Pattern(whole)
             }
@@ -410,26 +419,31 @@ fn target_names(parameter: &Parameter) -> Vec<&str> {
     names
 }
 
+fn not_a_pattern(pattern: &str, error: &fancy_regex::Error) -> LoraError {
+    LoraError::Pattern { pattern: pattern.to_owned(), why: error.to_string().trim().to_owned() }
+}
+
 /// An expression must match a linear map, and nothing else that has parameters.
 fn check_pattern(base: &ParameterTable, target: &str, pattern: &Regex) -> Result<(), LoraError> {
+    let mut matched = Vec::new();
+    for parameter in base.iter() {
+        let mut names: Vec<String> = target_names(parameter).into_iter().map(str::to_owned).collect();
+        if parameter.kind == ParameterKind::Expert {
+            names.extend(projections(parameter).iter().map(|name| format!("{}.{name}", parameter.module())));
+        }
+        for name in names {
+            if pattern.is_match(&name).map_err(|error| not_a_pattern(target, &error))? {
+                matched.push(parameter);
+            }
+        }
+    }
     let (target, known) = (target.to_owned(), linear_names(base).join(", "));
-    let of_experts = |parameter: &Parameter| {
-        parameter.kind == ParameterKind::Expert
-            && projections(parameter)
-                .iter()
-                .any(|name| pattern.is_match(&format!("{}.{name}", parameter.module())))
-    };
-    let matched = || {
-        base.iter().filter(|parameter| {
-            target_names(parameter).iter().any(|name| pattern.is_match(name)) || of_experts(parameter)
-        })
-    };
     // The bias of a linear map is in the same module.
-    let is_other = |p: &&Parameter| !p.kind.is_linear() && p.kind != ParameterKind::Bias;
-    if let Some(other) = matched().find(is_other) {
+    let is_other = |p: &&&Parameter| !p.kind.is_linear() && p.kind != ParameterKind::Bias;
+    if let Some(other) = matched.iter().find(is_other) {
         return Err(LoraError::NotLinear { target, module: other.module().to_owned(), known });
     }
-    if matched().next().is_none() {
+    if matched.is_empty() {
         return Err(LoraError::NotFound { target, known, near: None });
     }
     Ok(())
@@ -444,28 +458,41 @@ fn check_targets(base: &ParameterTable, targets: &[String]) -> Result<(), LoraEr
     if targets.is_empty() {
         return Err(LoraError::NoTargets);
     }
-    for target in targets {
-        let names_it = |parameter: &Parameter| {
-            let of_experts = |name: &&str| matches(&format!("{}.{name}", parameter.module()), target);
-            target_names(parameter).iter().any(|name| matches(name, target))
-                || (parameter.kind == ParameterKind::Expert && projections(parameter).iter().any(of_experts))
-        };
-        if base.iter().any(|parameter| parameter.kind.is_linear() && names_it(parameter)) {
-            continue;
+    let mut wrong: Vec<LoraError> =
+        targets.iter().filter_map(|target| check_target(base, target).err()).collect();
+    // What could be named instead is said once, by the last.
+    let last = wrong.len().saturating_sub(1);
+    for error in &mut wrong[..last] {
+        if let LoraError::NotFound { known, .. } | LoraError::NotLinear { known, .. } = error {
+            known.clear();
         }
-        let target = target.clone();
-        if let Some(tied) = base.iter().find(|p| p.aliases.iter().any(|alias| is_alias(alias, &target))) {
-            return Err(LoraError::Tied { target, name: tied.name.clone() });
-        }
-        let names = linear_names(base);
-        let known = names.join(", ");
-        if let Some(other) = base.iter().find(|parameter| matches(parameter.module(), &target)) {
-            return Err(LoraError::NotLinear { target, module: other.module().to_owned(), known });
-        }
-        let near = nearest(&target, names.iter().copied()).map(str::to_owned);
-        return Err(LoraError::NotFound { target, known, near });
     }
-    Ok(())
+    match wrong.len() {
+        0 => Ok(()),
+        1 => Err(wrong.remove(0)),
+        _ => Err(LoraError::Several(wrong)),
+    }
+}
+
+fn check_target(base: &ParameterTable, target: &str) -> Result<(), LoraError> {
+    let names_it = |parameter: &Parameter| {
+        let of_experts = |name: &&str| matches(&format!("{}.{name}", parameter.module()), target);
+        target_names(parameter).iter().any(|name| matches(name, target))
+            || (parameter.kind == ParameterKind::Expert && projections(parameter).iter().any(of_experts))
+    };
+    if base.iter().any(|parameter| parameter.kind.is_linear() && names_it(parameter)) {
+        return Ok(());
+    }
+    if let Some(tied) = base.iter().find(|p| p.aliases.iter().any(|alias| is_alias(alias, target))) {
+        return Err(LoraError::Tied { target: target.to_owned(), name: tied.name.clone() });
+    }
+    let names = linear_names(base);
+    let (target, known) = (target.to_owned(), names.join(", "));
+    if let Some(other) = base.iter().find(|parameter| matches(parameter.module(), &target)) {
+        return Err(LoraError::NotLinear { target, module: other.module().to_owned(), known });
+    }
+    let near = nearest(&target, names.iter().copied()).map(str::to_owned);
+    Err(LoraError::NotFound { target, known, near })
 }
 
 fn is_alias(alias: &str, target: &str) -> bool {
