@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::common::{cache, root};
 
@@ -92,4 +94,63 @@ fn a_closed_reader_is_not_an_error() {
         assert_eq!(ended.status.code(), Some(0), "{arguments:?}");
         assert_eq!(String::from_utf8(ended.stderr).unwrap(), "", "{arguments:?}");
     }
+}
+
+/// Exit code and stderr of a command line that is killed, and fails the test, if it does not end.
+fn ended(arguments: &[&str]) -> (Option<i32>, String) {
+    let mut child = command(&root())
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begin.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{arguments:?} did not end");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let ended = child.wait_with_output().unwrap();
+    (ended.status.code(), String::from_utf8(ended.stderr).unwrap())
+}
+
+#[test]
+fn a_wrong_format_in_front_of_a_command_is_one_error() {
+    for rest in [
+        &["plan", "--params", "8B"][..],
+        &["generate", "--model", "x", "--prompt", "y"],
+        &["init", "--family", "llama", "--hidden", "8", "--layers", "1", "--heads", "1", "--output", "z"],
+        &["config", "new", "--micro-batch-size", "1"],
+        &["config", "check", "ds.json"],
+        &["train", "--model", "x", "--data", "y", "--output", "z"],
+        &["doctor"],
+    ] {
+        let joined = ended(&[&["--format=xml"], rest].concat());
+        let apart = ended(&[&["--format", "xml"], rest].concat());
+        assert_eq!((joined.0, apart.0), (Some(2), Some(2)), "{rest:?}: {}", apart.1);
+        assert_eq!(joined.1, apart.1, "{rest:?}");
+        let first = apart.1.lines().next().unwrap();
+        assert!(first.starts_with("error: invalid value 'xml' for '--format <FORM>'"), "{}", apart.1);
+    }
+    // The command is taken for the value.
+    let (code, said) = ended(&["--format", "plan", "--params", "8B"]);
+    assert_eq!(code, Some(2));
+    assert_eq!(said.matches("error: ").count(), 1, "{said}");
+    assert!(said.contains("invalid value 'plan' for '--format <FORM>'"), "{said}");
+}
+
+#[test]
+fn flags_in_front_of_their_command_are_pointed_behind_it() {
+    for typed in [&["--params", "8B", "plan"][..], &["--bf16", "plan", "--params", "8B"], &["--bf61", "plan"]]
+    {
+        let (code, said) = ended(typed);
+        assert_eq!(code, Some(2), "{typed:?}: {said}");
+        assert!(said.contains("zeroth plan"), "{typed:?}: {said}");
+    }
+    let (_, said) = ended(&["--model", "x", "train", "--data", "y", "--output", "z"]);
+    assert!(said.contains("--model stands in front of the command: write it after `zeroth train`"), "{said}");
 }

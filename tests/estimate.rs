@@ -70,18 +70,16 @@ fn plans_without_a_model_are_labelled_estimates() {
 }
 
 #[test]
-fn sizes_without_a_unit_are_bytes_with_a_hint() {
-    let (code, plan) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--device-memory", "44"]);
-    assert_eq!(code, 3);
-    assert_eq!(plan["recommended"], Value::Null);
-    let notes = plan["notes"].to_string();
-    assert!(
-        notes.contains("--device-memory 44 is 44 bytes") && notes.contains("did you mean 44GB?"),
-        "{notes}"
-    );
-    let text = zeroth(&["plan", "--params", "8B", "--device-memory", "44GB", "--host-memory", "512"]);
-    assert_eq!(text.code, 3);
-    assert!(text.stdout.contains("did you mean 512GB?"), "{}", text.stdout);
-    let (_, meant) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--device-memory", "44GB"]);
-    assert!(!meant["notes"].to_string().contains("did you mean"), "{}", meant["notes"]);
+fn sizes_without_a_unit_are_refused_before_anything_is_planned() {
+    for (flag, typed) in [("--device-memory", "44"), ("--host-memory", "512")] {
+        let refused = zeroth(&["plan", "--params", "8B", "--ranks", "5", flag, typed]);
+        assert_eq!((refused.code, &refused.stdout[..]), (2, ""), "{}", refused.stderr);
+        let hint = format!("is {typed} bytes: a unit is missing, did you mean {typed}GB?");
+        assert!(refused.stderr.contains(flag) && refused.stderr.contains(&hint), "{}", refused.stderr);
+    }
+    let (code, meant) = zeroth_json(&["plan", "--params", "8B", "--ranks", "5", "--device-memory", "44GB"]);
+    assert_eq!(code, 0, "{meant}");
+    let none = zeroth(&["plan", "--params", "0"]);
+    assert_eq!((none.code, &none.stdout[..]), (2, ""), "{}", none.stderr);
+    assert!(none.stderr.contains("--params") && none.stderr.contains("at least 1"), "{}", none.stderr);
 }

@@ -182,3 +182,50 @@ fn unknown_flags_do_not_hide_other_arguments() {
     assert_eq!(errors(&ended).len(), 1, "{}", ended.stderr);
     assert!(ended.stderr.contains("`--ranks_per_host`"), "{}", ended.stderr);
 }
+
+#[test]
+fn numbers_out_of_range_are_told_the_range() {
+    for (flag, value, range) in [
+        ("--ranks", "-5", "must be a whole number from 1 to 4,096"),
+        ("--max-steps", "-5", "must be a whole number of at least 1"),
+        ("--max-length", "0", "must be a whole number of at least 1"),
+        ("--seed", "-1", "must be a whole number of at least 0"),
+        ("--lora-rank", "-1", "must be a whole number of at least 0"),
+        ("--threads-per-rank", "1e3", "must be a whole number from 1 to 1,024"),
+        ("--learning-rate", "-5", "must be at least 0 and at most 1e38"),
+        ("--num-train-epochs", "many", "is not a number"),
+    ] {
+        let ended = wrong(&[&TRAIN[..], &[flag, value]].concat());
+        let errors = errors(&ended);
+        assert_eq!(errors.len(), 1, "{flag}: {}", ended.stderr);
+        assert!(errors[0].contains(&format!("'{value}' for '{flag} <")), "{}", ended.stderr);
+        assert!(errors[0].ends_with(range), "{flag}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn names_of_other_trainers_are_pointed_to_ours() {
+    for (flags, pointer) in [
+        (&["--train-type", "qlora"][..], "--train-type lora --quantize nf4"),
+        (&["--val_size", "0.1"], "write `--split_dataset_ratio`"),
+        (&["--sequence_len", "4096"], "write `--max_length`"),
+        (&["--gradient-clipping", "1"], "write `--max-grad-norm`"),
+    ] {
+        let ended = wrong(&[&TRAIN[..], flags].concat());
+        assert!(ended.stderr.contains(pointer), "{flags:?}: {}", ended.stderr);
+    }
+    for (command, pointer) in [
+        (
+            &["deepspeed", "--num_gpus=8", "train.py", "--deepspeed", "ds.json"][..],
+            "`zeroth train --ranks N`",
+        ),
+        (&["swift", "sft", "--model", "x"], "`zeroth train`"),
+        (&["finetune", "--model", "x"], "`zeroth train`"),
+        (&["--format", "json", "torchrun", "train.py"], "`zeroth train --ranks N`"),
+        (&["chat"], "`zeroth generate`"),
+    ] {
+        let ended = wrong(command);
+        assert_eq!(errors(&ended).len(), 1, "{command:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(pointer), "{command:?}: {}", ended.stderr);
+    }
+}

@@ -408,3 +408,31 @@ fn well_known_models_need_no_files() {
     assert_eq!(ended.code, 2);
     assert!(ended.stderr.contains("Hugging Face cache"), "{}", ended.stderr);
 }
+
+#[test]
+fn a_gpu_with_two_sizes_says_which_is_assumed() {
+    let note = |card: &str| {
+        let (code, plan) = zeroth_json(&["plan", "--params", "1B", "--card", card]);
+        assert_eq!(code, 0, "{card}");
+        plan["notes"].to_string()
+    };
+    let silent = note("A100");
+    for words in ["--card A100 has 40 GB or 80 GB", "40 GB is assumed", "A100 80GB"] {
+        assert!(silent.contains(words), "{words}: {silent}");
+    }
+    for clear in ["A100 40GB", "a100-80gb", "H100", "RTX 4090"] {
+        assert!(!note(clear).contains("is assumed"), "{clear}: {}", note(clear));
+    }
+}
+
+#[test]
+fn names_near_a_built_in_model_suggest_it() {
+    for (name, meant) in [
+        ("Qwen3-8B", "did you mean `Qwen/Qwen3-8B`"),
+        ("meta-llama/Meta-Llama-3-8B", "did you mean `meta-llama/Llama-3.1-8B`"),
+    ] {
+        let refused = zeroth(&["plan", "--model", name]);
+        assert_eq!(refused.code, 2, "{name}: {}", refused.stdout);
+        assert!(refused.stderr.contains(meant), "{name}: {}", refused.stderr);
+    }
+}

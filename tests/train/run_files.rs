@@ -204,3 +204,31 @@ fn a_run_file_in_the_output_is_not_removed() {
     assert!(ended.stderr.contains("--config"), "{}", ended.stderr);
     assert_eq!(fs::read_to_string(&file).unwrap(), "{\"max_steps\": 1}");
 }
+
+#[test]
+fn keys_of_an_axolotl_file_are_answered_with_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "base_model: x\ndatasets:\n  - path: rows.jsonl\n    type: alpaca\nsequence_len: 4096\nsample_packing: true\n\
+                 micro_batch_size: 2\nnum_epochs: 3\nlr_scheduler: cosine\noptimizer: adamw_torch\nval_set_size: 0.1\n\
+                 bf16: auto\nflash_attention: true\nadapter: qlora\nlora_r: 8\n";
+    let ended = try_file(folder.path(), "axolotl.yaml", lines, &[]);
+    assert_eq!(ended.code, 2, "{}", ended.stderr);
+    for (key, answer) in [
+        ("base_model", "write `model`"),
+        ("datasets", "write `data`"),
+        ("sequence_len", "write `max_length`"),
+        ("sample_packing", "write `packing`"),
+        ("micro_batch_size", "write `per_device_train_batch_size`"),
+        ("num_epochs", "write `num_train_epochs`"),
+        ("lr_scheduler", "write `lr_scheduler_type`"),
+        ("optimizer", "write `optim`"),
+        ("val_set_size", "write `split_dataset_ratio`"),
+        ("flash_attention", "leave it out: attention is one fused kernel"),
+    ] {
+        let is_it =
+            |line: &&str| line.contains(&format!("no flag for the key {key}: ")) && line.ends_with(answer);
+        assert!(ended.stderr.lines().any(|line| is_it(&line)), "{key}: {}", ended.stderr);
+    }
+    assert!(ended.stderr.contains("leave it out: runs are in bf16"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("lora_r") && !ended.stderr.contains("qlora"), "{}", ended.stderr);
+}

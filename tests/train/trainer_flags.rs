@@ -407,3 +407,25 @@ fn values_that_ask_for_something_else_are_refused_at_once() {
         assert!(ended.stderr.contains(word), "{}", ended.stderr);
     }
 }
+
+#[test]
+fn a_flag_given_twice_counts_last_also_with_several_values() {
+    let tiny = Tiny::new();
+    let (eight, three) = (tiny.data.clone(), tiny.path("three.jsonl"));
+    fs::write(&three, "{\"input_ids\": [1, 2, 3]}\n".repeat(3)).unwrap();
+    let missing = tiny.path("missing.jsonl");
+    let dry = |flags: &[&str]| {
+        let ended = tiny.train("a", &[flags, &["--dry-run"]].concat());
+        ended.assert_done();
+        ended.stderr
+    };
+    let said = dry(&["--data", text(&missing), text(&eight), "--dataset", text(&three)]);
+    assert!(said.contains("data: 3 samples"), "{said}");
+    let note = "note: --data is given 2 times, and the last counts";
+    assert_eq!(said.matches(note).count(), 1, "{said}");
+    let both = dry(&["--dataset", text(&eight), text(&three)]);
+    assert!(both.contains("data: 11 samples") && !both.contains(" times"), "{both}");
+    let evaluated =
+        dry(&["--dataset", text(&eight), "--eval-data", text(&missing), "--val_dataset", text(&three)]);
+    assert!(evaluated.contains("note: --eval-data is given 2 times"), "{evaluated}");
+}

@@ -7,6 +7,8 @@ use zeroth::base::DType;
 use zeroth::bench::ModelSize;
 use zeroth::machine::bench::Part;
 
+use crate::value_args::{whole, whole_as};
+
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
@@ -23,17 +25,17 @@ pub(crate) struct BenchArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) quick: bool,
     /// Bursts per benchmark, and training steps of `step` [default: 20, with --quick 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=100_000))]
     pub(crate) rounds: Option<u64>,
     /// CPU threads: kernels run on one and on all of them, the ranks of a step share them [default: all CPUs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=4096))]
     pub(crate) threads: Option<u64>,
     /// Ranks of `collectives` and `step`
     #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N", default_value_t = 2,
-          value_parser = clap::value_parser!(u64).range(1..=256))]
+          value_parser = whole(1..=256))]
     pub(crate) ranks: u64,
     /// ZeRO stage of `step`
-    #[arg(long, value_name = "STAGE", default_value_t = 3, value_parser = clap::value_parser!(u8).range(0..=3))]
+    #[arg(long, value_name = "STAGE", default_value_t = 3, value_parser = whole_as::<u8>(0..=3))]
     pub(crate) stage: u8,
     /// Model of `step`
     #[arg(long, value_enum, value_name = "NAME", default_value_t = SizeArg::M50)]

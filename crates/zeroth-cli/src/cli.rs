@@ -17,6 +17,7 @@ use crate::pair_args::PairLengthArgs;
 pub(crate) use crate::train_args::{DataCommand, ReadingArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
 pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
+use crate::value_args::{budget, number, parameters, whole, whole_as};
 
 /// ZeRO training of transformer language models in one binary: plans memory before it starts, reads DeepSpeed configs
 /// and Hugging Face folders, needs no Python.
@@ -103,20 +104,20 @@ pub(crate) struct PlanArgs {
     #[arg(long, alias = "model-name-or-path", value_name = "DIR", required_unless_present = "params")]
     pub(crate) model: Option<String>,
     /// Number of parameters instead of a model: an estimate without activations and buffers
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parameters, conflicts_with = "model")]
     pub(crate) params: Option<u64>,
     /// Number of ranks, one device each [default: as a run: with a GPU the number found, else 1]
     #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N",
-          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+          value_parser = whole(1..=1_000_000))]
     pub(crate) ranks: Option<u64>,
     /// Ranks per host [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=1_000_000))]
     pub(crate) ranks_per_host: Option<u64>,
     /// Memory budget of one device [default: that of --card, or what the GPUs of this machine have free]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = budget)]
     pub(crate) device_memory: Option<u64>,
     /// CPU threads per rank [default: CPUs / ranks]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024))]
     pub(crate) threads_per_rank: Option<u64>,
     /// Device to train on, which decides buffers and gathers [default: cuda with --card or where a GPU is found, else cpu]
     #[arg(long, value_enum, value_name = "NAME")]
@@ -125,7 +126,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "device_memory")]
     pub(crate) card: Option<String>,
     /// Memory budget of one host
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = budget)]
     pub(crate) host_memory: Option<u64>,
     /// Plan one preset or DeepSpeed JSON file instead of all presets
     #[arg(long, value_name = "NAME|FILE")]
@@ -137,7 +138,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]
     pub(crate) train_type: TrainTypeArg,
     /// LoRA rank [default: 8]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) lora_rank: Option<u64>,
     /// Linear layers that LoRA adapts [default: all-linear]
     #[arg(long, value_name = "NAME|REGEX", num_args = 1..)]
@@ -154,7 +155,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) largest_layer: Option<u64>,
     /// Maximum tokens per row [default: the model's, at most 2048]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) max_length: Option<u64>,
     #[command(flatten)]
     pub(crate) lengths: PairLengthArgs,
@@ -190,50 +191,50 @@ pub(crate) struct InitArgs {
     #[arg(long, value_enum, value_name = "NAME")]
     pub(crate) family: NewFamilyArg,
     /// Hidden size
-    #[arg(long, alias = "hidden-size", value_name = "N")]
+    #[arg(long, alias = "hidden-size", value_name = "N", value_parser = whole(0..))]
     pub(crate) hidden: u64,
     /// Number of transformer blocks; of t5 and mt5, of encoder and decoder each
-    #[arg(long, alias = "num-hidden-layers", value_name = "N")]
+    #[arg(long, alias = "num-hidden-layers", value_name = "N", value_parser = whole(0..))]
     pub(crate) layers: u64,
     /// Number of attention heads
-    #[arg(long, alias = "num-attention-heads", value_name = "N")]
+    #[arg(long, alias = "num-attention-heads", value_name = "N", value_parser = whole(0..))]
     pub(crate) heads: u64,
     /// Number of key/value heads [default: as many as heads]
-    #[arg(long, alias = "num-key-value-heads", value_name = "N")]
+    #[arg(long, alias = "num-key-value-heads", value_name = "N", value_parser = whole(0..))]
     pub(crate) kv_heads: Option<u64>,
     /// Head dimension [default: hidden / heads]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole(0..))]
     pub(crate) head_dim: Option<u64>,
     /// Hidden size of the feed-forward layer
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole(0..))]
     pub(crate) intermediate_size: u64,
     /// Vocabulary size
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole(0..))]
     pub(crate) vocab_size: u64,
     /// Tie the output projection to the embedding
     #[arg(long, alias = "tie-word-embeddings", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false")]
     pub(crate) tied: bool,
     /// Maximum sequence length [default: the architecture's]
-    #[arg(long, alias = "max-position-embeddings", value_name = "N")]
+    #[arg(long, alias = "max-position-embeddings", value_name = "N", value_parser = whole(0..))]
     pub(crate) max_positions: Option<u64>,
     /// Number of experts of a block, for mixtures of experts
-    #[arg(long, alias = "num-local-experts", value_name = "N", requires = "num_experts_per_tok")]
+    #[arg(long, alias = "num-local-experts", value_name = "N", value_parser = whole(0..), requires = "num_experts_per_tok")]
     pub(crate) num_experts: Option<u64>,
     /// Number of experts of a token
-    #[arg(long, value_name = "N", requires = "num_experts")]
+    #[arg(long, value_name = "N", value_parser = whole(0..), requires = "num_experts")]
     pub(crate) num_experts_per_tok: Option<u64>,
     /// Hidden size of an expert [default: --intermediate-size]
-    #[arg(long, value_name = "N", requires = "num_experts")]
+    #[arg(long, value_name = "N", value_parser = whole(0..), requires = "num_experts")]
     pub(crate) moe_intermediate_size: Option<u64>,
     /// Base of the rotary frequencies [default: the architecture's, 10000 or 1000000 (mixtral)]
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    #[arg(long, value_name = "X", value_parser = number, allow_hyphen_values = true)]
     pub(crate) rope_theta: Option<f64>,
     /// Dtype of the stored weights
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = DTypeArg::Bf16)]
     pub(crate) dtype: DTypeArg,
     /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 42)]
+    #[arg(long, value_name = "N", value_parser = whole(0..), default_value_t = 42)]
     pub(crate) seed: u64,
     /// Maximum size of a weight file
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes, default_value = "5GB")]
@@ -396,13 +397,13 @@ pub(crate) enum ConfigCommand {
 )]
 pub(crate) struct NewArgs {
     /// Micro-batch size per rank [default: by available memory]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) micro_batch_size: Option<u64>,
     /// Gradient accumulation steps [default: 1, or by available memory]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) gradient_accumulation: Option<u64>,
     /// ZeRO stage
-    #[arg(long, value_name = "STAGE", default_value_t = 3, value_parser = clap::value_parser!(u8).range(0..=3))]
+    #[arg(long, value_name = "STAGE", default_value_t = 3, value_parser = whole_as::<u8>(0..=3))]
     pub(crate) stage: u8,
     /// Offload parameters to host memory [default: no, or by available memory]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -455,13 +456,13 @@ pub(crate) struct PrecisionArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MemoryArgs {
     /// Number of ranks; multiplies train_batch_size
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(1..=1_000_000))]
     pub(crate) world_size: u64,
     /// Memory of one device [default: detected]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = budget)]
     pub(crate) device_memory: Option<u64>,
     /// Number of model parameters to choose for
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parameters)]
     pub(crate) params: Option<u64>,
 }
 
@@ -474,10 +475,10 @@ pub(crate) struct TiersArgs {
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     /// Number of ranks; multiplies train_batch_size
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(1..=1_000_000))]
     pub(crate) world_size: u64,
     /// Memory of one device [default: detected]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = budget)]
     pub(crate) device_memory: Option<u64>,
     /// Output folder for ds_zero3_small.json, ds_zero3_medium.json and ds_zero3_large.json
     #[arg(short, long, alias = "output-dir", value_name = "DIR", default_value = ".")]
@@ -527,7 +528,7 @@ pub(crate) struct ResolveArgs {
     pub(crate) model: Option<String>,
     /// Number of ranks
     #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+          value_parser = whole(1..=1_000_000))]
     pub(crate) ranks: u64,
     /// Full fine-tuning or LoRA (which has another default learning rate)
     #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]

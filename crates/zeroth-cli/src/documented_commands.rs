@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 
-use crate::cli::Cli;
+use crate::flag_rules;
 use crate::parse_errors::{ParseFailure, parse};
 
 const PAGES: [&str; 13] = [
@@ -87,7 +87,7 @@ fn problem(command: &Command, line: &str, is_whole: bool) -> Option<String> {
 
 #[test]
 fn every_command_of_the_pages_parses() {
-    let command = Cli::command();
+    let command = flag_rules::command();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut seen = 0;
     let mut problems = Vec::new();
@@ -124,7 +124,7 @@ fn examples(command: &Command, name: &str, found: &mut Vec<(String, String)>) {
 
 #[test]
 fn every_command_has_an_example_of_itself_and_all_parse() {
-    let command = Cli::command();
+    let command = flag_rules::command();
     let mut found = Vec::new();
     examples(&command, "zeroth", &mut found);
     let problems: Vec<String> = found.iter().filter_map(|(_, line)| problem(&command, line, true)).collect();

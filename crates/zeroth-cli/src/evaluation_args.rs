@@ -3,6 +3,8 @@
 use clap::{Args, ValueEnum};
 use zeroth::train::{BestMetric, share_of};
 
+use crate::value_args::whole;
+
 /// The flags as given.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Evaluation, checkpoints and logging, with Hugging Face's names")]
@@ -19,7 +21,7 @@ pub(crate) struct EvaluationArgs {
     #[arg(long, value_enum, value_name = "WHEN")]
     pub(crate) logging_strategy: Option<StrategyArg>,
     /// Micro-batch size per rank in evaluations [default: that of training]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=1 << 32))]
     pub(crate) per_device_eval_batch_size: Option<u64>,
     /// Share of the samples of --data to evaluate on instead of --eval-data, chosen by --data-seed: 0.01 for one in a hundred, 0 for none
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = ratio)]
@@ -34,7 +36,7 @@ pub(crate) struct EvaluationArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) greater_is_better: Option<bool>,
     /// Stop after N evaluations in a row without an improvement of the metric
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) early_stopping_patience: Option<u64>,
     /// The change of the metric that counts as an improvement for --early-stopping-patience must exceed X [default: 0]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = threshold)]

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use zeroth::train::{BeamSettings, EarlyStopping};
 
 use crate::pair_args::PairArgs;
-use crate::value_args::DeviceArg;
+use crate::value_args::{DeviceArg, number, whole, whole_as};
 
 #[derive(Debug, Args)]
 #[command(
@@ -47,11 +47,11 @@ pub(crate) struct GenerateArgs {
     pub(crate) chat: Option<bool>,
     /// Maximum number of new tokens [default: 128; 512 per answer of a chat without a prompt; with --data, that of the
     /// longest expected answer]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole(0..))]
     pub(crate) max_new_tokens: Option<u64>,
     /// Without a prompt: maximum tokens of the conversation; its oldest turns are dropped beyond [default: the model's, at
     /// most 4096]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..),
+    #[arg(long, value_name = "N", value_parser = whole(2..),
           conflicts_with_all = ["text", "file", "prompt_ids", "data"])]
     pub(crate) max_length: Option<u64>,
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_enum, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceArg>,
     /// CPU threads [default: all CPUs]
-    #[arg(long, alias = "threads-per-rank", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, alias = "threads-per-rank", value_name = "N", value_parser = whole(1..=1024))]
     pub(crate) threads: Option<u64>,
     /// With --format json: also output the logits of the token after the prompt
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
@@ -85,10 +85,10 @@ pub(crate) struct GenerateArgs {
 #[derive(Debug, Args)]
 pub(crate) struct BeamArgs {
     /// Encoder-decoder models: beams of a beam search; 1 decodes greedily
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(1..=64))]
     pub(crate) num_beams: u64,
     /// With --num-beams: scores are divided by the length to this power; above 0 favours longer texts [default: 1]
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    #[arg(long, value_name = "X", value_parser = number, allow_hyphen_values = true)]
     pub(crate) length_penalty: Option<f64>,
     /// With --num-beams: whether the search ends as soon as there are as many texts as beams (true), when better ones are
     /// unlikely (false), or impossible (never) [default: false]
@@ -140,31 +140,31 @@ pub(crate) struct SamplingArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", conflicts_with = "data")]
     pub(crate) do_sample: Option<bool>,
     /// Sampling temperature; 0 decodes greedily [default: 0; 1 with --do-sample]
-    #[arg(long, value_name = "X", allow_hyphen_values = true, conflicts_with = "data")]
+    #[arg(long, value_name = "X", value_parser = number, allow_hyphen_values = true, conflicts_with = "data")]
     pub(crate) temperature: Option<f64>,
     /// Sample from the K most likely tokens; 0 from all
-    #[arg(long, value_name = "N", conflicts_with = "data")]
+    #[arg(long, value_name = "N", value_parser = whole(0..), conflicts_with = "data")]
     pub(crate) top_k: Option<u64>,
     /// Nucleus sampling: sample from the smallest set of tokens with this total probability
-    #[arg(long, value_name = "X", allow_hyphen_values = true, conflicts_with = "data")]
+    #[arg(long, value_name = "X", value_parser = number, allow_hyphen_values = true, conflicts_with = "data")]
     pub(crate) top_p: Option<f64>,
     /// Sample from tokens that are at least this fraction as likely as the most likely one
-    #[arg(long, value_name = "X", allow_hyphen_values = true, conflicts_with = "data")]
+    #[arg(long, value_name = "X", value_parser = number, allow_hyphen_values = true, conflicts_with = "data")]
     pub(crate) min_p: Option<f64>,
     /// Divides positive logits, and multiplies negative ones, of tokens in the prompt or the text so far
     #[arg(
         long,
-        value_name = "X",
+        value_name = "X", value_parser = number,
         default_value_t = 1.0,
         allow_hyphen_values = true,
         conflicts_with = "data"
     )]
     pub(crate) repetition_penalty: f64,
     /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 42, conflicts_with = "data")]
+    #[arg(long, value_name = "N", value_parser = whole(0..), default_value_t = 42, conflicts_with = "data")]
     pub(crate) seed: u64,
     /// Sample this many texts of the prompt; the first is the one without this flag
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=4096), conflicts_with = "data")]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(1..=4096), conflicts_with = "data")]
     pub(crate) num_return_sequences: u64,
     /// End the text at any of these texts, which are not printed; one that begins with a hyphen as in --stop=-TEXT
     #[arg(long, aliases = ["stop-strings", "stop-words"], value_name = "TEXT", num_args = 1..,
@@ -198,10 +198,10 @@ pub(crate) struct RowsArgs {
     #[arg(long, value_name = "OURS=THEIRS", num_args = 1.., value_delimiter = ',', conflicts_with_all = ["text", "file", "prompt_ids"])]
     pub(crate) columns: Vec<String>,
     /// With --data: answer only the first N rows
-    #[arg(long, value_name = "N", conflicts_with_all = ["text", "file", "prompt_ids"])]
+    #[arg(long, value_name = "N", value_parser = whole_as::<NonZeroU64>(1..), conflicts_with_all = ["text", "file", "prompt_ids"])]
     pub(crate) max_eval_samples: Option<NonZeroU64>,
     /// With --data: number of rows to show [default: 5]
-    #[arg(long, value_name = "N", conflicts_with_all = ["text", "file", "prompt_ids"])]
+    #[arg(long, value_name = "N", value_parser = whole_as::<usize>(0..), conflicts_with_all = ["text", "file", "prompt_ids"])]
     pub(crate) rows: Option<usize>,
 }
 

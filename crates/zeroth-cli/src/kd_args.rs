@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::lora_args::QuantizeArg;
 use crate::train_args::ReadingArgs;
-use crate::value_args::DeviceArg;
+use crate::value_args::{DeviceArg, whole};
 
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Knowledge distillation")]
@@ -96,10 +96,10 @@ pub(crate) struct DistillCacheArgs {
     #[command(flatten)]
     pub(crate) reading: ReadingArgs,
     /// Use only the first N rows
-    #[arg(long, alias = "max-samples", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, alias = "max-samples", value_name = "N", value_parser = whole(1..))]
     pub(crate) max_train_samples: Option<u64>,
     /// Ids per token, the most probable ones
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = whole(1..))]
     pub(crate) top_k: u64,
     /// Temperature of the distributions, that of the training
     #[arg(long, value_name = "X", default_value_t = 2.0, allow_hyphen_values = true, value_parser = temperature)]
@@ -111,7 +111,7 @@ pub(crate) struct DistillCacheArgs {
     #[arg(long, value_enum, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceArg>,
     /// CPU threads [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024))]
     pub(crate) threads: Option<u64>,
     /// Where the teacher's weights are: a preset or DeepSpeed JSON file of which offload_param counts
     #[arg(long, alias = "teacher-deepspeed-config", value_name = "NAME|FILE")]
@@ -120,7 +120,7 @@ pub(crate) struct DistillCacheArgs {
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) teacher_quantize: Option<QuantizeArg>,
     /// Rows per micro-batch
-    #[arg(long, alias = "batch-size", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, alias = "batch-size", value_name = "N", default_value_t = 1, value_parser = whole(1..))]
     pub(crate) per_device_train_batch_size: u64,
     /// Compute in bf16 (the default)
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -135,7 +135,7 @@ pub(crate) struct DistillCacheArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) random_weights: bool,
     /// Random seed of --random-weights
-    #[arg(long, value_name = "N", default_value_t = 42)]
+    #[arg(long, value_name = "N", value_parser = whole(0..), default_value_t = 42)]
     pub(crate) seed: u64,
 }
 

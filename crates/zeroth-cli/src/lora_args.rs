@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use zeroth::model::{Lora, LoraInit, LoraTargets};
 
-use crate::value_args::TrainTypeArg;
+use crate::value_args::{TrainTypeArg, whole};
 
 /// What axolotl's `adapter:` says instead of naming a folder.
 const KINDS_OF_ADAPTER: [(&str, bool); 2] = [("lora", false), ("qlora", true)];
@@ -15,7 +15,7 @@ pub(crate) struct LoraArgs {
     #[arg(long, aliases = ["tuner-type", "sft-type", "finetuning-type"], value_enum, value_name = "TYPE")]
     pub(crate) train_type: Option<TrainTypeArg>,
     /// Rank of the adapters [default: 8]
-    #[arg(long, alias = "lora-r", value_name = "N")]
+    #[arg(long, alias = "lora-r", value_name = "N", value_parser = whole(0..))]
     pub(crate) lora_rank: Option<u64>,
     /// Adapters are scaled by alpha / rank [default: 32]
     #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = alpha)]
@@ -243,7 +243,10 @@ pub(crate) fn parse_targets(given: &[String]) -> anyhow::Result<Option<LoraTarge
     };
     let mut names: Vec<String> = Vec::new();
     for value in given {
-        let parts: Vec<&str> = value.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+        // A list as Python, JSON or YAML writes it is its names.
+        let list = value.trim().strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        let parts = list.unwrap_or(value).split(',').map(str::trim).filter(|part| !part.is_empty());
+        let parts: Vec<&str> = parts.map(|part| if list.is_some() { unquoted(part) } else { part }).collect();
         if parts.iter().all(|part| is_name(part)) {
             names.extend(parts.into_iter().map(str::to_owned));
             continue;
@@ -253,7 +256,11 @@ pub(crate) fn parse_targets(given: &[String]) -> anyhow::Result<Option<LoraTarge
             "--target-modules {value} is a regular expression, which stands alone: write the other names into it, as in \
              '.*\\.(q_proj|v_proj)'"
         );
-        return Ok(Some(LoraTargets::Pattern(value.clone())));
+        let pattern = match parts[..] {
+            [pattern] if list.is_some() => pattern,
+            _ => value,
+        };
+        return Ok(Some(LoraTargets::Pattern(pattern.to_owned())));
     }
     let is_all = |name: &String| matches!(name.as_str(), "all-linear" | "all");
     Ok(match names.iter().find(|name| is_all(name)) {
@@ -267,6 +274,11 @@ pub(crate) fn parse_targets(given: &[String]) -> anyhow::Result<Option<LoraTarge
         None if given.is_empty() => None,
         None => Some(LoraTargets::Named(names)),
     })
+}
+
+fn unquoted(text: &str) -> &str {
+    let inside = |quote: char| text.strip_prefix(quote)?.strip_suffix(quote);
+    inside('\'').or_else(|| inside('"')).unwrap_or(text)
 }
 
 #[cfg(test)]
@@ -291,6 +303,9 @@ mod tests {
             targets(&["q_proj, v_proj", "self_attn.o_proj"]),
             named(&["q_proj", "v_proj", "self_attn.o_proj"])
         );
+        for list in ["['q_proj','v_proj']", "[\"q_proj\", \"v_proj\"]", "[q_proj, v_proj]"] {
+            assert_eq!(targets(&[list]), named(&["q_proj", "v_proj"]), "{list}");
+        }
         let pattern = r"model\.layers\.[0-9]{1,2}\.self_attn\.(q|v)_proj";
         assert_eq!(targets(&[pattern]), Ok(Some(LoraTargets::Pattern(pattern.to_owned()))));
         assert!(targets(&["q_proj", ".*v"]).unwrap_err().contains("stands alone"));

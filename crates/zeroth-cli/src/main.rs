@@ -2,13 +2,16 @@
 
 mod bench_args;
 mod cli;
+mod command_line;
 mod commands;
 #[cfg(test)]
 mod documented_commands;
 mod evaluation_args;
 mod exit;
 mod flag_names;
+mod flag_rules;
 mod flags_without_effect;
+mod foreign_names;
 mod generate_flags;
 mod kd_args;
 mod lora_args;
@@ -32,14 +35,11 @@ mod terminal;
 mod train_args;
 mod train_flags;
 mod trainer_args;
-mod unit_hints;
 mod value_args;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches};
-use zeroth::comm::local::JOB_FD;
-
+use crate::command_line::CommandRead;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::parse_errors::ParseFailure;
@@ -51,32 +51,11 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Exit {
-    let typed = match normalize_args::texts(std::env::args_os()) {
-        Ok(typed) => typed,
-        Err(message) => return refuse(&message),
-    };
-    if let Some(later) = normalize_args::unbuilt_command(&typed) {
-        return refuse(&later);
-    }
-    let command = cli::Cli::command();
-    // Ranks have the launcher's arguments, run file included.
-    let expanded =
-        if std::env::var_os(JOB_FD).is_some() { Ok(typed) } else { run_file::expand(&command, typed) };
-    let typed = match expanded {
-        Ok(typed) => typed,
-        Err(errors) => {
-            for error in errors {
-                output::error(&error);
+    match command_line::read(&flag_rules::command(), std::env::args_os()) {
+        Ok(CommandRead { cli, notes }) => {
+            for note in notes {
+                output::note(&format!("note: {note}"));
             }
-            return Exit::Wrong;
-        }
-    };
-    run_file::keep(&typed);
-    let parsed = parse_errors::parse(&command, &typed).and_then(|matches| {
-        cli::Cli::from_arg_matches(&matches).map_err(|error| ParseFailure::Clap(Box::new(error)))
-    });
-    match parsed {
-        Ok(cli) => {
             let output = Output::new(cli.format);
             let exit = commands::run(cli.command, &output).unwrap_or_else(|error| output::failure(&error));
             output::leave_line();
@@ -95,7 +74,9 @@ fn run() -> Exit {
             for error in errors {
                 output::error(&error);
             }
-            output::note(&format!("`{command} --help` lists its flags"));
+            if let Some(command) = command {
+                output::note(&format!("`{command} --help` lists its flags"));
+            }
             Exit::Wrong
         }
     }
@@ -106,9 +87,4 @@ fn end(exit: Exit) -> Exit {
     let Err(error) = results::finish() else { return exit };
     output::error(&format!("cannot write the result to standard output: {error}"));
     if exit == Exit::Done { Exit::Failed } else { exit }
-}
-
-fn refuse(message: &str) -> Exit {
-    output::error(message);
-    Exit::Wrong
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::value_args::whole_as;
+
 #[derive(Debug, Args)]
 #[command(
     args_override_self = true,
@@ -22,9 +24,9 @@ pub(crate) struct MonitorArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) web: bool,
     /// Port of the page [default: a free one]
-    #[arg(long, value_name = "N", requires = "web")]
+    #[arg(long, value_name = "N", value_parser = whole_as::<u16>(0..=65_535), requires = "web")]
     pub(crate) port: Option<u16>,
     /// Process of the run that opened this view: Ctrl-C is passed on to it
-    #[arg(long, value_name = "PID", hide = true)]
+    #[arg(long, value_name = "PID", value_parser = whole_as::<u32>(0..), hide = true)]
     pub(crate) of_run: Option<u32>,
 }

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use clap::Command;
 
 use crate::flag_names::spellings;
+use crate::foreign_names;
 
 /// Commands that are not built yet.
 const UNBUILT_COMMANDS: [&str; 2] = ["checkpoint import", "launch"];
@@ -25,11 +26,21 @@ pub(crate) fn texts(typed: impl Iterator<Item = OsString>) -> Result<Vec<String>
     Ok(texts)
 }
 
+/// Commands: the words that are neither flags nor the value of --format.
+fn command_words(typed: &[String]) -> impl Iterator<Item = &str> {
+    let words = typed.iter().zip(typed.iter().skip(1)).filter(|(before, _)| *before != "--format");
+    words.map(|(_, word)| word.as_str()).filter(|word| !word.starts_with('-'))
+}
+
+/// The message for a command of another program.
+pub(crate) fn foreign_command(root: &Command, typed: &[String]) -> Option<String> {
+    let word = command_words(typed).next().filter(|word| root.find_subcommand(word).is_none())?;
+    Some(format!("there is no `zeroth {word}`: {}", foreign_names::command(word)?))
+}
+
 /// The message for a command that is not built yet.
 pub(crate) fn unbuilt_command(typed: &[String]) -> Option<String> {
-    // Commands are the words that are neither flags nor the value of --format.
-    let words = typed.iter().zip(typed.iter().skip(1)).filter(|(before, _)| *before != "--format");
-    let mut words = words.map(|(_, word)| word.as_str()).filter(|word| !word.starts_with('-'));
+    let mut words = command_words(typed);
     let command = words.next()?;
     let with_its_own = format!("{command} {}", words.next().unwrap_or_default());
     let later = UNBUILT_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
@@ -39,10 +50,12 @@ pub(crate) fn unbuilt_command(typed: &[String]) -> Option<String> {
     ))
 }
 
-/// Rewrites flags to clap's spelling: `--per_device_train_batch_size` with dashes, and booleans joined with a
-/// following true or false. Arguments after a bare `--` belong to another command.
+/// Rewrites flags to clap's spelling: `--per_device_train_batch_size` with dashes, booleans joined with a following true or
+/// false, and flags that may stand in front of a command joined with their value. Arguments after a bare `--` belong to another command.
 pub(crate) fn normalize(command: &Command, typed: Vec<String>) -> Vec<String> {
     let booleans = boolean_flags(command);
+    let globals: Vec<String> =
+        command.get_arguments().filter(|argument| argument.is_global_set()).flat_map(spellings).collect();
     let mut normal: Vec<String> = Vec::with_capacity(typed.len());
     let mut arguments = typed.into_iter().peekable();
     while let Some(argument) = arguments.next() {
@@ -72,6 +85,9 @@ pub(crate) fn normalize(command: &Command, typed: Vec<String>) -> Vec<String> {
             let is_boolean = booleans.contains(&name);
             arguments.next_if(|next| is_boolean && is_truth(next)).map(|next| next.to_ascii_lowercase())
         });
+        // clap would read what follows the command first, and complain about that alone.
+        let value =
+            value.or_else(|| arguments.next_if(|next| globals.contains(&name) && !next.starts_with('-')));
         normal.push(match value {
             Some(value) if booleans.contains(&name) => format!("--{name}={}", value.to_ascii_lowercase()),
             Some(value) => format!("--{name}={value}"),
@@ -93,13 +109,11 @@ fn boolean_flags(command: &Command) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn normal(line: &str) -> String {
         let typed = line.split(' ').map(str::to_owned).collect();
-        normalize(&crate::cli::Cli::command(), typed).join(" ")
+        normalize(&crate::flag_rules::command(), typed).join(" ")
     }
 
     #[test]
@@ -119,6 +133,12 @@ mod tests {
             normal("zeroth config check --strict file.json"),
             "zeroth config check --strict file.json"
         );
+    }
+
+    #[test]
+    fn flags_of_all_commands_are_joined_with_their_value() {
+        assert_eq!(normal("zeroth --format xml plan --params 8B"), "zeroth --format=xml plan --params 8B");
+        assert_eq!(normal("zeroth plan --format --params 8B"), "zeroth plan --format --params 8B");
     }
 
     #[test]

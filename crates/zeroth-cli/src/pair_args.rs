@@ -6,6 +6,8 @@ use clap::Args;
 use zeroth::data::{DecoderStart, PairLimits, PairOptions, Pairs};
 use zeroth::model::ModelConfig;
 
+use crate::value_args::whole;
+
 /// How rows become a source and a target.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct PairArgs {
@@ -26,10 +28,10 @@ pub(crate) struct PairArgs {
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct PairLengthArgs {
     /// Encoder-decoder models: maximum tokens per source, longer ones are truncated [default: 1024]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) max_source_length: Option<u64>,
     /// Encoder-decoder models: maximum tokens per target, longer ones are truncated [default: 128]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) max_target_length: Option<u64>,
 }
 

@@ -7,6 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command};
 
 use crate::flag_names::Subcommand;
+use crate::foreign_names;
 use crate::normalize_args::normalize;
 
 /// Why a command line was rejected.
@@ -14,13 +15,14 @@ use crate::normalize_args::normalize;
 pub(crate) enum ParseFailure {
     /// Help, version, or a single error that clap explains with the usage.
     Clap(Box<clap::Error>),
-    /// All errors, and the command whose help is relevant.
-    Errors { errors: Vec<String>, command: String },
+    /// All errors, and the command whose help is relevant, if any.
+    Errors { errors: Vec<String>, command: Option<String> },
 }
 
 /// Parses the command line.
 pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, ParseFailure> {
     let mut line = CommandLine {
+        root: command,
         subcommand: Subcommand::find(command, typed),
         typed,
         tokens: typed.to_vec(),
@@ -30,8 +32,8 @@ pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, P
         removed_values: false,
     };
     loop {
-        // Each iteration removes one error, so this terminates. A renamed flag may be a boolean and needs
-        // normalising.
+        // Each iteration removes a word, or gives a misspelt flag a name that it keeps, so this terminates. A renamed flag
+        // may be a boolean and needs normalising.
         line.tokens = normalize(command, std::mem::take(&mut line.tokens));
         let error = match command.clone().try_get_matches_from(&line.tokens) {
             Ok(matches) if line.errors.is_empty() => return Ok(matches),
@@ -48,11 +50,12 @@ pub(crate) fn parse(command: &Command, typed: &[String]) -> Result<ArgMatches, P
             break;
         }
     }
-    Err(ParseFailure::Errors { errors: line.errors, command: line.subcommand.name })
+    Err(ParseFailure::Errors { errors: line.errors, command: Some(line.subcommand.name) })
 }
 
 /// A command line without the errors found so far.
 struct CommandLine<'a> {
+    root: &'a Command,
     subcommand: Subcommand<'a>,
     typed: &'a [String],
     tokens: Vec<String>,
@@ -95,14 +98,21 @@ impl CommandLine<'_> {
         // Found as typed, with dashes or underscores.
         let same = |token: &&String| name_of(token).is_some_and(|typed| typed.replace('_', "-") == name);
         let typed = self.typed.iter().find(same).and_then(|token| name_of(token)).unwrap_or(name);
-        let (message, meant) = self.subcommand.unknown(typed);
-        self.errors.push(message);
-        if let Some(meant) = meant {
-            self.tokens[at] = self.tokens[at].replacen(name, &meant, 1);
-            self.renamed.push(meant);
-            return true;
+        let command = Subcommand::find(self.root, &self.tokens).at;
+        let is_in_front = at < command;
+        // A name that replaced a misspelt one is reported already.
+        if !self.renamed.iter().any(|renamed| renamed == name) {
+            let (message, meant) = self.subcommand.unknown(typed);
+            self.errors.push(message);
+            // In front of the command no flag of its own is read, however it is spelt.
+            if let Some(meant) = meant.filter(|_| !is_in_front) {
+                self.tokens[at] = self.tokens[at].replacen(name, &meant, 1);
+                self.renamed.push(meant);
+                return true;
+            }
         }
-        let values = self.values_after(at);
+        let words = self.tokens[at + 1..].iter().take_while(|token| !token.starts_with('-')).count();
+        let values = if is_in_front { words.min(command - at - 1) } else { words };
         self.removed_values |= values > 0;
         self.tokens.drain(at..=at + values);
         true
@@ -111,6 +121,10 @@ impl CommandLine<'_> {
     fn repair_value(&mut self, error: &clap::Error) -> bool {
         let argument = context(error, ContextKind::InvalidArg).unwrap_or_default();
         let value = context(error, ContextKind::InvalidValue).unwrap_or_default();
+        // `zeroth --format plan …`: the command was taken for the value, and nothing can be said about the rest.
+        if self.subcommand.is_root() && self.subcommand.is_command(value) {
+            return self.note(error);
+        }
         let Some(names) = flag_in(argument).and_then(|name| self.subcommand.spellings(name)) else {
             return self.note(error);
         };
@@ -134,11 +148,12 @@ impl CommandLine<'_> {
         };
         let Some(at) = (1..self.tokens.len()).find(is_it) else { return self.note(error) };
         if !names.iter().any(|name| self.renamed.contains(name)) {
-            self.errors.push(sentence(error));
+            self.errors.push(value_error(error, &names, value));
         }
         let has_own = self.tokens[at].contains('=') || value.is_empty() || is_switch;
         let values = if has_own { 0 } else { self.values_after(at).max(1) };
-        self.tokens.drain(at..=at + values);
+        let end = (at + 1 + values).min(self.tokens.len());
+        self.tokens.drain(at..end);
         self.removed.extend(names);
         true
     }
@@ -167,14 +182,15 @@ impl CommandLine<'_> {
         false
     }
 
-    /// Number of words after this one that are not flags.
+    /// Number of words after this flag that are its values.
     fn values_after(&self, at: usize) -> usize {
-        self.tokens[at + 1..].iter().take_while(|token| !token.starts_with('-')).count()
+        let most = name_of(&self.tokens[at]).map_or(0, |name| self.subcommand.most_values(name));
+        self.tokens[at + 1..].iter().take(most).take_while(|token| !token.starts_with('-')).count()
     }
 }
 
 /// The name of a long flag, without its value.
-fn name_of(token: &str) -> Option<&str> {
+pub(crate) fn name_of(token: &str) -> Option<&str> {
     let flag = token.strip_prefix("--").filter(|flag| !flag.is_empty())?;
     Some(flag.split_once('=').map_or(flag, |(name, _)| name))
 }
@@ -192,8 +208,14 @@ fn context(error: &clap::Error, kind: ContextKind) -> Option<&str> {
     }
 }
 
+/// The message about a value, with what to write instead of one that other trainers have.
+pub(crate) fn value_error(error: &clap::Error, flags: &[String], value: &str) -> String {
+    let instead = foreign_names::value(flags, value).map(|instead| format!("\n  {instead}"));
+    format!("{}{}", sentence(error), instead.unwrap_or_default())
+}
+
 /// clap's message without usage and help hints.
-pub(crate) fn sentence(error: &clap::Error) -> String {
+fn sentence(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let end = ["\n\nUsage:", "\n\nFor more information", "\nUsage:"]

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use zeroth::base::parse_bytes;
 
 use crate::evaluation_args::{EvaluationArgs, StepsArg};
 use crate::flags_without_effect::{self, FlagsWithoutEffect};
@@ -12,7 +11,7 @@ use crate::lora_args::LoraArgs;
 use crate::pair_args::PairArgs;
 use crate::train_flags::TrainFlags;
 use crate::trainer_args::TrainerArgs;
-use crate::value_args::DeviceArg;
+use crate::value_args::{DeviceArg, budget, number, whole, whole_as};
 
 #[derive(Debug, Args)]
 #[command(
@@ -52,59 +51,59 @@ pub(crate) struct TrainArgs {
     pub(crate) output: PathBuf,
     /// Ranks on this machine [default: GPUs found, else 1]
     #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N",
-          value_parser = clap::value_parser!(u64).range(1..=4096))]
+          value_parser = whole(1..=4096))]
     pub(crate) ranks: Option<u64>,
     /// Device [default: cuda if a GPU is found]
     #[arg(long, value_enum, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceArg>,
     /// CPU threads per rank [default: CPUs / ranks]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024))]
     pub(crate) threads_per_rank: Option<u64>,
     /// Epochs, unless --max-steps is given [default: 3]
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    #[arg(long, value_name = "X", value_parser = number, allow_hyphen_values = true)]
     pub(crate) num_train_epochs: Option<f64>,
     /// Pack rows into sequences of up to --max-length, without attention across rows; pairs up to --max-source-length and
     /// --max-target-length
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub(crate) packing: bool,
     /// Use only the first N rows
-    #[arg(long, alias = "max-samples", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, alias = "max-samples", value_name = "N", value_parser = whole(1..))]
     pub(crate) max_train_samples: Option<u64>,
     /// Reshuffle every epoch; false keeps the order of the file
     #[arg(long, alias = "train-dataloader-shuffle", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true")]
     pub(crate) shuffle: bool,
     /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 42)]
+    #[arg(long, value_name = "N", value_parser = whole(0..), default_value_t = 42)]
     pub(crate) seed: u64,
     /// Steps between progress lines when not on a terminal; below 1, a share of all steps; steps_per_print adds more
     /// [default: 5]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = StepsArg::parse)]
     pub(crate) logging_steps: Option<StepsArg>,
     /// Steps with non-finite gradients to skip before the run stops
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = whole(0..), default_value_t = 0)]
     pub(crate) max_skipped_steps: u64,
     /// Memory budget of one device: recomputation, prefetch and micro-batch size are chosen to fit unless given, and
     /// a run that needs more is refused [default: free memory]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = budget)]
     pub(crate) device_memory: Option<u64>,
     /// Host memory budget for all ranks [default: free memory]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = budget)]
     pub(crate) host_memory: Option<u64>,
     /// Disk budget for checkpoints and the model [default: free space]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = budget)]
     pub(crate) disk_space: Option<u64>,
     /// Steps between checkpoints; below 1, a share of all steps; the last step is always saved, and 0 saves only on
     /// request [default: 500]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = StepsArg::parse_or_zero)]
     pub(crate) save_steps: Option<StepsArg>,
     /// Number of newest checkpoints to keep [default: all]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) save_total_limit: Option<u64>,
     /// Resume from the newest valid checkpoint of --output (auto) or from a given one, with any number of ranks and any stage
     #[arg(long, alias = "resume-from-checkpoint", value_name = "auto|DIR", num_args = 0..=1, default_missing_value = "auto")]
     pub(crate) resume: Option<String>,
     /// How often to restart from the newest valid checkpoint when a rank dies
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = whole(0..), default_value_t = 0)]
     pub(crate) max_restarts: u64,
     /// Where to report metrics besides metrics.jsonl: tensorboard, csv
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
@@ -165,10 +164,10 @@ pub(crate) struct PreviewArgs {
     #[command(flatten)]
     pub(crate) pairs: PairArgs,
     /// Number of rows to show
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", value_parser = whole_as::<usize>(0..), default_value_t = 3)]
     pub(crate) rows: usize,
     /// Use only the first N rows
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) max_train_samples: Option<u64>,
 }
 
@@ -182,7 +181,7 @@ pub(crate) struct ReadingArgs {
     #[arg(long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
     /// Maximum tokens per row [default: the model's, at most 2048]
-    #[arg(long, aliases = ["max-seq-length", "max-seq-len", "model-max-length", "cutoff-len"], value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, aliases = ["max-seq-length", "max-seq-len", "model-max-length", "cutoff-len"], value_name = "N", value_parser = whole(1..))]
     pub(crate) max_length: Option<u64>,
     /// Handling of longer rows
     #[arg(long, value_enum, value_name = "HOW", default_value_t = TruncationArg::Delete)]

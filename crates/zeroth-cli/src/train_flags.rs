@@ -9,16 +9,17 @@ use zeroth::config::schema::{self, HF_SCHEDULES, OptimizerType};
 use crate::optimizer_names::optimizer;
 use crate::precision_flags::{PrecisionFlags, TorchDtype, torch_dtype};
 use crate::schedule_kwargs::schedule_kwargs;
+use crate::value_args::whole;
 
 /// The flags as given.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Training flags, with Hugging Face's names")]
 pub(crate) struct TrainFlags {
     /// Micro-batch size per rank [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) per_device_train_batch_size: Option<u64>,
     /// Micro-batches per optimizer step [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) gradient_accumulation_steps: Option<u64>,
     /// Learning rate [default: 1e-5, LoRA 1e-4]
     #[arg(long, alias = "lr", value_name = "X", allow_hyphen_values = true, value_parser = learning_rate)]
@@ -54,9 +55,9 @@ pub(crate) struct TrainFlags {
     #[arg(long, value_name = "NAME", value_parser = optimizer)]
     pub(crate) optim: Option<OptimizerType>,
     /// Total optimizer steps
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) max_steps: Option<u64>,
-    /// Train in bf16 (the default unless the file sets a precision)
+    /// Train in bf16 [default: true, unless the file or another flag sets a precision]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) bf16: Option<bool>,
     /// Train in fp16 with loss scaling
@@ -68,7 +69,7 @@ pub(crate) struct TrainFlags {
     /// The same by PyTorch's name: bfloat16, float16, float32, or auto for that of the model's config.json
     #[arg(long, alias = "dtype", value_name = "NAME", value_parser = torch_dtype)]
     pub(crate) torch_dtype: Option<TorchDtype>,
-    /// Recompute blocks in backward instead of keeping their activations
+    /// Recompute blocks in backward instead of keeping their activations [default: false; under a budget, what does not fit]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) gradient_checkpointing: Option<bool>,
     /// Hugging Face's flag for checkpoints on each node's own disk

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::cli::DTypeArg;
+use crate::value_args::whole;
 
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct TrainerArgs {
@@ -13,7 +14,7 @@ pub(crate) struct TrainerArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Seed of the sample order [default: --seed]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole(0..))]
     pub(crate) data_seed: Option<u64>,
     /// Name of the run: shown at start-up, kept in plan.json and when it is resumed, and the folder of its TensorBoard events
     #[arg(long, value_name = "NAME", value_parser = run_name)]

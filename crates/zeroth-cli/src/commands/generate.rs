@@ -14,12 +14,10 @@ use crate::cli::{NewArgs, PrecisionArgs, TiersArgs};
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::train_flags;
-use crate::unit_hints;
 
 pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> {
     let fine_grained = fine_grained(arguments)?;
     refuse_existing([arguments.output.as_path()], arguments.overwrite)?;
-    hint_at_units(arguments.memory.device_memory);
     // The machine is only probed for values that were not given.
     let given = arguments.memory.device_memory.map(|device| MemoryFound { device, is_gpu: true });
     let machine = if given.is_some() { None } else { Some(probe()) };
@@ -71,7 +69,6 @@ pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> 
 }
 
 pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Exit> {
-    hint_at_units(arguments.device_memory);
     let machine = if arguments.device_memory.is_some() { None } else { Some(probe()) };
     let precision = precision(&arguments.precision, machine.as_ref())?;
     let memory = match arguments.device_memory {
@@ -106,12 +103,6 @@ pub(super) fn tiers(arguments: &TiersArgs, output: &Output) -> anyhow::Result<Ex
         output::text(&format!("for {} of device memory\n", format_bytes(memory)));
     }
     Ok(Exit::Done)
-}
-
-fn hint_at_units(device_memory: Option<u64>) {
-    for hint in unit_hints::hints(&[("--device-memory", device_memory)]) {
-        output::note(&format!("note: {hint}"));
-    }
 }
 
 /// The given fine-grained keys: `auto`, or a number.

@@ -31,10 +31,9 @@ mod train;
 mod verify;
 mod verify_cache;
 
-use clap::CommandFactory;
-
-use crate::cli::{Cli, Command, ConfigCommand};
+use crate::cli::{Command, ConfigCommand};
 use crate::exit::Exit;
+use crate::flag_rules;
 use crate::output::{self, Output};
 
 pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
@@ -73,7 +72,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
         Command::Doctor => doctor::run(output),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "zeroth", &mut script);
+            clap_complete::generate(shell, &mut flag_rules::command(), "zeroth", &mut script);
             output::text(&String::from_utf8_lossy(&script));
             Ok(Exit::Done)
         }

@@ -9,7 +9,7 @@ use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::config::schema::RecomputePolicy;
 use zeroth::graph::DistillSpec;
-use zeroth::machine::{KnownGpu, known_gpu, probe, probe_host};
+use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
 use zeroth::model::{
     Batch, Lora, ModelConfig, ParameterTable, adapts_experts, add_adapters, forward_distilled,
     hidden_size_for_auto, named_config, table,
@@ -30,7 +30,6 @@ use crate::exit::Exit;
 use crate::kd_args::PlanTeacherArgs;
 use crate::lora_args::parse_targets;
 use crate::output::{self, Output};
-use crate::unit_hints;
 use crate::value_args::{DeviceArg, TrainTypeArg};
 
 /// Maximum row length by default.
@@ -60,9 +59,8 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
     let mut plan = plan(&request, &placements)?;
     plan.notes.extend(notes);
     plan.notes.extend(idle_flags(arguments));
-    let budgets = [("--device-memory", arguments.device_memory), ("--host-memory", arguments.host_memory)];
     let builtin = model.as_ref().and_then(|model| model.builtin.clone());
-    plan.notes.splice(0..0, unit_hints::hints(&budgets).into_iter().chain(builtin));
+    plan.notes.splice(0..0, card_note(arguments).into_iter().chain(builtin));
     if output.is_json() {
         let mut json = serde_json::to_value(&plan)?;
         json["model"] = json!(model.as_ref().map(|model| &model.name));
@@ -199,6 +197,20 @@ impl PlannedMachine {
         };
         Ok(Self { device, ranks, device_memory: given.or(found), card, note })
     }
+}
+
+/// Says which memory size was assumed for a GPU model that has several.
+fn card_note(arguments: &PlanArgs) -> Option<String> {
+    let name = arguments.card.as_deref()?;
+    let (gpu, others) = (known_gpu(name).ok()?, other_sizes(name));
+    let sizes: Vec<String> = others.iter().map(|other| format_bytes(other.memory)).collect();
+    let other = others.first()?.name;
+    Some(format!(
+        "--card {name} has {} or {}: {} is assumed; --card \"{other}\" says the other",
+        format_bytes(gpu.memory),
+        sizes.join(" or "),
+        format_bytes(gpu.memory)
+    ))
 }
 
 pub(super) fn device_word(device: PlanDevice) -> &'static str {

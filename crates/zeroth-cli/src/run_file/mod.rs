@@ -14,7 +14,7 @@ use clap::{Arg, Command};
 
 use self::yaml::{Location, Member, Value};
 use crate::flag_names::{Subcommand, spellings};
-use crate::parse_errors::sentence;
+use crate::parse_errors::value_error;
 
 /// The largest run file: flags fill a page, not a book.
 const MAX_BYTES: u64 = 1 << 20;
@@ -174,7 +174,11 @@ impl RunFile<'_> {
     /// The flag with its value, checked by the flag's own parser.
     fn tokens(&self, argument: &Arg, member: &Member) -> Result<Vec<String>, String> {
         let (key, node) = (&member.key, &member.node);
-        let flag = format!("--{}", argument.get_long().unwrap_or_default());
+        let long = argument.get_long().unwrap_or_default();
+        // As the key says it: a name that only one trainer has tells whose file it is.
+        let flag = if self.resolve.is_some() { long.to_owned() } else { key.replace('_', "-") };
+        let flag = format!("--{flag}");
+        let takes_object = long == "deepspeed" || long.ends_with("-kwargs");
         if node.value.is_null() {
             return Ok(Vec::new());
         }
@@ -200,7 +204,7 @@ impl RunFile<'_> {
                 tokens
             }
             // Flags that take JSON.
-            Value::Object(_) if flag == "--deepspeed" || flag.ends_with("-kwargs") => {
+            Value::Object(_) if takes_object => {
                 vec![format!("{flag}={}", node.value.to_json())]
             }
             other => {
@@ -218,7 +222,11 @@ impl RunFile<'_> {
             alone.try_get_matches_from(std::iter::once("zeroth").chain(tokens.iter().map(String::as_str)));
         match parsed {
             Ok(_) => Ok(tokens),
-            Err(error) => Err(self.at(node.location, &format!("`{key}`: {}", sentence(&error)))),
+            Err(error) => {
+                let value = if let Value::Scalar { text, .. } = &node.value { text } else { "" };
+                let message = value_error(&error, &spellings(argument), value);
+                Err(self.at(node.location, &format!("`{key}`: {message}")))
+            }
         }
     }
 }

@@ -46,7 +46,6 @@ use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::signals::{Role, Signals};
 use crate::startup_signals::{OnStop, Work};
-use crate::unit_hints;
 
 pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit> {
     if std::env::var_os(JOB_FD).is_some() {
@@ -104,7 +103,6 @@ fn prepare_run(
         Err(misfit) => {
             startup_summary::model(&resolved_job);
             output::error(&misfit);
-            hint_at_units(arguments);
             return Ok(Err(Exit::DoesNotFit));
         }
     };
@@ -156,7 +154,6 @@ fn prepare_run(
     }
     if let Some(lack) = checkpoints::lack_of_space(arguments, &resolved_job) {
         output::error(&lack);
-        hint_at_units(arguments);
         return Ok(Err(Exit::DoesNotFit));
     }
     if arguments.dry_run {
@@ -178,18 +175,6 @@ fn prepare_run(
         ));
     }
     Ok(Ok(PreparedRun { resolved_job, compiled, folder, earlier }))
-}
-
-/// Prints hints about budgets that lack their unit.
-fn hint_at_units(arguments: &TrainArgs) {
-    let budgets = [
-        ("--device-memory", arguments.device_memory),
-        ("--host-memory", arguments.host_memory),
-        ("--disk-space", arguments.disk_space),
-    ];
-    for hint in unit_hints::hints(&budgets) {
-        output::note(&format!("note: {hint}"));
-    }
 }
 
 /// The number of steps if the run is complete and its model is that of the last step, or of the best one, so that resuming
