@@ -21,3 +21,4 @@ mod init;
 mod model_paths;
 mod plan;
 mod train;
+mod trainer_defaults;

@@ -13,6 +13,7 @@ pub mod read;
 pub mod resolve;
 pub mod schema;
 pub mod snippet;
+pub mod trainer_defaults;
 pub mod unimplemented;
 pub mod verify;
 pub mod view;

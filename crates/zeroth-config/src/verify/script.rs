@@ -2,6 +2,7 @@
 
 use super::words::Arguments;
 use crate::resolve::{Flags, Precision};
+use crate::trainer_defaults::{ForeignTrainer, number, swift_accumulation};
 
 /// The trainer that reads the script's flags and fills `"auto"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,21 +38,22 @@ impl Trainer {
     /// zeroth does not: the file overrides flags that are not given.
     pub(super) fn with_defaults(self, typed: &Flags, ranks: u64) -> Option<Flags> {
         let mut flags = typed.clone();
-        let (micro, rate, decay, second_beta) = match self {
-            Self::HuggingFace => (8, 5e-5, 0.0, 0.999),
-            Self::Swift => (1, if typed.lora { 1e-4 } else { 1e-5 }, 0.1, 0.95),
+        let trainer = match self {
+            Self::HuggingFace => ForeignTrainer::HuggingFace,
+            Self::Swift => ForeignTrainer::Swift,
             Self::Zeroth | Self::Own => return None,
         };
+        let of = |flag: &str| number(trainer, flag, typed.lora);
+        let micro = of("per-device-train-batch-size").map_or(1, |micro| micro as u64);
         let micro = *flags.per_device_train_batch_size.get_or_insert(micro);
         flags.gradient_accumulation_steps.get_or_insert(match self {
-            // ms-swift accumulates up to a batch of 16.
-            Self::Swift => 16_u64.div_ceil(micro.saturating_mul(ranks).max(1)),
+            Self::Swift => swift_accumulation(micro, ranks),
             _ => 1,
         });
-        flags.learning_rate.get_or_insert(rate);
-        flags.weight_decay.get_or_insert(decay);
+        flags.learning_rate = flags.learning_rate.or(of("learning-rate"));
+        flags.weight_decay = flags.weight_decay.or(of("weight-decay"));
         flags.adam_beta1.get_or_insert(0.9);
-        flags.adam_beta2.get_or_insert(second_beta);
+        flags.adam_beta2 = flags.adam_beta2.or(of("adam-beta2"));
         flags.adam_epsilon.get_or_insert(1e-8);
         flags.max_grad_norm.get_or_insert(1.0);
         flags.warmup_steps.get_or_insert(0.0);

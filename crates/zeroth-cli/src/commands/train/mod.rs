@@ -22,6 +22,7 @@ mod startup_summary;
 mod strategies;
 mod summary;
 mod teacher;
+mod trainer_note;
 mod view;
 
 use zeroth::base::{counted, publish};

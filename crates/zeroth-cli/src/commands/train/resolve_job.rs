@@ -30,8 +30,10 @@ use super::handoff::{Inputs, LauncherHandoff};
 use super::rank_facts::RankFacts;
 use super::strategies::{self, Strategies};
 use super::teacher::{self, Student};
+use super::trainer_note::Compared;
 use super::{lora, resume};
 use crate::cli::TrainArgs;
+use crate::run_file;
 use crate::value_args::{DeviceArg, TrainTypeArg};
 
 /// A training command, resolved.
@@ -165,6 +167,13 @@ pub(super) fn resolve_job(
     };
     // Batch sizes first: the number of steps depends on them, and "auto" schedules depend on the steps.
     let mut resolved = resolve_with(&flags, None)?;
+    let compared = Compared {
+        file: &checked.report.values,
+        is_lora,
+        micro_batch: resolved.values.top_level.train_micro_batch_size_per_gpu,
+        ranks,
+    };
+    notes.extend(compared.notes(run_file::for_ranks()));
     let base = table(&model);
     let (lora, table) = if is_lora {
         let (lora, table) = lora::resolve(arguments, &base, &folder, &mut notes)?;
