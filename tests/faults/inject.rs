@@ -81,6 +81,11 @@ fn scratch(name: &str) -> PathBuf {
 
 /// Runs a command with a time limit.
 pub(crate) fn ended(command: &mut Command, cache: &Path) -> Ended {
+    watched(command, cache, |_| true)
+}
+
+/// Runs a command with a time limit, and kills it once `goes_on` says no about its process.
+pub(crate) fn watched(command: &mut Command, cache: &Path, mut goes_on: impl FnMut(u32) -> bool) -> Ended {
     let said = scratch("said");
     fs::create_dir_all(cache).unwrap();
     let mut child = command
@@ -99,9 +104,10 @@ pub(crate) fn ended(command: &mut Command, cache: &Path) -> Ended {
         if let Some(status) = child.try_wait().unwrap() {
             break (status, false);
         }
-        if begun.elapsed() > LIMIT {
+        let is_late = begun.elapsed() > LIMIT;
+        if is_late || !goes_on(child.id()) {
             child.kill().unwrap();
-            break (child.wait().unwrap(), true);
+            break (child.wait().unwrap(), is_late);
         }
         std::thread::sleep(Duration::from_millis(2));
     };

@@ -1,4 +1,4 @@
-//! The fault audit: kills, failing system calls, damaged files and teacher caches, long runs. See README.md.
+//! The fault audit: kills, failing system calls, damaged files and teacher caches, long rows, long runs. See README.md.
 //!
 //! `ZEROTH_FULL=1 cargo test --release -p zeroth-cli --test faults -- --nocapture --test-threads 1` runs all of it; without the
 //! variable each part is a small sample of itself.
@@ -14,6 +14,7 @@ mod inject;
 mod job;
 mod kills;
 mod kinds;
+mod long_rows;
 mod long_run;
 
 /// `full` in the full audit, else `few`.

@@ -3,7 +3,8 @@
 use std::io::BufRead;
 use std::path::Path;
 
-use super::source::{MAX_ROW_BYTES, Source, line_ends};
+use super::row_limits::MAX_ROW_BYTES;
+use super::source::{Source, line_ends};
 use super::{DataError, RowNumber};
 
 /// The elements of a file's top-level array, as unparsed text.

@@ -35,6 +35,9 @@ pub(super) fn encode(
         return Err(RowProblem::Reserved { code: found as u32 });
     }
     let Rendered { text, generated } = render(conversation, template, false)?;
+    if into.skip(&text, || tokenizer.least_tokens(&text)) {
+        return Ok(());
+    }
     let tokens = tokenizer.tokens(&text, false)?;
     let trained = if marked && !conversation.is_overridden() {
         generated

@@ -16,6 +16,19 @@ pub struct Encoded {
     pub labels: Vec<i32>,
     /// Tokens and labels that an encoder of pairs has truncated.
     pub cut: [usize; 2],
+    /// Rows that are not tokenised; set by who asks.
+    pub skips: Option<SkipRule>,
+    /// Set if the row was not tokenised: it has at least so many tokens.
+    pub skipped: Option<u64>,
+}
+
+/// Rows that are too long whatever their tokens are, so that tokenising them would be pointless.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SkipRule {
+    /// Rows of certainly more tokens are skipped,
+    pub tokens: u64,
+    /// if their text has more bytes than this.
+    pub bytes: usize,
 }
 
 impl Encoded {
@@ -24,6 +37,16 @@ impl Encoded {
         self.ids.clear();
         self.labels.clear();
         self.cut = [0; 2];
+        self.skipped = None;
+    }
+
+    /// Skips a text that has at least so many tokens, if the rule says so. Whether it did.
+    pub(super) fn skip(&mut self, text: &str, least_tokens: impl FnOnce() -> Option<u64>) -> bool {
+        let rule = self.skips.filter(|rule| text.len() > rule.bytes);
+        // A text has no more tokens than bytes, but for a few special ones.
+        let rule = rule.filter(|rule| text.len() as u64 > rule.tokens);
+        self.skipped = rule.and_then(|rule| least_tokens().filter(|least| *least > rule.tokens));
+        self.skipped.is_some()
     }
 }
 

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use zeroth_base::{counted, format_bytes};
 
 use super::find_files::ENDINGS;
-use super::source::{Codec, MAX_ROW_BYTES};
+use super::row_limits::MAX_ROW_BYTES;
+use super::source::Codec;
 use super::{RowNumber, RowProblem};
 
 /// An error preparing or reading data.
@@ -92,6 +93,20 @@ pub enum DataError {
         path: PathBuf,
         /// The row.
         at: RowNumber,
+    },
+    /// A Parquet page beyond the bound.
+    #[error(
+        "{} has a page of {} in the column `{column}`, more than are read at a time: write it again with smaller pages, e.g. with \
+         pandas.read_parquet('{}').to_parquet('rows.parquet', data_page_size=1 << 20)",
+        path.display(), format_bytes(*bytes), path.display()
+    )]
+    LargePage {
+        /// The file.
+        path: PathBuf,
+        /// The column.
+        column: String,
+        /// The page's size, decompressed.
+        bytes: u64,
     },
     /// A JSON array without its end.
     #[error(

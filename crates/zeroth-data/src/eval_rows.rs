@@ -32,7 +32,7 @@ pub fn eval_rows(
     let mut rows = Vec::new();
     let sizes = BlockSizes::for_samples(max_samples.map(u64::from));
     let is_paired = encoder.pairs().is_some();
-    each_row(files, encoder, sizes, &|_, _| (), |outcome| {
+    each_row(files, encoder, sizes, None, &|_, _| (), |outcome| {
         let split = outcome.row.and_then(|(ids, labels)| {
             if is_paired {
                 return Ok((ids.to_vec(), targets(labels)?));

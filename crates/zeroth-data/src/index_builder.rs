@@ -101,6 +101,11 @@ impl IndexBuilder {
         Some((ids, labels))
     }
 
+    /// Counts a row that is dropped without its tokens being known.
+    pub(super) fn drop_too_long(&mut self) {
+        self.totals.too_long += 1;
+    }
+
     /// Trained tokens of a row's labels.
     pub(super) fn trained_tokens(&self, labels: &[i32]) -> u64 {
         if self.pairs.is_some() { trained_targets(labels) } else { trained_tokens(labels) }

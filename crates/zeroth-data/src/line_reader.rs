@@ -3,7 +3,8 @@
 use std::io::{BufRead, Read};
 use std::path::Path;
 
-use super::source::{MAX_ROW_BYTES, Source};
+use super::row_limits::MAX_ROW_BYTES;
+use super::source::Source;
 use super::{DataError, RowNumber};
 
 /// The non-blank lines of a file.

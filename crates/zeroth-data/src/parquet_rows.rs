@@ -6,15 +6,18 @@ use std::path::Path;
 use parquet::basic::CompressionCodec;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::reader::FileReader;
 use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use serde_json::{Map, Value};
 
-use super::DataError;
 use super::catch_panic::catch_panic;
+use super::parquet_pages::{BoundedFile, LargePage};
+use super::parquet_row_sizes::LargeRow;
+use super::row_limits::MAX_ROW_BYTES;
+use super::{DataError, RowNumber, RowProblem};
 
-/// Reads row by row; only a page of each column is in memory.
+/// Reads row by row; only a page of each column is in memory, and one row.
 pub(super) struct ParquetRows<'a> {
     path: &'a Path,
     rows: RowIter<'static>,
@@ -28,7 +31,7 @@ impl<'a> ParquetRows<'a> {
         let file =
             File::open(path).map_err(|source| DataError::Read { path: path.to_owned(), line: 1, source })?;
         let bytes = file.metadata().map_or(0, |found| found.len());
-        let reader = catch_errors(path, 1, || SerializedFileReader::new(file))?;
+        let reader = catch_errors(path, 1, || BoundedFile::new(file))?;
         if reader.metadata().file_metadata().schema_descr().num_columns() == 0 {
             return Err(DataError::Empty { path: path.to_owned() });
         }
@@ -38,7 +41,9 @@ impl<'a> ParquetRows<'a> {
             return Err(DataError::Codec { path: path.to_owned(), column, codec });
         }
         let count = u64::try_from(reader.metadata().file_metadata().num_rows()).unwrap_or(0);
-        Ok(Self { path, rows: RowIter::from_file_into(Box::new(reader)), number: 0, count, bytes })
+        // Readers decode as many rows at a time as their batch has.
+        let rows = RowIter::from_file_into(Box::new(reader)).with_batch_size(1);
+        Ok(Self { path, rows, number: 0, count, bytes })
     }
 
     /// Approximate bytes read so far.
@@ -57,6 +62,12 @@ impl<'a> ParquetRows<'a> {
         self.number += 1;
         let rows = &mut self.rows;
         let row = catch_errors(self.path, self.number, || rows.next().transpose())?;
+        let bytes =
+            row.iter().flat_map(Row::get_column_iter).map(|(_, field)| text_bytes(field)).sum::<u64>();
+        if bytes > MAX_ROW_BYTES {
+            let at = RowNumber::Row(self.number);
+            return Err(DataError::RowTooLong { path: self.path.to_owned(), at });
+        }
         Ok(row.as_ref().map(object))
     }
 }
@@ -75,8 +86,39 @@ fn catch_errors<T>(
 ) -> Result<T, DataError> {
     let failed = |message| DataError::Parquet { path: path.to_owned(), row, message };
     match catch_panic(read) {
-        Ok(read) => read.map_err(|error| failed(error.to_string())),
+        Ok(read) => {
+            read.map_err(|error| beyond_limit(path, &error).unwrap_or_else(|| failed(error.to_string())))
+        }
         Err(panic) => Err(failed(panic)),
+    }
+}
+
+/// What the pages were too large for.
+fn beyond_limit(path: &Path, error: &ParquetError) -> Option<DataError> {
+    let ParquetError::External(error) = error else { return None };
+    let path = path.to_owned();
+    if let Some(LargePage { column, bytes }) = error.downcast_ref() {
+        return Some(DataError::LargePage { path, column: column.clone(), bytes: *bytes });
+    }
+    Some(match error.downcast_ref()? {
+        LargeRow::Values { row } => {
+            DataError::Row { path, at: RowNumber::Row(*row), problem: RowProblem::TooManyValues }
+        }
+        LargeRow::Bytes { row } => DataError::RowTooLong { path, at: RowNumber::Row(*row) },
+    })
+}
+
+/// Bytes of the texts in a value.
+fn text_bytes(field: &Field) -> u64 {
+    match field {
+        Field::Str(text) => text.len() as u64,
+        Field::Bytes(bytes) => bytes.len() as u64,
+        Field::Group(row) => row.get_column_iter().map(|(_, field)| text_bytes(field)).sum(),
+        Field::ListInternal(list) => list.elements().iter().map(text_bytes).sum(),
+        Field::MapInternal(map) => {
+            map.entries().iter().map(|(name, entry)| text_bytes(name) + text_bytes(entry)).sum()
+        }
+        _ => 0,
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use rayon::prelude::*;
 
 use super::rows::{RawRow, Rows};
-use super::{DataError, Encode, Encoded, RowNumber, RowProblem};
+use super::{DataError, Encode, Encoded, RowNumber, RowProblem, SkipRule};
 
 /// Block and chunk sizes. They affect speed, never the result.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +36,8 @@ pub(super) struct EncodedRow<'a> {
     pub(super) at: RowNumber,
     /// Tokens and labels, at least one of each and of equal length except for pairs, or the problem.
     pub(super) row: Result<(&'a [i32], &'a [i32]), RowProblem>,
+    /// Set if the row was not tokenised, and has no tokens here: it has at least so many.
+    pub(super) skipped: Option<u64>,
     /// Tokens and labels that an encoder of pairs has truncated.
     pub(super) cut: [usize; 2],
 }
@@ -44,11 +46,12 @@ pub(super) struct EncodedRow<'a> {
 pub(super) type ProgressFn<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Encodes all rows and passes each to `take` in file order until it breaks. Rows after that one, even invalid ones,
-/// are ignored.
+/// are ignored. Those that `skips` selects are not tokenised.
 pub(super) fn each_row<E: From<DataError>>(
     files: &[PathBuf],
     encoder: &dyn Encode,
     sizes: BlockSizes,
+    skips: Option<SkipRule>,
     progress: ProgressFn<'_>,
     mut take: impl FnMut(EncodedRow<'_>) -> Result<ControlFlow<()>, E>,
 ) -> Result<(), E> {
@@ -57,7 +60,7 @@ pub(super) fn each_row<E: From<DataError>>(
     loop {
         let Block { rows: raw, end } = block;
         let (chunks, next) = rayon::join(
-            || encoded(raw, encoder, sizes.chunk_rows, progress),
+            || encoded(raw, encoder, sizes.chunk_rows, skips, progress),
             || if end.is_none() { Block::read(&mut rows, sizes) } else { Block::default() },
         );
         for chunk in chunks {
@@ -117,6 +120,7 @@ struct RowOutcome {
     at: RowNumber,
     /// Ends of the row's tokens and labels.
     row: Result<[usize; 2], RowProblem>,
+    skipped: Option<u64>,
     cut: [usize; 2],
 }
 
@@ -124,6 +128,7 @@ fn encoded(
     rows: Vec<RawRow>,
     encoder: &dyn Encode,
     chunk_rows: usize,
+    skips: Option<SkipRule>,
     progress: ProgressFn<'_>,
 ) -> Vec<Chunk> {
     let chunks: Vec<Vec<RawRow>> = {
@@ -136,7 +141,7 @@ fn encoded(
     };
     let encode = |rows: Vec<RawRow>| {
         let (count, bytes) = (rows.len() as u64, rows.iter().map(|row| row.bytes).sum());
-        let chunk = Chunk::encoded(rows, encoder);
+        let chunk = Chunk::encoded(rows, encoder, skips);
         progress(count, bytes);
         chunk
     };
@@ -144,14 +149,15 @@ fn encoded(
 }
 
 impl Chunk {
-    fn encoded(rows: Vec<RawRow>, encoder: &dyn Encode) -> Self {
+    fn encoded(rows: Vec<RawRow>, encoder: &dyn Encode, skips: Option<SkipRule>) -> Self {
         let mut chunk = Self::default();
-        let mut row_buffer = Encoded::default();
+        let mut row_buffer = Encoded { skips, ..Encoded::default() };
         let is_paired = encoder.pairs().is_some();
         for RawRow { file, at, content, .. } in rows {
             row_buffer.clear();
             let done = content.into_object().and_then(|row| encoder.encode(&row, &mut row_buffer));
             let row = match done {
+                Ok(()) if row_buffer.skipped.is_some() => Ok([chunk.ids.len(), chunk.labels.len()]),
                 Ok(()) if row_buffer.ids.is_empty() => Err(RowProblem::Empty),
                 Ok(()) => {
                     chunk.ids.extend_from_slice(&row_buffer.ids);
@@ -164,7 +170,8 @@ impl Chunk {
                 is_paired || chunk.ids.len() == chunk.labels.len(),
                 "tokens and labels of the row at {at}"
             );
-            chunk.rows.push(RowOutcome { file, at, row, cut: row_buffer.cut });
+            let Encoded { skipped, cut, .. } = row_buffer;
+            chunk.rows.push(RowOutcome { file, at, row, skipped, cut });
         }
         chunk
     }
@@ -174,13 +181,13 @@ impl Chunk {
         take: &mut impl FnMut(EncodedRow<'_>) -> Result<ControlFlow<()>, E>,
     ) -> Result<ControlFlow<()>, E> {
         let mut starts = [0; 2];
-        for RowOutcome { file, at, row, cut } in self.rows {
+        for RowOutcome { file, at, row, skipped, cut } in self.rows {
             let row = row.map(|ends| {
                 let row = (&self.ids[starts[0]..ends[0]], &self.labels[starts[1]..ends[1]]);
                 starts = ends;
                 row
             });
-            if take(EncodedRow { file, at, row, cut })?.is_break() {
+            if take(EncodedRow { file, at, row, skipped, cut })?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }

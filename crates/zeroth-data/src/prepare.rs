@@ -176,13 +176,15 @@ fn write(
 ) -> Result<(), Failed> {
     let mut out = TokenWriter::new(file)?;
     let mut index_builder = IndexBuilder::for_rows(encoder, options);
-    each_row(files, encoder, sizes, progress, |row| -> Result<_, Failed> {
+    each_row(files, encoder, sizes, options.skips(0), progress, |row| -> Result<_, Failed> {
         let (ids, labels) = row.row.map_err(|problem| DataError::Row {
             path: files[row.file].clone(),
             at: row.at,
             problem,
         })?;
-        if let Some((ids, labels)) = index_builder.take_row(ids, labels, row.cut) {
+        if row.skipped.is_some() {
+            index_builder.drop_too_long();
+        } else if let Some((ids, labels)) = index_builder.take_row(ids, labels, row.cut) {
             out.push(ids, labels)?;
         }
         let enough = options.max_samples.is_some_and(|most| index_builder.kept() >= most.get());

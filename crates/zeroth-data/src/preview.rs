@@ -241,7 +241,7 @@ mod tests {
             lengths: vec![bucket(1, 50, 1000), bucket(51, 100, 0), bucket(101, 150, 1), bucket(151, 9000, 3)],
             first: vec![FirstRow {
                 place: place(0, RowNumber::Line(1)),
-                row: Encoded { ids, labels, cut: [0; 2] },
+                row: Encoded { ids, labels, ..Encoded::default() },
             }],
             problems: CappedList {
                 count: 1,
@@ -296,7 +296,7 @@ Rows by their tokens:
         let start = DecoderStart { token: 42, pad: Some(95) };
         let mut labels = of("Hallo\n.");
         labels[1] = IGNORED;
-        let row = Encoded { ids: of("Hi"), labels, cut: [3, 0] };
+        let row = Encoded { ids: of("Hi"), labels, cut: [3, 0], ..Encoded::default() };
         let first = vec![FirstRow { place: RowLocation { file: 0, at: RowNumber::Line(1) }, row }];
         let bucket = Bucket { from: 1, to: 5, rows: 1, tokens: 5, trained_tokens: 0 };
         let survey = Survey {
@@ -336,7 +336,7 @@ Rows by their target tokens:
     fn the_middle_of_long_rows_is_omitted() {
         let mut survey = survey();
         let ids: Vec<i32> = [vec![97; 1000], vec![98; 197_000], vec![99; 2000]].concat();
-        survey.first[0].row = Encoded { labels: ids.clone(), ids, cut: [0; 2] };
+        survey.first[0].row = Encoded { labels: ids.clone(), ids, ..Encoded::default() };
         let files = ["a.jsonl", "b.parquet"].map(PathBuf::from);
         let shown = preview(&survey, &files, 150, TRAINED_MARKERS, &text);
         let (a, c) = ("a".repeat(999), "c".repeat(1000));

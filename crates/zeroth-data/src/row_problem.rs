@@ -1,9 +1,10 @@
 //! Problems with single rows.
 
-use zeroth_base::{counted, grouped, nearest};
+use zeroth_base::{counted, format_bytes, grouped, nearest};
 
 use super::IGNORED;
 use super::row_format::known_formats;
+use super::row_limits::{MAX_ROW_VALUES, MAX_TEXT_BYTES};
 
 /// A problem with a row.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,6 +16,21 @@ pub enum RowProblem {
         message: String,
         /// Column in the line, from 1.
         column: usize,
+    },
+    /// More values than a row may have.
+    #[error(
+        "the row has more than {} values, counting list entries, fields and cells: is it several rows? A row is one sample",
+        grouped(MAX_ROW_VALUES)
+    )]
+    TooManyValues,
+    /// A text beyond what is tokenised, which may still be within the maximum length.
+    #[error(
+        "the row has {} of text: at most {} are tokenised; split it into several rows",
+        format_bytes(*bytes), format_bytes(MAX_TEXT_BYTES as u64)
+    )]
+    TextTooLong {
+        /// Its bytes.
+        bytes: u64,
     },
     /// An element of an array that is not JSON.
     #[error("not JSON: {message}, line {line}, column {column} of the row")]

@@ -12,6 +12,7 @@ use super::columns::Columns;
 use super::file_format::{TextFormat, detect};
 use super::line_reader::Lines;
 use super::parquet_rows::ParquetRows;
+use super::row_limits::has_too_many_values;
 use super::source::{Codec, Source};
 use super::table_reader::{Header, Record, TableRecords};
 use super::token_row::kind;
@@ -79,6 +80,9 @@ fn parsed(
     text: &[u8],
     not_json: impl FnOnce(serde_json::Error) -> RowProblem,
 ) -> Result<Map<String, Value>, RowProblem> {
+    if has_too_many_values(text) {
+        return Err(RowProblem::TooManyValues);
+    }
     match serde_json::from_slice(text).map_err(not_json)? {
         Value::Object(row) => Ok(row),
         other => Err(RowProblem::NotAnObject { found: kind(&other) }),

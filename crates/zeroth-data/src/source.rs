@@ -14,9 +14,6 @@ use super::DataError;
 /// Bytes of a file that its format is detected from, and of read buffers.
 const BEGINNING: usize = 1 << 20;
 
-/// The largest row of a text file, in bytes: what a compressed file expands to has no other bound.
-pub(super) const MAX_ROW_BYTES: u64 = 256 << 20;
-
 /// How a file is compressed, detected by its magic bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {

@@ -8,6 +8,7 @@ use super::find_files::check;
 use super::index_builder::IndexBuilder;
 use super::pairs::Pairs;
 use super::pipeline::{BlockSizes, each_row};
+use super::row_limits::MAX_TEXT_BYTES;
 use super::{DataError, Encode, Encoded, PrepareOptions, RowNumber, Totals};
 
 /// Maximum number of rows listed; the rest is only counted.
@@ -129,7 +130,9 @@ pub fn survey(
     let (mut problems, mut too_long, mut untrained) =
         (CappedList::new(), CappedList::new(), CappedList::new());
     let sizes = BlockSizes::for_samples(options.max_samples.map(u64::from));
-    each_row(files, encoder, sizes, &|_, _| (), |outcome| -> Result<_, DataError> {
+    // Lengths of dropped rows are shown, so all texts that can be tokenised are.
+    let skips = options.skips(MAX_TEXT_BYTES);
+    each_row(files, encoder, sizes, skips, &|_, _| (), |outcome| -> Result<_, DataError> {
         rows += 1;
         let place = || RowLocation { file: outcome.file, at: outcome.at };
         let (ids, labels) = match outcome.row {
@@ -139,9 +142,17 @@ pub fn survey(
                 return Ok(ControlFlow::Continue(()));
             }
         };
+        if let Some(least) = outcome.skipped {
+            index_builder.drop_too_long();
+            too_long.push(place);
+            let one = Bucket { from: least, to: least, rows: 1, tokens: least, trained_tokens: 0 };
+            by_length[0].entry(least).or_insert(Bucket { rows: 0, tokens: 0, ..one }).add(&one);
+            return Ok(ControlFlow::Continue(()));
+        }
         let length = ids.len() as u64;
         if first.len() < shown {
-            let row = Encoded { ids: ids.to_vec(), labels: labels.to_vec(), cut: outcome.cut };
+            let (ids, labels) = (ids.to_vec(), labels.to_vec());
+            let row = Encoded { ids, labels, cut: outcome.cut, ..Encoded::default() };
             first.push(FirstRow { place: place(), row });
         }
         if length > options.max_length && pairs.is_none() {

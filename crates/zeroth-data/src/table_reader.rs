@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 
 use super::columns::Columns;
 use super::row_format::Format;
-use super::source::{MAX_ROW_BYTES, Source, line_ends};
+use super::row_limits::{MAX_ROW_BYTES, MAX_ROW_VALUES, has_too_many_values};
+use super::source::{Source, line_ends};
 use super::{DataError, RowNumber, RowProblem};
 
 /// Columns whose cells are JSON; an empty cell is null.
@@ -70,6 +71,8 @@ impl Header {
                 Value::from(text)
             } else if text.trim().is_empty() {
                 Value::Null
+            } else if has_too_many_values(cell) {
+                return Err(RowProblem::TooManyValues);
             } else {
                 serde_json::from_str(text).map_err(|error| RowProblem::CellNotJson {
                     key: name.clone(),
@@ -164,6 +167,10 @@ impl<'a> TableRecords<'a> {
                 self.line += line_ends(&available[..count]);
                 self.read += count as u64;
                 self.source.consume(count);
+            }
+            if cells as u64 > MAX_ROW_VALUES {
+                let problem = RowProblem::TooManyValues;
+                return Err(DataError::Row { path: self.path.to_owned(), at, problem });
             }
             match result {
                 ReadRecordResult::InputEmpty if is_end => {

@@ -2,12 +2,16 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 use tokenizers::processors::PostProcessorWrapper;
 use tokenizers::{AddedToken, Tokenizer, TruncationDirection};
 
+use super::byte_gate::ByteGate;
 use super::catch_panic::catch_panic;
+use super::longest_token::LongestToken;
+use super::row_limits::MAX_TEXT_BYTES;
 use super::{EncoderError, RowProblem};
 
 /// Special tokens that templates access by name, as in transformers.
@@ -33,6 +37,10 @@ pub(super) struct TextTokenizer {
     /// own post-processor.
     around: Option<SpecialTokens>,
     truncation_side: TruncationSide,
+    /// Found on first use.
+    longest: OnceLock<Option<LongestToken>>,
+    /// The text that is being tokenised by all threads.
+    gate: ByteGate,
 }
 
 /// The side that a text which is too long loses tokens from.
@@ -78,7 +86,8 @@ impl TextTokenizer {
 
         let decoder = inner.get_added_tokens_decoder();
         let special = decoder.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
-        let mut tokenizer = Self { inner, special, named, around: None, truncation_side };
+        let (longest, gate) = (OnceLock::new(), ByteGate::of(MAX_TEXT_BYTES));
+        let mut tokenizer = Self { inner, special, named, around: None, truncation_side, longest, gate };
         tokenizer.around = files.around().map(|(bos, eos)| SpecialTokens {
             bos: tokenizer.named_id("bos_token").filter(|_| bos),
             eos: tokenizer.named_id("eos_token").filter(|_| eos),
@@ -86,8 +95,18 @@ impl TextTokenizer {
         Ok(tokenizer)
     }
 
-    /// Tokenises a text, with special tokens around it if `around` is set.
+    /// Tokens that a text has at least, found without tokenising it; `None` for tokenizers that may drop text.
+    pub(super) fn least_tokens(&self, text: &str) -> Option<u64> {
+        let longest = self.longest.get_or_init(|| LongestToken::of(&self.inner));
+        longest.map(|longest| longest.least_tokens(text))
+    }
+
+    /// Tokenises a text, with special tokens around it if `around` is set. Long texts wait for each other.
     pub(super) fn tokens(&self, text: &str, around: bool) -> Result<Vec<Token>, RowProblem> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(RowProblem::TextTooLong { bytes: text.len() as u64 });
+        }
+        let _taken = self.gate.take(text.len());
         let own = around && self.around.is_none();
         let encoding = catch_panic(|| self.inner.encode(text, own))
             .map_err(|panic| format!("tokenizer.json is damaged: {panic}"))
