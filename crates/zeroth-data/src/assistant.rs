@@ -8,6 +8,7 @@
 //! start of a tool call) is trained as the model has to generate it, and forward to the first special token, which
 //! ends the turn.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use serde_json::{Map, Value};
@@ -21,6 +22,8 @@ use super::{Encoded, IGNORED, RowProblem};
 /// Marker characters: two private-use code points per message, from here on.
 const FIRST_MARKER: u32 = 0xF_0000;
 const MARKERS: u32 = 0xFFFE;
+/// Messages that are marked at a time.
+const MARKED: usize = (MARKERS / 2) as usize;
 
 /// Tokenises a conversation into `into`, with labels on the trained tokens.
 pub(super) fn encode(
@@ -42,14 +45,15 @@ pub(super) fn encode(
     let trained = if marked && !conversation.is_overridden() {
         generated
     } else {
-        let search = MessageSearch { conversation, template, tokenizer, text: &text, tokens: &tokens };
+        let (text, tokens, work) = (&text[..], &tokens[..], Cell::new(0));
+        let search = MessageSearch { conversation, template, tokenizer, text, tokens, work };
         search.trained(&generated)?
     };
     label(&tokens, trained, into);
     Ok(())
 }
 
-/// Renders; the error names the first message that the template refuses.
+/// Renders; the error names the message from which on the template refuses the conversation.
 pub(super) fn render(
     conversation: &Conversation,
     template: &ChatTemplate,
@@ -60,12 +64,16 @@ pub(super) fn render(
         Ok(rendered) => return Ok(rendered),
         Err(message) => message,
     };
-    for number in 1..messages.len() {
-        if template.render(&messages[..number], tools.as_ref(), false)?.is_err() {
-            return Err(RowProblem::Template { number, message });
+    // Up to `accepted` messages are rendered, and up to `number` are not.
+    let (mut accepted, mut number) = (0, messages.len());
+    while number - accepted > 1 {
+        let middle = accepted.midpoint(number);
+        match template.render(&messages[..middle], tools.as_ref(), false)? {
+            Ok(_) => accepted = middle,
+            Err(_) => number = middle,
         }
     }
-    Err(RowProblem::Template { number: messages.len(), message })
+    Err(RowProblem::Template { number, message })
 }
 
 /// Labels tokens that overlap a trained span with their own id.
@@ -85,6 +93,11 @@ fn label(tokens: &[Token], mut trained: Vec<Range<usize>>, into: &mut Encoded) {
     }
 }
 
+/// What all renders of a conversation may take together, in bytes of text: some templates need one for each message.
+const MAX_WORK: u64 = 2 << 30;
+/// What a message takes in addition to its text.
+const MESSAGE_WORK: usize = 256;
+
 /// Locates messages in the rendered text.
 struct MessageSearch<'a> {
     conversation: &'a Conversation,
@@ -92,6 +105,8 @@ struct MessageSearch<'a> {
     tokenizer: &'a TextTokenizer,
     text: &'a str,
     tokens: &'a [Token],
+    /// What was rendered so far.
+    work: Cell<u64>,
 }
 
 /// The position of each message's text, and the generation prompt.
@@ -118,34 +133,59 @@ impl MessageSearch<'_> {
                 || part.start < place.end && place.start < part.end
         };
         let mut parts = Vec::new();
+        let edges = Edges::of(&found.places);
         for (index, message) in messages.iter().enumerate().filter(|(index, _)| trained[*index]) {
             let Some(place) = &found.places[index] else {
                 return Err(RowProblem::NoTrace { number: index + 1, role: role(message).to_owned() });
             };
             let before = parts.len();
-            parts.extend(generated.iter().filter(|part| within(part, place)).cloned());
+            // In order, and none inside of another.
+            let first = generated.partition_point(|part| part.end < place.start);
+            let near = generated[first..].iter().take_while(|part| part.start <= place.end);
+            parts.extend(near.filter(|part| within(part, place)).cloned());
             if parts.len() == before {
-                parts.push(self.extended(index, place, &found)?);
+                parts.push(self.extended(index, place, &found, &edges)?);
             }
         }
         Ok(parts)
     }
 
-    /// Locates all messages with one more render; `None` if markers change the template's output.
+    /// Locates all messages with one more render for each [`MARKED`] of them; `None` if markers change the template's
+    /// output.
     fn by_markers(&self) -> Result<Option<Found>, RowProblem> {
-        let messages = &self.conversation.messages;
-        let is_marker = |c: char| (FIRST_MARKER..FIRST_MARKER + MARKERS).contains(&(c as u32));
-        if messages.len() as u32 > MARKERS / 2 || self.text.contains(is_marker) {
+        if self.text.contains(is_marker) {
             return Ok(None);
         }
-        let marked: Vec<_> =
-            messages.iter().zip(0..).map(|(message, index)| marked(message, index)).collect();
-        let tools = self.conversation.tools.as_ref();
-        let prompts = self.template.properties().asks_for_generation_prompt(tools.is_some());
-        let Ok(rendered) = self.template.render(&marked, tools, prompts)? else { return Ok(None) };
+        let count = self.conversation.messages.len();
+        let mut places: Vec<Option<Range<usize>>> = vec![None; count];
+        let mut generation_prompt = String::new();
+        for first in (0..count).step_by(MARKED) {
+            let marked = first..count.min(first + MARKED);
+            match self.mark(marked.clone(), &mut places[marked])? {
+                Some(prompt) => generation_prompt = prompt,
+                None => return Ok(None),
+            }
+        }
+        if self.prompts() && generation_prompt.is_empty() {
+            generation_prompt = self.generation_prompt()?;
+        }
+        Ok(Some(Found { places, exact: false, generation_prompt }))
+    }
 
-        let mut places: Vec<Option<Range<usize>>> = vec![None; messages.len()];
-        let mut closed = vec![false; messages.len()];
+    /// Locates some of the messages, and returns the generation prompt.
+    fn mark(
+        &self,
+        some: Range<usize>,
+        places: &mut [Option<Range<usize>>],
+    ) -> Result<Option<String>, RowProblem> {
+        let mut messages = self.conversation.messages.clone();
+        for (message, index) in messages[some].iter_mut().zip(0..) {
+            *message = marked(message, index);
+        }
+        let prompts = self.prompts();
+        let Ok(rendered) = self.render(&messages, prompts)? else { return Ok(None) };
+
+        let mut closed = vec![false; places.len()];
         let mut plain = String::with_capacity(rendered.text.len());
         let mut last_mark = 0;
         for character in rendered.text.chars() {
@@ -170,13 +210,35 @@ impl MessageSearch<'_> {
         if !undisturbed || places.iter().zip(&closed).any(|(place, closed)| place.is_some() && !closed) {
             return Ok(None);
         }
-        let generation_prompt = plain[same..].to_owned();
-        let generation_prompt = if prompts && generation_prompt.is_empty() {
-            self.generation_prompt()?
-        } else {
-            generation_prompt
-        };
-        Ok(Some(Found { places, exact: false, generation_prompt }))
+        Ok(Some(plain[same..].to_owned()))
+    }
+
+    fn prompts(&self) -> bool {
+        self.template.properties().asks_for_generation_prompt(self.conversation.tools.is_some())
+    }
+
+    /// What it takes to render so many messages.
+    fn work_of(&self, messages: usize) -> u64 {
+        (messages * MESSAGE_WORK + self.text.len()) as u64
+    }
+
+    /// Refuses more work than the limit, before it is done.
+    fn check_work(&self, more: u64) -> Result<(), RowProblem> {
+        if self.work.get().saturating_add(more) > MAX_WORK {
+            return Err(RowProblem::TooManyRenders { messages: self.conversation.messages.len() });
+        }
+        Ok(())
+    }
+
+    /// Renders other messages, within the limit of a conversation.
+    fn render(
+        &self,
+        messages: &[Map<String, Value>],
+        add_generation_prompt: bool,
+    ) -> Result<Result<Rendered, String>, RowProblem> {
+        self.work.set(self.work.get() + self.work_of(messages.len()));
+        self.check_work(0)?;
+        self.template.render(messages, self.conversation.tools.as_ref(), add_generation_prompt)
     }
 
     /// Markers are inside the content's surrounding whitespace, which the template may have kept.
@@ -192,13 +254,15 @@ impl MessageSearch<'_> {
     /// Locates each message by rendering the conversation with a different one in its place.
     fn by_replacement(&self) -> Result<Found, RowProblem> {
         let messages = &self.conversation.messages;
-        let tools = self.conversation.tools.as_ref();
+        self.check_work(self.work_of(messages.len()).saturating_mul(messages.len() as u64))?;
         let foreign = absent_from(self.text);
         let mut places = Vec::with_capacity(messages.len());
+        let mut others = messages.clone();
         for (index, message) in messages.iter().enumerate() {
-            let mut others = messages.clone();
             others[index] = with_texts(message, &mut |_| foreign.clone());
-            let Ok(Rendered { text: other, .. }) = self.template.render(&others, tools, false)? else {
+            let rendered = self.render(&others, false)?;
+            others[index].clone_from(message);
+            let Ok(Rendered { text: other, .. }) = rendered else {
                 places.push(None);
                 continue;
             };
@@ -206,19 +270,18 @@ impl MessageSearch<'_> {
             let end = self.text.len() - common_suffix(&self.text[start..], &other[start..]);
             places.push((other != self.text).then_some(start..end));
         }
-        let prompts = self.template.properties().asks_for_generation_prompt(tools.is_some());
-        let generation_prompt = if prompts { self.generation_prompt()? } else { String::new() };
+        let generation_prompt = if self.prompts() { self.generation_prompt()? } else { String::new() };
         Ok(Found { places, exact: true, generation_prompt })
     }
 
     /// The generation prompt: what the template appends after the whole conversation or, as some only append it after
     /// a user turn, before a trained assistant message.
     fn generation_prompt(&self) -> Result<String, RowProblem> {
-        let Conversation { messages, trained, tools } = self.conversation;
+        let Conversation { messages, trained, .. } = self.conversation;
         let answers =
             (1..messages.len()).filter(|index| trained[*index] && role(&messages[*index]) == ASSISTANT);
         for count in [messages.len()].into_iter().chain(answers) {
-            let render = |prompt| self.template.render(&messages[..count], tools.as_ref(), prompt);
+            let render = |prompt| self.render(&messages[..count], prompt);
             let (Ok(with), Ok(without)) = (render(true)?, render(false)?) else { continue };
             let prompt = &with.text[common_prefix(&with.text, &without.text)..];
             if !prompt.is_empty() {
@@ -234,22 +297,11 @@ impl MessageSearch<'_> {
         index: usize,
         place: &Range<usize>,
         found: &Found,
+        edges: &Edges,
     ) -> Result<Range<usize>, RowProblem> {
-        let others = || {
-            found
-                .places
-                .iter()
-                .enumerate()
-                .filter(|(other, _)| *other != index)
-                .filter_map(|(_, p)| p.as_ref())
-        };
-        let before = others().filter(|other| other.end <= place.start).max_by_key(|other| other.end);
+        let before = edges.before(index, place).and_then(|other| found.places[other].as_ref());
         let floor = before.map_or(0, |before| before.end);
-        let ceiling = others()
-            .map(|other| other.start)
-            .filter(|start| *start >= place.end)
-            .min()
-            .unwrap_or(self.text.len());
+        let ceiling = edges.after(index, place).unwrap_or(self.text.len());
         let message = &self.conversation.messages[index];
         let own = if found.exact { place.clone() } else { self.with_white_space(message, place) };
 
@@ -274,7 +326,7 @@ impl MessageSearch<'_> {
     /// Where assistant text would begin in place of this message: a template may write its own text before a tool
     /// call or reasoning. `before` is the position of the previous message.
     fn beginning_of_turn(&self, index: usize, before: &Range<usize>) -> Result<Option<usize>, RowProblem> {
-        let Conversation { messages, tools, .. } = self.conversation;
+        let messages = &self.conversation.messages;
         let message = &messages[index];
         if !message.contains_key("tool_calls") && !REASONING.iter().any(|name| message.contains_key(*name)) {
             return Ok(None);
@@ -291,13 +343,48 @@ impl MessageSearch<'_> {
             self.text[before.end..].starts_with(header).then_some(before.end + header.len())
         };
         for count in [messages.len(), index + 1] {
-            let rendered = self.template.render(&others.messages[..count], tools.as_ref(), false)?;
+            let rendered = self.render(&others.messages[..count], false)?;
             if let Some(beginning) = rendered.ok().and_then(|rendered| written(&rendered.text)) {
                 return Ok(Some(beginning));
             }
         }
         Ok(None)
     }
+}
+
+/// Where messages begin and end, each sorted by position: a search for neighbours does not look at all of them.
+struct Edges {
+    /// Ends and their messages.
+    ends: Vec<(usize, usize)>,
+    /// Beginnings and their messages.
+    starts: Vec<(usize, usize)>,
+}
+
+impl Edges {
+    fn of(places: &[Option<Range<usize>>]) -> Self {
+        let known = || places.iter().enumerate().filter_map(|(index, place)| Some((place.as_ref()?, index)));
+        let mut ends: Vec<_> = known().map(|(place, index)| (place.end, index)).collect();
+        let mut starts: Vec<_> = known().map(|(place, index)| (place.start, index)).collect();
+        ends.sort_unstable();
+        starts.sort_unstable();
+        Self { ends, starts }
+    }
+
+    /// The last other message that ends before this one begins.
+    fn before(&self, index: usize, place: &Range<usize>) -> Option<usize> {
+        let count = self.ends.partition_point(|(end, _)| *end <= place.start);
+        self.ends[..count].iter().rev().map(|(_, other)| *other).find(|other| *other != index)
+    }
+
+    /// Where the next other message begins.
+    fn after(&self, index: usize, place: &Range<usize>) -> Option<usize> {
+        let first = self.starts.partition_point(|(start, _)| *start < place.end);
+        self.starts[first..].iter().find(|(_, other)| *other != index).map(|(start, _)| *start)
+    }
+}
+
+fn is_marker(character: char) -> bool {
+    (FIRST_MARKER..FIRST_MARKER + MARKERS).contains(&(character as u32))
 }
 
 /// A text that does not occur in this one and shares no character with it.

@@ -324,6 +324,17 @@ pub enum RowProblem {
         /// The limit exceeded.
         what: String,
     },
+    /// A template that has to be rendered once for each message, and a conversation with many.
+    #[error(
+        "the chat template renders other text once a message changes, so each of the {} is looked for by rendering \
+         the conversation again: that takes too long for so many; split the conversation, or mark the trained text with \
+         {{% generation %}} in the template",
+        counted(*messages as u64, "message")
+    )]
+    TooManyRenders {
+        /// The conversation's messages.
+        messages: usize,
+    },
     /// A trained message that the template does not render.
     #[error(
         "message {number} ({role}) should be trained, but the chat template does not render it: its content \

@@ -2,6 +2,7 @@
 //!
 //! Cells are texts. Those of columns that hold lists or objects, such as `messages` and `input_ids`, are parsed as JSON.
 
+use std::collections::HashSet;
 use std::io::{self, BufRead};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,9 +34,8 @@ impl Header {
     fn new(path: &Path, record: &Record, columns: Option<&Columns>) -> Result<Self, DataError> {
         let names: Vec<String> =
             record.cells().map(|name| String::from_utf8_lossy(name).trim().to_owned()).collect();
-        let twice =
-            names.iter().enumerate().find(|(at, name)| !name.is_empty() && names[..*at].contains(name));
-        if let Some((_, name)) = twice {
+        let mut known = HashSet::new();
+        if let Some(name) = names.iter().find(|name| !name.is_empty() && !known.insert(name.as_str())) {
             return Err(DataError::TwiceInHeader { path: path.to_owned(), name: name.clone() });
         }
         let theirs: Vec<&str> = columns
