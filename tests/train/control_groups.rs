@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use super::{is_full, json, new_data, new_model, text, train_on};
+use crate::common::zeroth;
 
 /// A cgroup with a memory limit; removed on drop.
 struct Group(PathBuf);
@@ -46,12 +47,16 @@ impl Group {
 
     /// Trains inside the cgroup.
     fn train(&self, model: &Path, data: &Path, run: &Path, more: &[&str]) -> Output {
+        let train = ["train", "--device", "cpu", "--shuffle", "false", "--model", text(model)];
+        self.zeroth(&[&train[..], &["--data", text(data), "--output", text(run)], more].concat())
+    }
+
+    /// Runs a command inside the cgroup.
+    fn zeroth(&self, arguments: &[&str]) -> Output {
         Command::new("/bin/sh")
             .args(["-c", "echo $$ > \"$GROUP/cgroup.procs\" && exec \"$0\" \"$@\""])
             .arg(env!("CARGO_BIN_EXE_zeroth"))
-            .args(["train", "--device", "cpu", "--shuffle", "false", "--model", text(model)])
-            .args(["--data", text(data), "--output", text(run)])
-            .args(more)
+            .args(arguments)
             .env("GROUP", &self.0)
             .env("ZEROTH_CACHE", super::cache())
             .output()
@@ -138,4 +143,58 @@ fn host_memory_budgets_include_overhead() {
     let refused = train("refused", &["--host-memory", &(arena + overhead - 1).to_string()]);
     assert_eq!(refused.code, 3, "{}", refused.stderr);
     assert!(refused.stderr.contains("beside the plan"), "{}", refused.stderr);
+}
+
+/// Runs a command under ever higher limits: it is refused with the process named, until it fits; it is never killed.
+fn is_refused_until_it_fits(what: &str, command: &dyn Fn(u64) -> Vec<String>) {
+    let mut codes = Vec::new();
+    // The model takes 29 MiB; far below that, the process itself does not begin.
+    for mebibytes in (28..=64).step_by(if is_full() { 1 } else { 6 }) {
+        let Some(group) = Group::limited(mebibytes << 20) else { return };
+        let arguments = command(mebibytes);
+        let ended = group.zeroth(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let code = ended.status.code();
+        assert!(matches!(code, Some(0 | 3)), "{what} in {mebibytes} MiB: {:?}: {said}", ended.status);
+        if code == Some(3) {
+            assert!(said.contains("the process itself"), "{what} in {mebibytes} MiB: {said}");
+        }
+        codes.extend(code);
+    }
+    assert!(
+        codes.first() == Some(&3) && codes.last() == Some(&0) && codes.is_sorted_by(|a, b| a >= b),
+        "{what}: {codes:?}"
+    );
+}
+
+#[test]
+fn generate_and_distill_cache_count_the_process_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let shape = [
+        "--hidden",
+        "512",
+        "--layers",
+        "2",
+        "--heads",
+        "4",
+        "--intermediate-size",
+        "1024",
+        "--vocab-size",
+        "8000",
+    ];
+    let made = zeroth(&[&["init", "--family", "llama", "--output", text(&model)], &shape[..]].concat());
+    made.assert_done();
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    is_refused_until_it_fits("generate", &|_| {
+        let generate = ["generate", "--device", "cpu", "--model", text(&model), "--prompt-ids", "1,2,3"];
+        words(&[&generate[..], &["--max-new-tokens", "8"]].concat())
+    });
+    let data = new_data(folder.path(), 24, 64, 8000);
+    is_refused_until_it_fits("distill cache", &|mebibytes| {
+        let output = folder.path().join(mebibytes.to_string());
+        let teacher =
+            ["distill", "cache", "--device", "cpu", "--teacher", text(&model), "--data", text(&data)];
+        words(&[&teacher[..], &["--top-k", "4", "--output", text(&output)]].concat())
+    });
 }

@@ -80,6 +80,18 @@ impl Overhead {
     /// Estimates the overhead of each rank of a job.
     pub fn of(data: DataSize, compiled: &Compiled, processes: Processes) -> Self {
         let ranks = compiled.program.layout.ranks.max(1);
+        let elements = compiled.graph.params.iter().map(zeroth_graph::Param::elements).sum::<u64>();
+        let checkpoint = (CHECKPOINT * elements.div_ceil(ranks)).min(CHECKPOINT_BUFFER);
+        Self::beside(data, compiled, processes, checkpoint)
+    }
+
+    /// Estimates the overhead of a process that only runs a model forward, in addition to its data and tokenizer.
+    pub fn of_inference(compiled: &Compiled) -> Self {
+        Self::beside(DataSize::default(), compiled, Processes::default(), 0)
+    }
+
+    fn beside(data: DataSize, compiled: &Compiled, processes: Processes, checkpoint: u64) -> Self {
+        let ranks = compiled.program.layout.ranks.max(1);
         let is_alone = ranks == 1;
         let (own, computing) = match compiled.target {
             Target::Cpu { threads } => (PROCESS, threads as u64),
@@ -91,16 +103,14 @@ impl Overhead {
         let instructions: u64 = instructions.sum();
         let program = instructions * (INSTRUCTION + LOWERED * compiled.row_sizes.len() as u64);
 
-        let elements = || compiled.graph.params.iter().map(zeroth_graph::Param::elements);
-        let largest = elements().max().unwrap_or(0);
-        let checkpoint = CHECKPOINT * elements().sum::<u64>().div_ceil(ranks);
+        let largest = compiled.graph.params.iter().map(zeroth_graph::Param::elements).max().unwrap_or(0);
         let rows = compiled.row_sizes.iter().last().map_or(0, |rows| rows.iter().sum());
         let pairs = compiled.graph.rotaries.iter().map(|rotary| rotary.frequencies.len() as u64);
         let angles = ANGLES * pairs.sum::<u64>();
         let inputs = compiled.graph.inputs.iter().skip(3 * compiled.graph.streams.len());
         let further = FURTHER * inputs.map(|input| compiled.graph.info(*input).width).sum::<u64>();
         let fed = rows * (TOKEN + angles + further);
-        let staging = 4 * largest.min(PIECE) + checkpoint.min(CHECKPOINT_BUFFER) + fed;
+        let staging = 4 * largest.min(PIECE) + checkpoint + fed;
 
         // A message may be the gradient of a whole flat buffer, and each half of a region holds a part of one.
         let flats = compiled.program.layout.flats.iter().map(|flat| 4 * flat.padded());

@@ -22,6 +22,7 @@ use zeroth::train::{
 };
 
 use super::data_inputs;
+use super::process_memory::{ProcessMemory, Shortfall};
 use super::train::{Reading, Student, check_tokens, nearest_existing, open_teacher, teacher_placement};
 use crate::exit::Exit;
 use crate::kd_args::{DistillCacheArgs, DistillCommand};
@@ -43,6 +44,7 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
     if let Some(before) = signals.startup() {
         before.on_stop(zeroth::base::remove_own);
     }
+    let memory = ProcessMemory::at_start();
     let mut notes = Vec::new();
     let settings = settings(arguments, &mut notes)?;
     let (teacher, reading) = teacher_and_reading(arguments)?;
@@ -75,7 +77,7 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
     drop(weights);
     let machine = if arguments.device == Some(DeviceArg::Cpu) { probe_host() } else { probe() };
     let compiled = job.compile(target(arguments, &machine)?)?;
-    if let Some(lack) = lack(arguments, &manifest, &compiled, &machine) {
+    if let Some(lack) = lack(arguments, &manifest, memory.shortfall(&compiled, &machine)) {
         output::error(&lack);
         return Ok(Exit::DoesNotFit);
     }
@@ -244,22 +246,16 @@ fn target(arguments: &DistillCacheArgs, machine: &Machine) -> anyhow::Result<Tar
 }
 
 /// What memory or disk lacks, in words.
-fn lack(
-    arguments: &DistillCacheArgs,
-    manifest: &CacheManifest,
-    compiled: &Compiled,
-    machine: &Machine,
-) -> Option<String> {
-    let needed = compiled.memory.arena(Tier::Device);
-    let free = match compiled.target {
-        Target::Cpu { .. } => machine.host_memory_available(),
-        Target::Cuda => machine.device_memory().map(|memory| memory.free),
-    };
-    if let Some(free) = free.filter(|free| *free < needed) {
+fn lack(arguments: &DistillCacheArgs, manifest: &CacheManifest, memory: Option<Shortfall>) -> Option<String> {
+    if let Some(Shortfall { program, process, free }) = memory {
+        let process = match process {
+            0 => String::new(),
+            process => format!(", and the process itself {}", format_bytes(process)),
+        };
         return Some(format!(
-            "the teacher needs {}, but {} are free: a smaller --per-device-train-batch-size, --teacher-quantize nf4 or \
-             --teacher-deepspeed zero3_offload may fit",
-            format_bytes(needed),
+            "the teacher needs {}{process}, but {} are free: a smaller --per-device-train-batch-size, --teacher-quantize \
+             nf4 or --teacher-deepspeed zero3_offload may fit",
+            format_bytes(program),
             format_bytes(free)
         ));
     }

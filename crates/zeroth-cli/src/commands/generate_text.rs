@@ -23,6 +23,7 @@ use zeroth::train::{
 
 use super::generate_sampling::generation;
 use super::generate_stream::Stream;
+use super::process_memory::{ProcessMemory, Shortfall};
 use super::{
     data_inputs, generate_answers, generate_chat, generate_rows, generate_sequences, render_templates,
 };
@@ -37,6 +38,7 @@ const MAX_NEW_TOKENS: u64 = 128;
 
 pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
     anyhow::ensure!(!arguments.logits || output.is_json(), "--logits needs --format json");
+    let memory = ProcessMemory::at_start();
     let folder = locate(&arguments.model)?;
     let model = Inference::open_with(&folder, arguments.adapter.as_deref())?;
     for warning in model.warnings() {
@@ -81,7 +83,7 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     let mut stops = stop_ids(&folder);
     // Special tokens have no text that could be found.
     stops.extend(stop_texts.iter().filter_map(|text| encoder.special_token(text)));
-    let setup = Setup { model, encoder, run, target, machine, stops, system, pairs, beams };
+    let setup = Setup { model, encoder, run, target, machine, memory, stops, system, pairs, beams };
     let PromptArgs { text, file, prompt_ids, data } = &arguments.prompt;
     let ended = if !data.is_empty() {
         generate_rows::answer(&setup, arguments, output)
@@ -117,6 +119,7 @@ pub(super) struct Setup {
     pub(super) run: DType,
     pub(super) target: Target,
     machine: Machine,
+    memory: ProcessMemory,
     /// End-of-text token ids.
     pub(super) stops: Vec<i32>,
     /// The system message (`--system`).
@@ -129,8 +132,8 @@ pub(super) struct Setup {
 impl Setup {
     /// Loads the weights; prints an error and returns `None` if the program does not fit.
     pub(super) fn start<'c>(&'c self, compiled: &'c Compiled) -> anyhow::Result<Option<Generator<'c>>> {
-        if let Some(misfit) = misfit(compiled, &self.machine) {
-            output::error(&misfit);
+        if let Some(shortfall) = self.memory.shortfall(compiled, &self.machine) {
+            output::error(&misfit(compiled, shortfall));
             return Ok(None);
         }
         let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
@@ -254,21 +257,20 @@ fn target(arguments: &GenerateArgs, machine: &Machine) -> anyhow::Result<Target>
 }
 
 /// The error if the program does not fit into free memory.
-fn misfit(compiled: &Compiled, machine: &Machine) -> Option<String> {
-    let needed = compiled.memory.arena(Tier::Device);
-    let free = match compiled.target {
-        Target::Cpu { .. } => machine.host_memory_available(),
-        Target::Cuda => machine.device_memory().map(|memory| memory.free),
+fn misfit(compiled: &Compiled, shortfall: Shortfall) -> String {
+    let Shortfall { program, process, free } = shortfall;
+    let process = match process {
+        0 => String::new(),
+        process => format!(", and {} for the process itself", format_bytes(process)),
     };
-    let free = free.filter(|free| *free < needed)?;
-    Some(format!(
-        "the model needs {}, {} of them for the cached keys and values of {}, but {} are free: fewer --max-new-tokens \
-         or --bf16 may fit",
-        format_bytes(needed),
+    format!(
+        "the model needs {}, {} of them for the cached keys and values of {}{process}, but {} are free: fewer \
+         --max-new-tokens or --bf16 may fit",
+        format_bytes(program),
         format_bytes(compiled.cache_bytes()),
         counted(compiled.program.cached_tokens, "token"),
         format_bytes(free)
-    ))
+    )
 }
 
 fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {

@@ -24,6 +24,7 @@ mod monitor;
 mod plan;
 mod plan_text;
 mod presets;
+mod process_memory;
 mod rank_share;
 pub(crate) mod render_templates;
 mod resolve;
