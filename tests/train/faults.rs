@@ -134,6 +134,95 @@ fn a_read_only_filesystem_is_reported() {
     assert!(again.stderr.contains("Read-only file system"), "{}", again.stderr);
 }
 
+/// Takes all that is left of the disk.
+fn fill(small: &Small) -> PathBuf {
+    let path = small.path().join("other");
+    let mut file = fs::File::create(&path).unwrap();
+    for size in [1 << 20, 1 << 12] {
+        while std::io::Write::write_all(&mut file, &vec![1; size]).is_ok() {}
+    }
+    path
+}
+
+#[test]
+fn a_full_disk_holds_up_metrics_and_not_the_run() {
+    let Some(small) = Small::mount(8 << 20) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let output = small.path().join("run");
+    let mut run = start(folder.path(), &output, &["--report-to", "csv"]);
+    run.wait_for_steps(&output, 2);
+    let other = fill(&small);
+    let said = folder.path().join("said");
+    let notes = || fs::read_to_string(&said).unwrap().matches("cannot be written: No space left").count();
+    run.wait_until(Duration::from_secs(60), "it cannot write metrics", || notes() > 0);
+    fs::remove_file(other).unwrap();
+    let lines = || fs::read_to_string(output.join("metrics.jsonl")).unwrap().lines().count();
+    let before = lines();
+    run.wait_for_steps(&output, before + 20);
+    signal(run.launcher.id(), "TERM");
+    assert_eq!(run.code(), Some(143), "{}", run.said());
+    let steps: Vec<u64> = metrics(&output).iter().map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, (1..=steps.len() as u64).collect::<Vec<_>>(), "each step once");
+    assert_eq!(notes(), 1, "{}", run.said());
+}
+
+#[test]
+fn a_run_that_a_full_disk_ends_says_that_it_has_failed() {
+    let Some(small) = Small::mount(8 << 20) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let output = small.path().join("run");
+    let mut run = start(folder.path(), &output, &[]);
+    run.wait_for_steps(&output, 2);
+    let status = output.join("status.json");
+    run.wait_until(Duration::from_secs(30), "it is training", || {
+        fs::read_to_string(&status).is_ok_and(|text| text.contains("\"state\":\"training\""))
+    });
+    fill(&small);
+    fs::write(output.join("save-now"), "").unwrap();
+    assert_eq!(run.code(), Some(1), "{}", run.said());
+    assert!(run.said().contains("disk full") && run.said().contains("--resume auto"), "{}", run.said());
+    assert_eq!(super::json(&status)["state"], "failed");
+}
+
+#[test]
+fn a_curve_that_cannot_be_written_is_a_note() {
+    let Some(small) = Small::mount(8 << 20) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let output = small.path().join("run");
+    let config = r#"{"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": false}}"#;
+    let config = super::written(folder.path(), "ds.json", &[config]);
+    let flags = ["--deepspeed", text(&config), "--save-steps", "0", "--max-steps", "200"];
+    let mut run = start(folder.path(), &output, &flags);
+    run.wait_for_steps(&output, 2);
+    fill(&small);
+    assert_eq!(run.code(), Some(0), "{}", run.said());
+    assert!(run.said().contains("note: the loss curve was not written: "), "{}", run.said());
+}
+
+#[test]
+fn fifos_with_the_names_of_a_runs_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let resumed = |steps| train("qwen3-tied", &run, &["--max-steps", steps, "--resume", "auto"]);
+    resumed("1").assert_done();
+    for name in ["metrics.jsonl", ".lock", "logs/rank-0.log", "status.json", "events.jsonl"] {
+        let (path, aside) = (run.join(name), folder.path().join("aside"));
+        let is_there = path.exists();
+        if is_there {
+            fs::rename(&path, &aside).unwrap();
+        }
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let ended = resumed("2");
+        let words = format!("{} is a FIFO, but a run creates a file of that name", path.display());
+        assert!(ended.code == 2 && ended.stderr.contains(&words), "{}", ended.stderr);
+        fs::remove_file(&path).unwrap();
+        if is_there {
+            fs::rename(&aside, &path).unwrap();
+        }
+    }
+    resumed("2").assert_done();
+}
+
 #[test]
 fn a_small_disk_is_refused_before_training() {
     let folder = tempfile::tempdir().unwrap();

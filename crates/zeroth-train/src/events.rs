@@ -1,7 +1,6 @@
 //! events.jsonl: what happened to a run, one line each. For people who watch it; training never depends on it.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::OFlags;
 use serde::Serialize;
 
+use crate::append_file::AppendFile;
 use crate::status::RunState;
 
 /// Something that happened.
@@ -82,22 +82,23 @@ struct Line<'a> {
 
 /// An open events.jsonl. Several processes may append to it.
 #[derive(Debug)]
-pub struct EventLog(Option<File>);
+pub struct EventLog(Option<AppendFile>);
 
 impl EventLog {
     /// Opens the file to append, or creates it. One that cannot be opened takes no events.
     pub fn open(path: &Path) -> Self {
         // Not blocking: somebody's FIFO of that name must not hold up the run.
         let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32;
-        Self(OpenOptions::new().append(true).create(true).custom_flags(flags).open(path).ok())
+        let file = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path);
+        Self(file.ok().map(|file| AppendFile::new(path, file)))
     }
 
-    /// Appends an event in one write. Best effort: a full disk loses the event, not the run.
+    /// Appends an event in one write. Best effort: on a full disk it is tried again with the next one.
     pub fn append(&mut self, event: &RunEvent) {
         let Some(file) = &mut self.0 else { return };
         let Ok(mut line) = serde_json::to_vec(&Line { time: now(), event }) else { return };
         line.push(b'\n');
-        let _ = file.write_all(&line);
+        file.append(&line);
     }
 }
 

@@ -6,6 +6,7 @@
 //! of its inputs: the position in the data is a number of samples, so ranks need no communication to agree on it.
 
 mod adapter_base;
+mod append_file;
 mod base_hash;
 mod batch;
 mod best;

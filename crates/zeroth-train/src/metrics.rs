@@ -1,10 +1,10 @@
 //! metrics.jsonl: one line per step.
 //!
 //! Each line is a single append, so a kill leaves complete lines and at most one torn line at the end. Resuming
-//! removes that one and all lines after the checkpoint's step: each step appears once.
+//! removes that one and all lines after the checkpoint's step: each step appears once. A full disk does not end a run here.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::ser::SerializeStruct;
@@ -13,6 +13,7 @@ use zeroth_base::{PublishError, publish};
 use zeroth_kernel::LOSSES;
 
 use crate::RouterLoad;
+use crate::append_file::AppendFile;
 
 /// An error writing or reading metrics.
 #[derive(Debug, thiserror::Error)]
@@ -139,16 +140,13 @@ pub struct EvalMetrics {
 
 /// An open metrics.jsonl.
 #[derive(Debug)]
-pub struct MetricsFile {
-    path: PathBuf,
-    file: File,
-}
+pub struct MetricsFile(AppendFile);
 
 impl MetricsFile {
     /// Creates or truncates the file.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         File::create(path).map_err(|source| failed("create", path, source))?;
-        Self::append_to(path)
+        Ok(Self::of(path, Self::append_to(path)?))
     }
 
     /// Opens the file to continue after `step`, removing later lines and a torn last line. Creates it if missing.
@@ -162,44 +160,48 @@ impl MetricsFile {
             .map_err(|line| MetricsError::Foreign { path: path.to_owned(), line })?;
         if contents.starts_with(&kept) {
             let file = Self::append_to(path)?;
-            file.file.set_len(kept.len() as u64).map_err(|source| failed("shorten", path, source))?;
-            return Ok(file);
+            file.set_len(kept.len() as u64).map_err(|source| failed("shorten", path, source))?;
+            return Ok(Self::of(path, file));
         }
         publish(path, &kept)?;
-        Self::append_to(path)
+        Ok(Self::of(path, Self::append_to(path)?))
     }
 
-    fn append_to(path: &Path) -> Result<Self, MetricsError> {
-        let file = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(path)
-            .map_err(|source| failed("open", path, source))?;
-        Ok(Self { path: path.to_owned(), file })
+    fn append_to(path: &Path) -> Result<File, MetricsError> {
+        let file = OpenOptions::new().append(true).create(true).open(path);
+        file.map_err(|source| failed("open", path, source))
+    }
+
+    fn of(path: &Path, file: File) -> Self {
+        Self(AppendFile::new(path, file))
     }
 
     /// Appends the line of a completed step, with its model FLOPs utilisation where the devices' peak is known.
-    pub fn step(&mut self, line: &StepMetrics, mfu: Option<f64>) -> Result<(), MetricsError> {
-        self.write(&StepLine { line, mfu })
+    pub fn step(&mut self, line: &StepMetrics, mfu: Option<f64>) {
+        self.write(&StepLine { line, mfu });
     }
 
     /// Appends the line of a completed evaluation.
-    pub fn evaluation(&mut self, line: &EvalMetrics) -> Result<(), MetricsError> {
-        self.write(line)
+    pub fn evaluation(&mut self, line: &EvalMetrics) {
+        self.write(line);
     }
 
-    fn write(&mut self, line: &impl Serialize) -> Result<(), MetricsError> {
+    fn write(&mut self, line: &impl Serialize) {
         let mut text =
             serde_json::to_vec(line).expect("numbers and booleans under fixed keys always serialise");
         text.push(b'\n');
-        // Unbuffered: the whole line in one write call.
-        self.file.write_all(&text).map_err(|source| failed("write", &self.path, source))
+        self.0.append(&text);
     }
 
-    /// Waits until all lines are on disk. Called before a checkpoint is published, so that its steps are never
-    /// missing here.
-    pub fn sync(&self) -> Result<(), MetricsError> {
-        self.file.sync_data().map_err(|source| failed("sync", &self.path, source))
+    /// What to tell about the first line that could not be written; once.
+    pub fn take_problem(&mut self) -> Option<String> {
+        self.0.take_problem()
+    }
+
+    /// Waits until the lines are on disk. Called before a checkpoint is published, so that its steps are not missing here
+    /// unless the disk takes none.
+    pub fn sync(&mut self) {
+        self.0.sync();
     }
 }
 

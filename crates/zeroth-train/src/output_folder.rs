@@ -1,6 +1,7 @@
 //! Folders that no new run is written to: those that hold something else, and those that everything else is in.
 
 use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
@@ -24,6 +25,7 @@ pub fn check_output(root: &Path, existing: ExistingRun) -> Result<(), RunFolderE
             return Err(RunFolderError::InsideCheckpoint { path, checkpoint });
         }
     }
+    refuse_pipes(root)?;
     let is_run = is_marked(&run_files(root)?);
     if !is_run || existing == ExistingRun::Overwrite {
         refuse_shared(root)?;
@@ -58,6 +60,21 @@ pub fn check_writable(folder: &Path) -> Result<(), RunFolderError> {
         folder: nearest,
         source: errno.into(),
     })
+}
+
+/// Refuses FIFOs and sockets with the names of a run's files: opening one would wait for somebody at its other end.
+fn refuse_pipes(root: &Path) -> Result<(), RunFolderError> {
+    let entries = fs::read_dir(root.join("logs")).into_iter().flatten().flatten();
+    let logs = entries.map(|entry| entry.path());
+    let others = [LOCK_FILE, "checkpoints/latest", "model/export.json"].into_iter();
+    for path in FILES.iter().copied().chain(others).map(|name| root.join(name)).chain(logs) {
+        let Ok(found) = fs::metadata(&path).map(|found| found.file_type()) else { continue };
+        if found.is_fifo() || found.is_socket() {
+            let found = if found.is_fifo() { "a FIFO" } else { "a socket" };
+            return Err(RunFolderError::InTheWay { path, found, made: "a file" });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses folders that other things are kept in, even while they are empty.

@@ -4,6 +4,7 @@
 //! The thread reads what ranks publish anyway; a step never waits for it, and a file that cannot be written is not an error.
 
 use std::fs;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -251,7 +252,7 @@ impl Writer {
                 self.look(observer, end.is_some());
             }
             drop(state);
-            let text = self.text(machine.as_deref(), end, lost);
+            let text = self.text(machine.as_deref(), end, lost, false);
             let mut write = || {
                 let log = log.get_or_insert_with(|| EventLog::open(&self.events));
                 for event in &events {
@@ -261,10 +262,15 @@ impl Writer {
                     log.append(&RunEvent::End { state, step: self.step() });
                 }
                 // Not synced: it is rewritten every second, and worth nothing after a crash of the machine.
-                if is_ours && fs::write(&self.unfinished, &text).is_ok() {
-                    let _ = fs::rename(&self.unfinished, &self.path);
-                } else {
+                let is_replaced = is_ours
+                    && fs::write(&self.unfinished, &text)
+                        .and_then(|()| fs::rename(&self.unfinished, &self.path))
+                        .is_ok();
+                if !is_replaced {
                     let _ = fs::remove_file(&self.unfinished);
+                }
+                if is_ours && !is_replaced && end.is_some() {
+                    self.write_in_place(&text, &self.text(machine.as_deref(), end, lost, true));
                 }
             };
             gate(&mut write);
@@ -319,9 +325,30 @@ impl Writer {
         first.map_or(0, |rank| rank.step).max(self.facts.resumed_after.unwrap_or(0))
     }
 
-    fn text(&self, machine: Option<&str>, end: Option<RunState>, lost: Option<u64>) -> Vec<u8> {
-        let ranks = self.last.as_deref().unwrap_or_default();
-        let phase = ranks.first().map_or(Phase::Starting, |rank| rank.phase);
+    /// Writes the end over an earlier status on a full disk, which has room for no other file: the whole text, or the short one.
+    /// A reader that comes at that moment tries again.
+    fn write_in_place(&self, whole: &[u8], short: &[u8]) {
+        let Ok(file) = fs::OpenOptions::new().write(true).open(&self.path) else { return };
+        let room = file.metadata().map_or(0, |found| found.len() as usize);
+        if let Some(text) = [whole, short].into_iter().find(|text| text.len() <= room) {
+            // Blanks after JSON are JSON.
+            let mut padded = text.to_vec();
+            padded.resize(room, b' ');
+            let _ = file.write_all_at(&padded, 0);
+        }
+    }
+
+    /// The file's contents; a short one leaves out the ranks and the plan.
+    fn text(
+        &self,
+        machine: Option<&str>,
+        end: Option<RunState>,
+        lost: Option<u64>,
+        is_short: bool,
+    ) -> Vec<u8> {
+        let ranks = self.last.as_deref().filter(|_| !is_short).unwrap_or_default();
+        let phase =
+            self.last.as_ref().and_then(|ranks| ranks.first()).map_or(Phase::Starting, |rank| rank.phase);
         let state = match end {
             Some(RunState::Done) => "done",
             Some(RunState::Stopped) => "stopped",
@@ -357,7 +384,7 @@ impl Writer {
             machine,
             pid: std::process::id(),
             ranks: entries.collect(),
-            plan: &self.facts.plan,
+            plan: if is_short { &Value::Null } else { &self.facts.plan },
         };
         serde_json::to_vec(&status).unwrap_or_default()
     }

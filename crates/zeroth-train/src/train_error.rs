@@ -7,7 +7,6 @@ use zeroth_model::WeightsError;
 use crate::distill::{TeacherCacheError, TeacherError};
 use crate::export_error::ExportError;
 use crate::lora_weights::LoraWeightsError;
-use crate::metrics::MetricsError;
 use crate::resume::ResumeError;
 use crate::save::SaveError;
 
@@ -41,9 +40,6 @@ pub enum TrainError {
     /// Data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// Metrics could not be written.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
     /// fp16 overflows at the minimum loss scale.
     #[error(
         "step {step}: {what} not finite at a loss scale of {scale}, the minimum set by fp16.min_loss_scale; train in \

@@ -43,12 +43,12 @@ fn written() -> (tempfile::TempDir, PathBuf, Vec<String>) {
     let path = folder.path().join("metrics.jsonl");
     let mut file = MetricsFile::create(&path).unwrap();
     for step in 1..=5 {
-        file.step(&line(step), None).unwrap();
+        file.step(&line(step), None);
         if step == 3 {
-            file.evaluation(&evaluation(3)).unwrap();
+            file.evaluation(&evaluation(3));
         }
     }
-    file.sync().unwrap();
+    file.sync();
     let lines = text(&path).lines().map(str::to_owned).collect();
     (folder, path, lines)
 }
@@ -81,17 +81,16 @@ fn non_finite_numbers_are_null() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");
     let mut file = MetricsFile::create(&path).unwrap();
-    file.step(&StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, skipped: true, ..line(1) }, None)
-        .unwrap();
+    file.step(&StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, skipped: true, ..line(1) }, None);
     let value: Value = serde_json::from_str(&text(&path)).unwrap();
     assert_eq!(
         (&value["loss"], &value["grad_norm"], &value["skipped"]),
         (&Value::Null, &Value::Null, &true.into())
     );
-    file.step(&line(2), None).unwrap();
+    file.step(&line(2), None);
     assert_eq!(read_losses(&path).unwrap(), [(2, 2.25)]);
     assert!(!text(&path).contains("mfu"), "absent where the devices' peak is unknown");
-    file.step(&line(3), Some(0.25)).unwrap();
+    file.step(&line(3), Some(0.25));
     let last: Value = serde_json::from_str(text(&path).lines().last().unwrap()).unwrap();
     assert_eq!((&last["step"], &last["mfu"]), (&3.into(), &0.25.into()));
 }
@@ -101,7 +100,7 @@ fn resuming_removes_later_steps() {
     let (_folder, path, lines) = written();
     let mut file = MetricsFile::resume(&path, 3).unwrap();
     assert_eq!(text(&path), joined(&lines[..4]));
-    file.step(&line(4), None).unwrap();
+    file.step(&line(4), None);
     assert_eq!(text(&path), joined(&lines[..5]));
 }
 
@@ -120,7 +119,7 @@ fn a_line_without_newline_is_completed() {
     let (_folder, path, lines) = written();
     std::fs::write(&path, lines.join("\n")).unwrap();
     let mut file = MetricsFile::resume(&path, 5).unwrap();
-    file.step(&line(6), None).unwrap();
+    file.step(&line(6), None);
     assert!(text(&path).starts_with(&joined(&lines)));
     assert_eq!(read_losses(&path).unwrap().len(), 6);
 }
@@ -149,7 +148,7 @@ fn foreign_lines_are_reported() {
 fn resuming_creates_a_missing_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");
-    MetricsFile::resume(&path, 7).unwrap().step(&line(8), None).unwrap();
+    MetricsFile::resume(&path, 7).unwrap().step(&line(8), None);
     assert_eq!(read_losses(&path).unwrap(), [(8, 2.25)]);
     let error = MetricsFile::create(&folder.path().join("absent/metrics.jsonl")).unwrap_err();
     assert!(error.to_string().starts_with("cannot create "), "{error}");
@@ -179,10 +178,10 @@ fn a_loss_of_several_parts_has_a_key_for_each() {
     let mut file = MetricsFile::create(&path).unwrap();
     let mut loss_parts = [None; LOSSES];
     (loss_parts[0], loss_parts[1]) = (Some(("ce_loss", 2.0)), Some(("aux_loss", 0.25)));
-    file.step(&line(1), None).unwrap();
-    file.step(&StepMetrics { loss_parts, ..line(2) }, None).unwrap();
+    file.step(&line(1), None);
+    file.step(&StepMetrics { loss_parts, ..line(2) }, None);
     let router = Some(RouterLoad { busiest: 0.5, idlest: 0.0, entropy: 0.75 });
-    file.step(&StepMetrics { router, ..line(3) }, None).unwrap();
+    file.step(&StepMetrics { router, ..line(3) }, None);
     let lines: Vec<String> = text(&path).lines().map(str::to_owned).collect();
     let expected = "\"loss\":2.25,\"ce_loss\":2.0,\"aux_loss\":0.25,\"grad_norm\"";
     assert!(lines[1].contains(expected), "{}", lines[1]);

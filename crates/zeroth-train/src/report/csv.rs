@@ -4,19 +4,19 @@
 //! Numbers have enough digits to parse to the same value; non-finite ones are `NaN`, `inf` or `-inf`.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use zeroth_base::publish;
 
 use super::io_error;
+use crate::append_file::AppendFile;
 use crate::{EvalMetrics, MetricsError, StepMetrics};
 
 /// An open CSV file. Its first column is a non-decreasing integer.
 #[derive(Debug)]
 struct Table {
-    path: PathBuf,
-    file: File,
+    file: AppendFile,
     ending: &'static str,
 }
 
@@ -39,12 +39,12 @@ impl Table {
         };
         publish(&path, old.as_bytes())?;
         let file = OpenOptions::new().append(true).open(&path).map_err(io_error("open", &path))?;
-        Ok(Self { path, file, ending })
+        Ok(Self { file: AppendFile::new(&path, file), ending })
     }
 
-    fn row(&mut self, cells: &[String]) -> Result<(), MetricsError> {
+    fn row(&mut self, cells: &[String]) {
         let row = format!("{}{}", cells.join(","), self.ending);
-        self.file.write_all(row.as_bytes()).map_err(io_error("write", &self.path))
+        self.file.append(row.as_bytes());
     }
 }
 
@@ -112,7 +112,7 @@ impl MetricsTable {
         read.is_ok() && first == HEAD
     }
 
-    pub(super) fn step(&mut self, line: &StepMetrics) -> Result<(), MetricsError> {
+    pub(super) fn step(&mut self, line: &StepMetrics) {
         let mut cells = vec![
             line.step.to_string(),
             number(line.loss),
@@ -130,16 +130,21 @@ impl MetricsTable {
         cells.resize(STEP_COLUMNS + EVALUATION_COLUMNS, String::new());
         let parts = line.loss_parts.iter().flatten().take(self.parts);
         cells.extend(parts.map(|(_, part)| number(*part)));
-        self.table.row(&cells)
+        self.table.row(&cells);
     }
 
-    pub(super) fn evaluation(&mut self, line: &EvalMetrics) -> Result<(), MetricsError> {
+    pub(super) fn evaluation(&mut self, line: &EvalMetrics) {
         let mut cells = vec![line.step.to_string()];
         cells.resize(STEP_COLUMNS - 1, String::new());
         cells.push(line.samples_seen.to_string());
         cells.extend([number(line.eval_loss), number(line.eval_perplexity), line.eval_tokens.to_string()]);
         cells.resize(STEP_COLUMNS + EVALUATION_COLUMNS + self.parts, String::new());
-        self.table.row(&cells)
+        self.table.row(&cells);
+    }
+
+    /// What to tell about the first row that could not be written; once.
+    pub(super) fn take_problem(&mut self) -> Option<String> {
+        self.table.file.take_problem()
     }
 }
 
@@ -167,11 +172,15 @@ impl DeepSpeedTables {
     }
 
     /// Appends a row to each file, in the order of the tags.
-    pub(super) fn rows(&mut self, samples: u64, values: &[(&str, f64)]) -> Result<(), MetricsError> {
+    pub(super) fn rows(&mut self, samples: u64, values: &[(&str, f64)]) {
         for (table, (_, value)) in self.0.iter_mut().zip(values) {
-            table.row(&[samples.to_string(), number(*value)])?;
+            table.row(&[samples.to_string(), number(*value)]);
         }
-        Ok(())
+    }
+
+    /// What to tell about the first row that could not be written; once for each file.
+    pub(super) fn take_problem(&mut self) -> Option<String> {
+        self.0.iter_mut().find_map(|table| table.file.take_problem())
     }
 }
 
@@ -200,8 +209,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.csv");
         let mut table = MetricsTable::open(path.clone(), &[], None).unwrap();
-        table.step(&STEP).unwrap();
-        table.step(&StepMetrics { step: 2, loss: f64::NAN, skipped: true, ..STEP }).unwrap();
+        table.step(&STEP);
+        table.step(&StepMetrics { step: 2, loss: f64::NAN, skipped: true, ..STEP });
         let found = EvalMetrics {
             step: 2,
             eval_loss: 2.0,
@@ -209,7 +218,7 @@ mod tests {
             eval_tokens: 9,
             samples_seen: 8,
         };
-        table.evaluation(&found).unwrap();
+        table.evaluation(&found);
         let text = fs::read_to_string(path).unwrap();
         assert_eq!(
             text.lines().skip(1).collect::<Vec<_>>(),
@@ -231,7 +240,7 @@ mod tests {
         let path = folder.path().join("metrics.csv");
         let mut table = MetricsTable::open(path.clone(), &[], None).unwrap();
         for step in 1..=3 {
-            table.step(&StepMetrics { step, ..STEP }).unwrap();
+            table.step(&StepMetrics { step, ..STEP });
         }
         let whole = fs::read_to_string(&path).unwrap();
         let two = whole.split_inclusive('\n').take(3).collect::<String>();
@@ -264,7 +273,7 @@ mod tests {
         let mut tables = DeepSpeedTables::open(&folder.path().join("job"), &tags, None).unwrap();
         for (samples, values) in [(4, [2.5, 0.001, 65536.0]), (8, [2.25, 0.0005, 32768.0])] {
             let values: Vec<(&str, f64)> = tags.into_iter().zip(values).collect();
-            tables.rows(samples, &values).unwrap();
+            tables.rows(samples, &values);
         }
         assert_eq!(golden.len(), 3);
         for (name, text) in &golden {

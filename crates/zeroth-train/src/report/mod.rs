@@ -250,6 +250,8 @@ pub struct Reporters {
     csv: Option<MetricsTable>,
     deepspeed_tensorboard: Option<EventFile>,
     deepspeed_csv: Option<DeepSpeedTables>,
+    /// Whether a line that could not be written was told.
+    has_told: bool,
 }
 
 const LOSS: &str = "Train/Samples/train_loss";
@@ -295,12 +297,13 @@ impl Reporters {
                 .as_ref()
                 .map(|folder| DeepSpeedTables::open(folder, tags, samples))
                 .transpose()?,
+            has_told: false,
         })
     }
 
     /// Writes a step to all files.
-    pub fn step(&mut self, line: &StepMetrics, mfu: Option<f64>) -> Result<(), MetricsError> {
-        self.metrics.step(line, mfu)?;
+    pub fn step(&mut self, line: &StepMetrics, mfu: Option<f64>) {
+        self.metrics.step(line, mfu);
         // A constant scale of 1 is not worth a plot.
         let values = if self.is_scaled { 5 } else { 4 };
         if let Some(file) = &mut self.tensorboard {
@@ -316,38 +319,49 @@ impl Reporters {
                 parts.map(|(name, part)| (format!("train/{name}"), *part)).collect();
             let parts = parts.iter().map(|(name, part)| (name.as_str(), *part));
             let scalars: Vec<(&str, f64)> = scalars[..values].iter().copied().chain(parts).collect();
-            file.scalars(line.step, &scalars)?;
+            file.scalars(line.step, &scalars);
         }
         if let Some(table) = &mut self.csv {
-            table.step(line)?;
+            table.step(line);
         }
         let events = [(LOSS, line.loss), (RATE, line.lr), (SCALE, line.loss_scale)];
         let events = &events[..values - 2];
         if let Some(file) = &mut self.deepspeed_tensorboard {
-            file.scalars(line.samples_seen, events)?;
+            file.scalars(line.samples_seen, events);
         }
         if let Some(tables) = &mut self.deepspeed_csv {
-            tables.rows(line.samples_seen, events)?;
+            tables.rows(line.samples_seen, events);
         }
-        Ok(())
     }
 
     /// Writes an evaluation. DeepSpeed has no event for it, so its files get none.
-    pub fn evaluation(&mut self, line: &EvalMetrics) -> Result<(), MetricsError> {
-        self.metrics.evaluation(line)?;
+    pub fn evaluation(&mut self, line: &EvalMetrics) {
+        self.metrics.evaluation(line);
         if let Some(file) = &mut self.tensorboard {
             let scalars = [("eval/loss", line.eval_loss), ("eval/perplexity", line.eval_perplexity)];
-            file.scalars(line.step, &scalars)?;
+            file.scalars(line.step, &scalars);
         }
         if let Some(table) = &mut self.csv {
-            table.evaluation(line)?;
+            table.evaluation(line);
         }
-        Ok(())
+    }
+
+    /// What to tell about the first line that could not be written to a file: one note a run, as the disk is mostly the same.
+    pub fn take_problem(&mut self) -> Option<String> {
+        let problems = [
+            self.metrics.take_problem(),
+            self.tensorboard.as_mut().and_then(EventFile::take_problem),
+            self.csv.as_mut().and_then(MetricsTable::take_problem),
+            self.deepspeed_tensorboard.as_mut().and_then(EventFile::take_problem),
+            self.deepspeed_csv.as_mut().and_then(DeepSpeedTables::take_problem),
+        ];
+        let problem = problems.into_iter().flatten().next()?;
+        (!std::mem::replace(&mut self.has_told, true)).then_some(problem)
     }
 
     /// Waits until metrics.jsonl is on disk. Called before a checkpoint of its last step is published.
-    pub fn sync(&self) -> Result<(), MetricsError> {
-        self.metrics.sync()
+    pub fn sync(&mut self) {
+        self.metrics.sync();
     }
 }
 

@@ -4,13 +4,14 @@
 //! `SessionLog` START: TensorBoard then discards events of older files from that step on. All tags of a folder must
 //! therefore share the same x axis.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::io_error;
 use crate::MetricsError;
+use crate::append_file::AppendFile;
 
 const PREFIX: &str = "events.out.tfevents.";
 /// The only version TensorBoard writes, and the first that honours START.
@@ -19,8 +20,7 @@ const VERSION: &str = "brain.Event:2";
 /// An open event file.
 #[derive(Debug)]
 pub(super) struct EventFile {
-    path: PathBuf,
-    file: File,
+    file: AppendFile,
 }
 
 impl EventFile {
@@ -33,7 +33,8 @@ impl EventFile {
         let seconds = newest.map_or(0, |seconds| seconds + 1).max(wall_time() as u64);
         let path = folder.join(format!("{PREFIX}{seconds:010}.{}.{}.0", host(), std::process::id()));
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
-        let mut file = Self { file: file.map_err(io_error("create", &path))?, path };
+        let file = file.map_err(io_error("create", &path))?;
+        let mut file = Self { file: AppendFile::new(&path, file) };
         let start = [What::Version, What::Start];
         let begin = if newest.is_some() { &start[..] } else { &start[..1] };
         let mut bytes = Vec::new();
@@ -42,19 +43,20 @@ impl EventFile {
             let step = if newest.is_some() { first } else { 0 };
             Event { wall_time: wall_time(), step, what: *what }.frame(&mut bytes);
         }
-        file.write(&bytes)?;
+        file.file.append(&bytes);
         Ok(file)
     }
 
     /// Appends the scalars of a step, unbuffered.
-    pub(super) fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), MetricsError> {
+    pub(super) fn scalars(&mut self, step: u64, values: &[(&str, f64)]) {
         let mut bytes = Vec::new();
         Event { wall_time: wall_time(), step, what: What::Scalars(values) }.frame(&mut bytes);
-        self.write(&bytes)
+        self.file.append(&bytes);
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), MetricsError> {
-        self.file.write_all(bytes).map_err(io_error("write", &self.path))
+    /// What to tell about the first event that could not be written; once.
+    pub(super) fn take_problem(&mut self) -> Option<String> {
+        self.file.take_problem()
     }
 }
 
@@ -201,14 +203,14 @@ mod tests {
     fn resuming_adds_a_later_file_that_begins_with_start() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = EventFile::create(folder.path(), 1).unwrap();
-        file.scalars(1, &[("train/loss", 2.5)]).unwrap();
-        let older = file.path.clone();
+        file.scalars(1, &[("train/loss", 2.5)]);
+        let older = file.file.path().to_owned();
         let before = fs::read(&older).unwrap();
         let resumed = EventFile::create(folder.path(), 2).unwrap();
-        assert!(resumed.path.file_name() > older.file_name(), "{:?} {older:?}", resumed.path);
+        assert!(resumed.file.path().file_name() > older.file_name(), "{:?} {older:?}", resumed.file.path());
         assert_eq!(fs::read(&older).unwrap(), before, "the older file is unchanged");
         let start = [key(7, LENGTH), 2, 8, 1];
         let has_start = |bytes: &[u8]| bytes.windows(4).any(|window| window == start);
-        assert!(has_start(&fs::read(&resumed.path).unwrap()) && !has_start(&before));
+        assert!(has_start(&fs::read(resumed.file.path()).unwrap()) && !has_start(&before));
     }
 }

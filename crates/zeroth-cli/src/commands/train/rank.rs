@@ -150,7 +150,10 @@ fn steps(
             signals.begin_steps(first_step.as_ref());
         }
         live.handle(&event);
-        reporter.as_mut().map_or(Ok(()), |reporter| reporter.handle(event))
+        if let Some(reporter) = &mut reporter {
+            reporter.handle(event);
+        }
+        Ok(())
     };
     let control = || control_request(signals, number, &save_now, &trace_now);
     let hooks = TrainHooks { on_event: &mut on_event, control: &control };

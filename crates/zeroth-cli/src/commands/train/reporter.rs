@@ -15,9 +15,7 @@ use zeroth::train::report::ResumePosition;
 use zeroth::train::report::flops::{ComputeRate, ModelFlops, Peak};
 use zeroth::train::report::pair_flops::PairFlops;
 use zeroth::train::report::timing::StepTiming;
-use zeroth::train::{
-    Distillation, Interval, Job, ReportPlan, Reporters, StepMetrics, TrainError, TrainEvent,
-};
+use zeroth::train::{Distillation, Interval, Job, ReportPlan, Reporters, StepMetrics, TrainEvent};
 
 use super::resolve_job::{ResolvedJob, report_to};
 use super::resume::is_inside;
@@ -109,7 +107,7 @@ impl<'a> ProgressReporter<'a> {
         }
     }
 
-    pub(super) fn handle(&mut self, event: TrainEvent<'_>) -> Result<(), TrainError> {
+    pub(super) fn handle(&mut self, event: TrainEvent<'_>) {
         match event {
             TrainEvent::TransportChosen(how) => self.print(&format!("ranks exchange bytes {how}")),
             TrainEvent::Loading { loaded, total } => {
@@ -121,17 +119,18 @@ impl<'a> ProgressReporter<'a> {
                 let flops =
                     self.model_flops.as_ref().map_or(0.0, |model| model.step(self.lengths(step.step)));
                 let peak = self.peak.filter(|_| flops > 0.0 && step.step_ms > 0.0);
-                self.reporters.step(step, peak.map(|peak| flops / (step.step_ms / 1e3) / peak))?;
+                self.reporters.step(step, peak.map(|peak| flops / (step.step_ms / 1e3) / peak));
+                self.tell_problem();
                 self.progress(step, flops);
             }
-            TrainEvent::StepProfile(profile) => {
-                if let Some(profile) = self.timing.step(self.compiled, profile)? {
-                    self.print(&profile);
-                }
-            }
+            TrainEvent::StepProfile(profile) => match self.timing.step(self.compiled, profile) {
+                Ok(Some(profile)) => self.print(&profile),
+                Ok(None) => {}
+                Err(error) => self.print(&format!("note: the profile was not written: {error}")),
+            },
             TrainEvent::Eval(found, times) => {
                 self.timing.evaluation(self.compiled, times);
-                self.reporters.evaluation(found)?;
+                self.reporters.evaluation(found);
                 self.print(&format!(
                     "step {} · eval loss {:.4} · perplexity {:.2}",
                     found.step, found.eval_loss, found.eval_perplexity
@@ -142,13 +141,22 @@ impl<'a> ProgressReporter<'a> {
             | TrainEvent::Timeline { .. }
             | TrainEvent::TimelineComplete(_) => {}
             TrainEvent::Note(note) => self.print(&format!("note: {note}")),
-            TrainEvent::CheckpointStarting(_) => self.reporters.sync()?,
+            TrainEvent::CheckpointStarting(_) => {
+                self.reporters.sync();
+                self.tell_problem();
+            }
             TrainEvent::CheckpointSaved { step, stalled } => {
                 self.timing.save(stalled);
                 self.print(&format!("step {step} · saved"));
             }
         }
-        Ok(())
+    }
+
+    /// Metrics are not worth a run: a full disk has one note.
+    fn tell_problem(&mut self) {
+        if let Some(problem) = self.reporters.take_problem() {
+            self.print(&format!("note: {problem}"));
+        }
     }
 
     fn progress(&mut self, step: &StepMetrics, flops: f64) {

@@ -16,13 +16,16 @@ use crate::signals::Signals;
 
 pub(super) fn print(run: &PreparedRun, output: &Output) -> anyhow::Result<Exit> {
     let PreparedRun { resolved_job, folder, earlier, .. } = run;
-    let losses = read_losses(&folder.metrics())?;
-    let counts = summarize_steps(&folder.metrics())?;
+    let losses = read_losses(&folder.metrics()).unwrap_or_default();
+    let counts = summarize_steps(&folder.metrics()).unwrap_or_default();
     // Early stopping may have ended it before its last step.
     let steps = counts.last.map_or(resolved_job.job.steps, |(step, _)| step);
     let title = format!("{}, {}", resolved_job.name, counted(steps, "step"));
-    let evaluated = read_evaluation_losses(&folder.metrics())?;
-    publish(&folder.loss_curve(), loss_curves(&losses, &evaluated, &title).as_bytes())?;
+    let evaluated = read_evaluation_losses(&folder.metrics()).unwrap_or_default();
+    // The run is done, and its model is written: a curve is not worth an error.
+    if let Err(error) = publish(&folder.loss_curve(), loss_curves(&losses, &evaluated, &title).as_bytes()) {
+        output::note(&format!("note: the loss curve was not written: {error}"));
+    }
     let values: Vec<f64> = losses.iter().map(|(_, loss)| *loss).collect();
     if let (Some(first), Some(last)) = (values.first(), values.last()) {
         output::note(&format!("loss {first:.4} → {last:.4}  {}", progress::sparkline(&values, 60)));
