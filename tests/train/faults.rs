@@ -200,6 +200,61 @@ fn a_curve_that_cannot_be_written_is_a_note() {
 }
 
 #[test]
+fn an_unwritable_output_is_named() {
+    let Some(small) = Small::mount(1 << 20) else { return };
+    small.again("remount,ro");
+    let (model, to) = (golden("qwen3-tied"), small.path().join("new"));
+    let data = model.join("data.jsonl");
+    let refused = |ended: &crate::common::Ended| {
+        let words =
+            format!("cannot write to --output {}: {}: Read-only", to.display(), small.path().display());
+        assert!(ended.code == 2 && ended.stderr.contains(&words), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("cache in"), "{}", ended.stderr);
+    };
+    refused(&train_on(&model, &data, &to, &["--max-steps", "1"]));
+    let cache = ["distill", "cache", "--device", "cpu", "--teacher", text(&model), "--data", text(&data)];
+    refused(&zeroth(&[&cache[..], &["--top-k", "4", "--output", text(&to)]].concat()));
+}
+
+#[test]
+fn a_model_that_does_not_fit_the_disk_is_refused() {
+    let Some(small) = Small::mount(1 << 20) else { return };
+    let to = small.path().join("a/new");
+    let sizes = ["--hidden", "64", "--layers", "2", "--heads", "4", "--intermediate-size", "128"];
+    let rest = ["--family", "llama", "--vocab-size", "20000", "--output", text(&to)];
+    let ended = zeroth(&[&["init"], &sizes[..], &rest].concat());
+    assert_eq!(ended.code, 3, "{}", ended.stderr);
+    for words in ["needs 5.", "but the disk has 1", "--output on a larger disk"] {
+        assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+    }
+    assert_eq!(fs::read_dir(small.path()).unwrap().count(), 0, "no empty folder is left");
+}
+
+#[test]
+fn a_limit_of_open_files_is_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = golden("qwen3-tied");
+    let ended = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -n 16; exec \"$0\" \"$@\"",
+            env!("CARGO_BIN_EXE_zeroth"),
+            "train",
+            "--device",
+            "cpu",
+        ])
+        .args(["--model", text(&model), "--data", text(&model.join("data.jsonl")), "--ranks", "2"])
+        .args(["--max-steps", "1", "--output", text(&folder.path().join("run"))])
+        .env("ZEROTH_CACHE", super::cache())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success() && !said.contains("panicked"), "{said}");
+    assert!(said.contains("Too many open files"), "{said}");
+    assert!(said.contains("open files of a process to 16") && said.contains("`ulimit -n 4096`"), "{said}");
+}
+
+#[test]
 fn fifos_with_the_names_of_a_runs_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");

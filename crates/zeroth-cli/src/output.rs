@@ -133,6 +133,24 @@ pub(crate) fn columns() -> usize {
 pub(crate) fn error(message: &str) {
     let prefix = if message.starts_with("error:") { "" } else { "error: " };
     problem(&format!("{prefix}{}", message.trim_end()));
+    if message.contains(TOO_MANY_OPEN_FILES) {
+        note(&too_many_open_files());
+    }
+}
+
+/// How the operating system's message of EMFILE ends.
+const TOO_MANY_OPEN_FILES: &str = "(os error 24)";
+
+/// What to change where a process may not open another file.
+fn too_many_open_files() -> String {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let limit =
+        limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next());
+    let limit = limit.map(|limit| format!(" to {limit}")).unwrap_or_default();
+    format!(
+        "note: `ulimit -n` limits the open files of a process{limit}, and a run needs more: `ulimit -n 4096` in this shell raises \
+         it, up to the hard limit (`ulimit -Hn`)"
+    )
 }
 
 /// Prints the error of a failed command; causes already in the message are not repeated.

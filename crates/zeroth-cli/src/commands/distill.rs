@@ -19,6 +19,7 @@ use zeroth::program::{Compiled, Settings, Target, TopLogProbs};
 use zeroth::train::checkpoint::free_bytes;
 use zeroth::train::{
     CacheJob, CacheManifest, CacheProgress, CacheWriter, OpenedCache, TeacherModel, TeacherWeights,
+    check_writable,
 };
 
 use super::data_inputs;
@@ -45,6 +46,7 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
         before.on_stop(zeroth::base::remove_own);
     }
     let memory = ProcessMemory::at_start();
+    check_writable(&arguments.output)?;
     let mut notes = Vec::new();
     let settings = settings(arguments, &mut notes)?;
     let (teacher, reading) = teacher_and_reading(arguments)?;

@@ -1,13 +1,20 @@
 //! `init`: creates a model folder from an architecture and sizes.
 
+use std::io;
+
 use serde_json::json;
 use zeroth::base::{format_bytes, grouped};
+use zeroth::engine::State;
 use zeroth::model::{ExpertSizes, ModelConfig, ModelSizes, NewFolder, new_folder, table};
+use zeroth::train::checkpoint::{free_bytes, needed_bytes};
 
 use crate::cli::InitArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::signals::Signals;
+
+/// What helps against a full disk.
+const LARGER: &str = "free space, or give an --output on a larger disk";
 
 pub(super) fn run(arguments: &InitArgs, output: &Output) -> anyhow::Result<Exit> {
     let experts = arguments.num_experts.zip(arguments.num_experts_per_tok);
@@ -36,9 +43,29 @@ pub(super) fn run(arguments: &InitArgs, output: &Output) -> anyhow::Result<Exit>
         shard_bytes: arguments.max_shard_size,
         overwrite: arguments.overwrite_output_dir,
     };
+    let table = table(&config);
+    let params = table.total();
+    let needed = needed_bytes(&table, &[(State::Weights, new.dtype)], &arguments.output);
+    // A disk that does not say what is free: writing shows.
+    if let Some(free) = free_bytes(&arguments.output).ok().filter(|free| *free < needed) {
+        output::error(&format!(
+            "a model of {} parameters in {} needs {} in {}, but the disk has {}: nothing was written; {LARGER}",
+            grouped(params),
+            new.dtype,
+            format_bytes(needed),
+            arguments.output.display(),
+            format_bytes(free)
+        ));
+        return Ok(Exit::DoesNotFit);
+    }
     Signals::install_for_model_folder()?;
-    let written = new_folder(&config, &new, &arguments.output)?;
-    let params = table(&config).total();
+    let written = match new_folder(&config, &new, &arguments.output) {
+        Err(error) if is_disk_full(&error) => {
+            output::error(&format!("{error}: nothing is left of the model; {LARGER}"));
+            return Ok(Exit::DoesNotFit);
+        }
+        written => written?,
+    };
     if output.is_json() {
         output::json(&json!({
             "path": arguments.output,
@@ -61,4 +88,12 @@ pub(super) fn run(arguments: &InitArgs, output: &Output) -> anyhow::Result<Exit>
         ));
     }
     Ok(Exit::Done)
+}
+
+/// Whether an error comes from a full disk, or a quota.
+fn is_disk_full(error: &(dyn std::error::Error + 'static)) -> bool {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
 }
