@@ -29,18 +29,25 @@ pub(crate) enum Kind {
     BestModel,
     /// A run that ends before its last step, as it no longer improves.
     EarlyStopping,
+    /// `checkpoint export` of a run's last step.
+    Export,
+    /// `checkpoint export --merge` of a run's adapter.
+    Merge,
 }
 
 impl Kind {
     /// How many there are beside the first.
-    pub(crate) const OTHERS: u32 = Self::EarlyStopping as u32;
+    pub(crate) const OTHERS: u32 = Self::Merge as u32;
 
     /// A job of this kind.
     pub(crate) fn job(self) -> Job {
         let at = |name: &str| golden().join(name);
         let job = match self {
             Self::Full => Job::new(),
-            Self::Lora => Job::over(&at("qwen3-tied"), &["--train-type", "lora", "--lora-rank", "4"]),
+            Self::Lora | Self::Merge => {
+                Job::over(&at("qwen3-tied"), &["--train-type", "lora", "--lora-rank", "4"])
+            }
+            Self::Export => Job::over(&at("qwen3-tied"), &[]),
             Self::QLora => {
                 let nf4 = ["--train-type", "lora", "--lora-rank", "4", "--quantize", "nf4"];
                 Job::over(&at("qwen3-tied"), &nf4)
@@ -61,6 +68,11 @@ impl Kind {
                 assert_eq!(made.code, 0, "{}", made.said);
                 job.with(&["--kd-cache", cache.to_str().unwrap()])
             }
+            Self::Export | Self::Merge => {
+                let trained = zeroth(&job.arguments(&job.path(TRAINED), &[]), &job.cache("training"));
+                assert_eq!(trained.code, 0, "{}", trained.said);
+                job
+            }
             Self::BestModel => job.with(&["--load-best-model-at-end"]),
             Self::EarlyStopping => job.with(&["--early-stopping-patience", "1"]),
             _ => job,
@@ -69,8 +81,19 @@ impl Kind {
 
     /// The command that starts it, and goes on with it after a kill.
     pub(crate) fn arguments(self, job: &Job, output: &Path) -> Vec<String> {
-        if self != Self::MakingCache {
-            return job.arguments(output, &[]);
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let (trained, to) = (job.path(TRAINED), output.to_str().expect("paths of this test are UTF-8"));
+        let adapter = trained.join("model");
+        match self {
+            Self::MakingCache => {}
+            Self::Export => {
+                return words(&["checkpoint", "export", trained.to_str().unwrap(), "--output", to]);
+            }
+            Self::Merge => {
+                let adapter = adapter.to_str().unwrap();
+                return words(&["checkpoint", "export", adapter, "--merge", "--output", to]);
+            }
+            _ => return job.arguments(output, &[]),
         }
         let teacher = golden().join("kd/teacher");
         let path = |path: &Path| path.to_str().expect("paths of this test are UTF-8").to_owned();
@@ -80,14 +103,21 @@ impl Kind {
         command.into_iter().chain(flags).map(str::to_owned).collect()
     }
 
+    /// Whether it writes a model from a run, and refuses one that is complete.
+    pub(crate) fn is_export(self) -> bool {
+        matches!(self, Self::Export | Self::Merge)
+    }
+
     /// What its command has left.
     pub(crate) fn left(self, output: &Path) -> Result<Left, String> {
-        if self != Self::MakingCache {
+        if self != Self::MakingCache && !self.is_export() {
             return Job::left(output);
         }
         let entries = fs::read_dir(output).map_err(|error| format!("{}: {error}", output.display()))?;
         let mut names: Vec<String> =
             entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        // A process that was killed after all was done leaves its lock, which is void.
+        names.retain(|name| name != ".lock");
         names.sort();
         Left::of_files(output, names)
     }
@@ -113,6 +143,9 @@ impl Kind {
         }
     }
 }
+
+/// The run that is exported.
+pub(crate) const TRAINED: &str = "trained";
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")

@@ -292,7 +292,10 @@ fn a_cache_that_was_killed_or_stopped_ends_with_the_same_bytes() {
     signal(running.launcher.id(), "CONT");
     let code = running.launcher.wait().unwrap().code();
     assert!(code == Some(130), "{code:?}: {}", running.said());
-    assert!(running.said().contains("the same command continues"), "{}", running.said());
+    for words in ["finishing the batch and saving what is cached", "the same command continues"] {
+        assert!(running.said().contains(words), "{words}: {}", running.said());
+    }
+    assert!(!running.said().contains("checkpoint"), "{}", running.said());
     assert!(done(&parts) >= before && done(&parts) < tokens);
     let ended = zeroth(&long_cache(&teacher, &rows, &parts));
     assert_eq!(ended.code, 0, "{}", ended.stderr);
