@@ -105,7 +105,7 @@ pub(crate) struct TrainArgs {
     /// How often to restart from the newest valid checkpoint when a rank dies
     #[arg(long, value_name = "N", value_parser = whole(0..), default_value_t = 0)]
     pub(crate) max_restarts: u64,
-    /// Where to report metrics besides metrics.jsonl: tensorboard, csv
+    /// Where to report metrics besides metrics.jsonl: tensorboard, csv [default: none]
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub(crate) report_to: Vec<String>,
     /// Replace an existing run in the folder; other files are kept

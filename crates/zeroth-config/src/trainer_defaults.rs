@@ -1,6 +1,6 @@
 //! The defaults of other trainers, where they differ from those of `zeroth train`, and the flags that only one of them has.
 //!
-//! As of TRL 1.0, ms-swift 4, LLaMA-Factory 0.9.4, axolotl 0.18 and transformers 5.
+//! Theirs are from the sources of transformers 5, TRL 1, ms-swift 4, LLaMA-Factory and axolotl, as of 2026.
 
 use crate::file_values::FileValues;
 
@@ -109,10 +109,12 @@ pub struct FlagDefault {
     pub keys: &'static [&'static str],
     /// Other flags that say the same.
     pub also: &'static [&'static str],
+    /// Flags without one of which nothing depends on the row.
+    pub only_with: &'static [&'static str],
 }
 
 const fn row(flag: &'static str, here: &'static str, theirs: [Option<&'static str>; 5]) -> FlagDefault {
-    FlagDefault { flag, lora: None, here, theirs, keys: &[], also: &[] }
+    FlagDefault { flag, lora: None, here, theirs, keys: &[], also: &[], only_with: &[] }
 }
 
 impl FlagDefault {
@@ -128,6 +130,11 @@ impl FlagDefault {
 
     const fn also(mut self, flags: &'static [&'static str]) -> Self {
         self.also = flags;
+        self
+    }
+
+    const fn only_with(mut self, flags: &'static [&'static str]) -> Self {
+        self.only_with = flags;
         self
     }
 
@@ -151,6 +158,9 @@ impl FlagDefault {
 const REQUIRED: Option<&str> = Some("must be given");
 /// ms-swift accumulates up to this many samples in a step.
 const SWIFT_BATCH: u64 = 16;
+
+const EVALUATION: &[&str] = &["eval-data", "split-dataset-ratio"];
+const DISTILLATION: &[&str] = &["teacher", "kd-cache"];
 
 /// Every default that differs.
 #[rustfmt::skip]
@@ -184,10 +194,17 @@ pub const FLAG_DEFAULTS: &[FlagDefault] = &[
     row("target-modules", "all-linear", [None, Some("PEFT's for the architecture, mostly q_proj and v_proj"), None, None, REQUIRED])
         .of_lora(true).also(&["lora-target-linear"]),
     row("logging-steps", "5", [Some("500"), Some("10"), None, Some("500"), Some("0.5 % of all steps, 1 to 10")]),
+    row("report-to", "none", [None, None, Some("tensorboard"), None, None]),
     row("save-strategy", "steps", [None, None, None, None, Some("epoch")]).also(&["save-steps"]),
+    row("save-total-limit", "all", [None, None, None, None, Some("4")]),
     row("eval-strategy", "steps if there is evaluation data", [Some("no"), Some("no"), None, Some("no"), Some("epoch")])
-        .also(&["eval-steps"]),
-    row("per-device-eval-batch-size", "that of training", [Some("8"), Some("8"), Some("1"), Some("8"), None]),
+        .also(&["eval-steps"]).only_with(EVALUATION),
+    row("eval-steps", "500", [Some("that of --logging-steps"), Some("that of --logging-steps"), None, Some("that of --logging-steps"), None])
+        .only_with(EVALUATION),
+    row("per-device-eval-batch-size", "that of training", [Some("8"), Some("8"), Some("1"), Some("8"), None])
+        .only_with(EVALUATION),
+    row("kd-temperature", "2", [None, Some("0.9"), Some("0.9"), None, None]).only_with(DISTILLATION),
+    row("kd-beta", "0", [None, Some("0.5"), Some("0.5"), None, None]).only_with(DISTILLATION),
 ];
 
 /// The default of a flag that is a number, of a trainer or, where that is the same, here.

@@ -61,6 +61,7 @@ impl Compared<'_> {
                 && !is_typed(row.flag)
                 && !row.also.iter().any(|flag| is_typed(flag))
                 && !row.is_in(self.file)
+                && (row.only_with.is_empty() || row.only_with.iter().any(|flag| is_typed(flag)))
         };
         let shown = |row: &FlagDefault| {
             let mut theirs = row.of(trainer)?.to_owned();
@@ -112,6 +113,8 @@ mod tests {
         let [axolotl] = &notes("train --adapter=lora", true, 1)[..] else { panic!("one trainer") };
         assert!(axolotl.starts_with("--adapter lora is of axolotl"), "{axolotl}");
         assert!(axolotl.contains("--lora-dropout 0.05 (axolotl: 0)"), "{axolotl}");
+        assert!(!axolotl.contains("--eval-strategy"), "{axolotl}");
+        assert!(notes("train --adapter=lora --eval-data e", true, 1)[0].contains("(axolotl: epoch)"));
         assert!(notes("train --adapter some/folder --train-type lora", true, 1).is_empty());
         assert_eq!(notes("train --dataset d --train_type full", false, 1).len(), 1);
         for ours in
@@ -133,7 +136,7 @@ mod tests {
         let main: Vec<&str> = train.get_arguments().filter_map(|argument| argument.get_long()).collect();
         for row in FLAG_DEFAULTS {
             assert!(main.contains(&row.flag), "--{}", row.flag);
-            assert!(row.also.iter().all(|flag| is_known(flag)), "--{}", row.flag);
+            assert!(row.also.iter().chain(row.only_with).all(|flag| is_known(flag)), "--{}", row.flag);
         }
     }
 }
