@@ -41,6 +41,19 @@ fn a_non_finite_loss_stops_before_the_update() {
 }
 
 #[test]
+fn finite_weights_whose_squares_overflow_in_a_norm_are_no_gradient_of_zero() {
+    // The root of the mean of squares is infinite, and 1 over it would make the whole row zero: no loss of it, no gradient.
+    let folder = tempfile::tempdir().unwrap();
+    let model = broken(folder.path(), "llama-one-kv-head", "model.embed_tokens.weight", 7 * 24, 3e38);
+    let data = written(folder.path(), "rows.jsonl", &[r#"{"input_ids": [5, 7, 9]}"#; 2]);
+    for dtype in ["--bf16", "--fp32"] {
+        let ended = train_on(&model, &data, &folder.path().join(dtype), &[dtype, "--max-steps", "2"]);
+        assert_eq!(ended.code, 1, "{dtype}: {}", ended.stderr);
+        assert!(ended.stderr.contains("step 1: the loss of rank 0 is not finite"), "{}", ended.stderr);
+    }
+}
+
+#[test]
 fn the_rank_with_the_non_finite_loss_is_reported() {
     // Only the second row has token 7, and the untied head keeps the embedding out of the other's loss.
     let folder = tempfile::tempdir().unwrap();

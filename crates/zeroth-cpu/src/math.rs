@@ -52,6 +52,13 @@ fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
+/// 1/√(mean + eps) of a mean of squares, by which a row is normalized. NaN where the squares of finite values overflowed: 0
+/// would make the row, and every gradient through it, zero without a word.
+#[inline(always)]
+pub(super) fn inverse_rms(mean: f32, eps: f32) -> f32 {
+    if mean == f32::INFINITY { f32::NAN } else { 1.0 / (mean + eps).sqrt() }
+}
+
 /// 1 / (1 + e^-x); 0 below -87.
 ///
 /// The range is smaller than that of [`exp`], so 2^n is a single factor, added to the exponent bits.

@@ -13,6 +13,7 @@ use crate::avx512_bf16::{
     LANES, LINE, Subnormals, lane_sum, load, load_f32, prefetch, store_f32, store_line,
 };
 use crate::isa::Isa;
+use crate::math::inverse_rms;
 
 /// How heads of this type and size are rounded here; `None` where the portable loops take them.
 pub(super) fn subnormals<T: Element>(isa: Isa, dims: HeadNormRopeDims) -> Option<Subnormals> {
@@ -78,7 +79,7 @@ fn forward<const N: usize>(
         for h in h {
             lanes = _mm512_add_ps(lanes, _mm512_mul_ps(h, h));
         }
-        *rstd = 1.0 / (lane_sum(lanes) / width as f32 + dims.eps).sqrt();
+        *rstd = inverse_rms(lane_sum(lanes) / width as f32, dims.eps);
         let scale = _mm512_set1_ps(*rstd);
         for (h, w) in h.as_chunks_mut().0.iter_mut().zip(w.as_chunks::<2>().0) {
             let normed = subnormals.round(h.map(|h| _mm512_mul_ps(h, scale)));

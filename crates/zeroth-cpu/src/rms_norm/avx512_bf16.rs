@@ -9,6 +9,7 @@ use crate::avx512_bf16::{
     LANES, LINE, Subnormals, lane_sum, load_f32, load_line, prefetch, store_f32, store_line, widen_line,
 };
 use crate::isa::Isa;
+use crate::math::inverse_rms;
 
 /// A row, or a piece of one, in cache lines.
 type Lines = [[u16; LINE]];
@@ -114,7 +115,7 @@ fn add(subnormals: Subnormals, x: &Lines, residual: &Lines, h: &mut Lines) -> f3
 /// Normalizes a row with this sum of squares; returns its rstd.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn norm(subnormals: Subnormals, squares: f32, dims: RmsNormDims, h: &Lines, w: &Lines, y: &mut Lines) -> f32 {
-    let rstd = 1.0 / (squares / dims.width as f32 + dims.eps).sqrt();
+    let rstd = inverse_rms(squares / dims.width as f32, dims.eps);
     let scale = _mm512_set1_ps(rstd);
     for ((h, w), y) in h.iter().zip(w).zip(y) {
         let normed = subnormals.round(load_line(h).map(|h| _mm512_mul_ps(h, scale)));

@@ -178,7 +178,7 @@ fn add_row<T: Element, const CLAMP: bool>(x: &[T], residual: &[T], first: usize,
 #[inline(always)]
 pub(super) fn norm_row<T: Element>(eps: f32, h: &[T], w: &[T], y: &mut [T]) -> f32 {
     let squares = math::sum_of(h, |h| h * h);
-    let rstd = 1.0 / (squares / h.len() as f32 + eps).sqrt();
+    let rstd = math::inverse_rms(squares / h.len() as f32, eps);
     for ((y, h), w) in y.iter_mut().zip(h).zip(w) {
         *y = T::from_f32(w.to_f32() * T::from_f32(h.to_f32() * rstd).to_f32());
     }
@@ -336,6 +336,36 @@ mod tests {
                 strided_rows_match_contiguous_rows::<bf16>(&pool, dims);
                 strided_rows_match_contiguous_rows::<half::f16>(&pool, dims);
             }
+        }
+    }
+
+    fn overflown<T: Element>(width: usize) {
+        for &isa in Isa::available() {
+            let (pool, dims) = (Pool::on_isa(1, isa).unwrap(), RmsNormDims::new(3, width, 1e-6));
+            let mut x = vec![T::from_f32(1.0); 3 * width];
+            x[width + 5] = T::from_f32(3e38);
+            let (w, mut y, mut h, mut rstd) = (vec![T::from_f32(1.0); width], x.clone(), x.clone(), [0.0; 3]);
+            let residual = vec![T::from_f32(0.0); 3 * width];
+            for with_residual in [false, true] {
+                if with_residual {
+                    rms_norm_residual(&pool, dims, &x, &residual, &w, &mut h, &mut y, &mut rstd);
+                } else {
+                    rms_norm(&pool, dims, &x, &w, &mut y, &mut rstd);
+                }
+                let is_nan = rstd.map(f32::is_nan);
+                assert_eq!(is_nan, [false, true, false], "{isa}, {width}: {rstd:?}");
+                for (row, y) in y.chunks(width).enumerate() {
+                    assert!(y.iter().all(|y| y.to_f32().is_nan() == (row == 1)), "{isa}, {width}, row {row}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_whose_squares_overflow_is_not_a_number_instead_of_zero() {
+        for width in [8, 96] {
+            overflown::<f32>(width);
+            overflown::<bf16>(width);
         }
     }
 

@@ -78,7 +78,7 @@ __device__ __forceinline__ void head_norm_rope(const T *x, const T *w, const flo
 #pragma unroll
         for (int j = 0; j < VEC; j++) squares = fmaf(vec[j], vec[j], squares);
     }
-    float rstd = 1.0f / sqrtf(Layout::mean(squares) + eps);
+    float rstd = inverse_rms(Layout::mean(squares), eps);
     if (!in_range) return;
 #pragma unroll
     for (int i = 0; i < VECS; i++) {

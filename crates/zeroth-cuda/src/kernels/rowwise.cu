@@ -116,7 +116,7 @@ __device__ void rms_norm(const T *x, const T *residual, const T *w, T *h, T *y, 
         float value = to_f32(stored);
         squares += value * value;
     }
-    float rstd = 1.0f / sqrtf(warp_reduce_sum(squares) / (float)width + eps);
+    float rstd = inverse_rms(warp_reduce_sum(squares) / (float)width, eps);
     const T *normed = residual ? h : x;
     for (u64 i = lane; i < width; i += WARP) {
         float n = to_f32(from_f32<T>(to_f32(normed[at + i]) * rstd));
@@ -191,7 +191,7 @@ __device__ void rms_norm_vec(const T *x, const T *residual, const T *w, T *h, T 
 #pragma unroll
         for (int j = 0; j < VEC; j++) squares = fmaf(vec[j], vec[j], squares);
     }
-    float rstd = 1.0f / sqrtf(row_reduce_sum(squares, row_threads) / (float)width + eps);
+    float rstd = inverse_rms(row_reduce_sum(squares, row_threads) / (float)width, eps);
     if (row >= rows) return;
 #pragma unroll
     for (int i = 0; i < VECS; i++) {
