@@ -16,6 +16,9 @@ use super::{LOOK, RendezvousError};
 /// The longest socket name: an address has 107 bytes, some of which the folder takes.
 const MOST: usize = 80;
 
+/// What the name of a lock ends in.
+const LOCK: &str = ".lock";
+
 /// The name of a job's socket in its open private folder.
 pub(super) struct JobSocket {
     folder: OwnedFd,
@@ -40,13 +43,31 @@ impl JobSocket {
     }
 
     fn lock_name(&self) -> String {
-        format!("{}.lock", self.name)
+        format!("{}{LOCK}", self.name)
+    }
+
+    /// Removes names of jobs that no living process owns: a killed process leaves its socket and its lock, which is released.
+    fn remove_stale(&self) {
+        let Ok(entries) = rustix::fs::Dir::read_from(&self.folder) else { return };
+        for entry in entries.flatten() {
+            let lock = entry.file_name().to_string_lossy().into_owned();
+            let Some(name) = lock.strip_suffix(LOCK).filter(|name| *name != self.name) else { continue };
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let Ok(file) = rustix::fs::openat(&self.folder, &lock, flags, Mode::empty()) else { continue };
+            let is_free = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+            if is_free && is_there(&self.folder, &lock, &file) {
+                // As its owner would: the lock file last, while it is locked.
+                let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
+                let _ = rustix::fs::unlinkat(&self.folder, &lock, AtFlags::empty());
+            }
+        }
     }
 
     /// Listens once no other process does. A killed process leaves a stale name and a released lock.
     pub(super) fn listen(self, policy: Duration) -> Result<Listening, RendezvousError> {
         let open = "open the job's socket";
         let failed = |errno: Errno| RendezvousError::System { what: open, source: errno.into() };
+        self.remove_stale();
         let began = Instant::now();
         let lock = loop {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -171,6 +192,29 @@ fn name(job: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn leftovers_of_killed_processes_are_removed_and_living_ones_stay() {
+        let named = |name: &str| JobSocket::of(&format!("test-{}-{name}", std::process::id())).unwrap();
+        let [killed, living, next] = ["killed", "living", "next"].map(named);
+        let folder = killed.path.clone();
+        // A killed process closes its files, and removes nothing.
+        let left = killed.name.clone();
+        std::fs::write(folder.join(format!("{left}.lock")), "").unwrap();
+        drop(UnixListener::bind(folder.join(&left)).unwrap());
+        let other = folder.join(format!("{left}.other"));
+        std::fs::write(&other, "").unwrap();
+        let held = living.name.clone();
+        let living = living.listen(Duration::from_secs(1)).unwrap();
+        let listening = next.listen(Duration::from_secs(1)).unwrap();
+        let is_there = |name: &str| folder.join(name).exists();
+        assert!(!is_there(&left) && !is_there(&format!("{left}.lock")));
+        assert!(is_there(&held) && is_there(&format!("{held}.lock")));
+        assert!(other.exists(), "it is no job's");
+        std::fs::remove_file(other).unwrap();
+        drop((living, listening));
+        assert!(!is_there(&held));
+    }
 
     #[test]
     fn long_names_stay_apart_and_fit() {
