@@ -24,6 +24,10 @@ fn config(rate: f64) -> String {
 
 /// Starts a run of two ranks with one restart, and waits for its first checkpoint.
 fn start(folder: &Path, program: &Path, config: &Path) -> Running {
+    start_with(folder, program, config, &[])
+}
+
+fn start_with(folder: &Path, program: &Path, config: &Path, more: &[&str]) -> Running {
     let model = new_model(folder, 64, 2, 128, 256);
     fs::write(model.join("generation_config.json"), r#"{"top_k": 1}"#).unwrap();
     let data = new_data(folder, 50, 24, 256);
@@ -34,6 +38,7 @@ fn start(folder: &Path, program: &Path, config: &Path) -> Running {
         .args(["--model", text(&model), "--data", text(&data), "--output", text(&output)])
         .args(["--deepspeed", text(config), "--lr-scheduler-type", "constant", "--max-restarts", "1"])
         .args(["--max-steps", &STEPS.to_string(), "--save-steps", "50"])
+        .args(more)
         .env("ZEROTH_CACHE", cache());
     let mut running = Running::spawn(folder, command);
     running.wait_for_steps(&output, 60);
@@ -60,6 +65,27 @@ fn restarted_ranks_keep_the_original_config() {
         assert_eq!(metrics.len(), STEPS);
         let changed = metrics.iter().find(|line| line["lr"] != 0.001);
         assert!(changed.is_none(), "{changed:?}");
+    }
+}
+
+#[test]
+fn restarted_ranks_keep_the_original_config_of_the_teacher() {
+    for edited in [None, Some("{ not JSON")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        fs::write(&path, config(0.001)).unwrap();
+        let other = folder.path().join("other");
+        fs::create_dir(&other).unwrap();
+        let teacher = new_model(&other, 32, 1, 64, 256);
+        let flags = ["--teacher", text(&teacher), "--random-weights"];
+        let program = Path::new(env!("CARGO_BIN_EXE_zeroth"));
+        let mut running = start_with(folder.path(), program, &path, &flags);
+        let of_teacher = teacher.join("config.json");
+        let mut changed = read_json(&of_teacher);
+        changed["rms_norm_eps"] = 0.25.into();
+        fs::write(&of_teacher, edited.map_or_else(|| changed.to_string(), str::to_owned)).unwrap();
+        killed_and_done(&mut running);
+        assert_eq!(metrics(&folder.path().join("run")).len(), STEPS);
     }
 }
 

@@ -54,6 +54,27 @@ pub(super) struct Inputs {
     pub(super) origin: String,
     /// Config and tokenizer files.
     pub(super) files: ModelFiles,
+    /// The teacher's config.json, if there is a teacher.
+    pub(super) teacher: Option<TeacherConfig>,
+}
+
+/// The config.json of a teacher.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in super::super) struct TeacherConfig {
+    /// The teacher's folder.
+    pub(in super::super) folder: PathBuf,
+    pub(in super::super) map: Map<String, Value>,
+    /// That file's name for messages.
+    pub(in super::super) origin: String,
+}
+
+impl TeacherConfig {
+    /// Reads it.
+    pub(in super::super) fn read(name: &str) -> anyhow::Result<Self> {
+        let folder = locate(name).context("--teacher")?;
+        let (map, origin) = read_config(&folder).context("--teacher")?;
+        Ok(Self { folder, map, origin })
+    }
 }
 
 /// The same inputs, serialised for another process.
@@ -66,6 +87,7 @@ pub(super) struct InheritedInputs {
     /// File descriptor of the memfd with the model's files, and their names and lengths.
     memory: u32,
     files: Vec<(String, u64)>,
+    teacher: Option<TeacherConfig>,
 }
 
 impl Inputs {
@@ -76,18 +98,18 @@ impl Inputs {
         let (_, origin) = read_config(&folder)?;
         let files = if writes { ModelFiles::read(&folder)? } else { ModelFiles::read_config(&folder)? };
         let model = files.config().with_context(|| origin.clone())?;
-        Ok(Self { config, folder, model, origin, files })
+        Ok(Self { config, folder, model, origin, files, teacher: None })
     }
 
     /// Takes over the inputs that the launcher has read.
     pub(super) fn inherit(inherited_inputs: &InheritedInputs) -> anyhow::Result<Self> {
-        let InheritedInputs { config: (name, text), folder, origin, memory, files } =
+        let InheritedInputs { config: (name, text), folder, origin, memory, files, teacher } =
             inherited_inputs.clone();
         let files = inherited(memory)
             .and_then(|memory| ModelFiles::of_memory(memory, files))
             .context(INVALID_HANDOFF)?;
         let model = files.config().with_context(|| origin.clone())?;
-        Ok(Self { config: Source::from_text(name, text), folder, model, origin, files })
+        Ok(Self { config: Source::from_text(name, text), folder, model, origin, files, teacher })
     }
 
     /// Serialises the inputs for ranks that inherit the memfd `memory`.
@@ -98,6 +120,7 @@ impl Inputs {
             origin: self.origin.clone(),
             memory: memory.as_raw_fd().unsigned_abs(),
             files: self.files.list().to_vec(),
+            teacher: self.teacher.clone(),
         }
     }
 

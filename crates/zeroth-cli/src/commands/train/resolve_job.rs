@@ -128,7 +128,7 @@ pub(super) fn resolve_job(
 ) -> anyhow::Result<ResolvedJob> {
     let is_lora = arguments.lora.train_type()? == TrainTypeArg::Lora;
     strategies::check(arguments)?;
-    let inputs = match &handoff {
+    let mut inputs = match &handoff {
         Some(LauncherHandoff { inputs: Some(inherited_inputs), .. }) => Inputs::inherit(inherited_inputs)?,
         handoff => Inputs::read(arguments, handoff.is_none())?,
     };
@@ -200,7 +200,7 @@ pub(super) fn resolve_job(
     let reading = Reading::new(&arguments.reading, &arguments.pairs, &model, &folder)?;
     let max_length = reading.max_length();
     let student = Student { name: &arguments.model, folder: &folder, config: &model, max_length };
-    let distillation = teacher::resolve(arguments, &student, &mut notes)?;
+    let distillation = teacher::resolve(arguments, &student, &mut inputs.teacher, &mut notes)?;
     let (mut seed, mut shuffle) = (arguments.seed, arguments.shuffle);
     let mut data_seed = arguments.trainer.data_seed.unwrap_or(seed);
     if let Some(manifest) = checkpoint.as_ref().map(Checkpoint::manifest) {

@@ -8,7 +8,7 @@ use zeroth::config::check::Report;
 use zeroth::config::preset::Preset;
 use zeroth::data::{Samples, TokenizerDifference, tokenizer_difference, tokenizer_ids};
 use zeroth::graph::DistillSpec;
-use zeroth::model::{ModelConfig, locate, read_config};
+use zeroth::model::ModelConfig;
 use zeroth::program::TeacherPlacement;
 use zeroth::train::checkpoint::{BaseEntry, Checkpoint, DistillEntry};
 use zeroth::train::{
@@ -17,6 +17,7 @@ use zeroth::train::{
 };
 
 use super::super::config_file;
+use super::handoff::TeacherConfig;
 use super::resolve_job::ResolvedJob;
 use crate::cli::TrainArgs;
 use crate::kd_args::{KdArgs, TailArg};
@@ -48,10 +49,11 @@ impl Student<'_> {
     }
 }
 
-/// What the run distils from; `None` if it does not.
+/// What the run distils from; `None` if it does not. `config` is the teacher's as the launcher has read it, else it is read.
 pub(super) fn resolve(
     arguments: &TrainArgs,
     student: &Student<'_>,
+    config: &mut Option<TeacherConfig>,
     notes: &mut Vec<String>,
 ) -> anyhow::Result<Option<Distillation>> {
     let kd = &arguments.kd;
@@ -61,7 +63,14 @@ pub(super) fn resolve(
     student.check()?;
     let is_random = arguments.lora.random_weights;
     let teacher = match &kd.teacher {
-        Some(name) => Some(open(name, kd.teacher_quantize, is_random, Some(student))?),
+        Some(name) => {
+            // The launcher has compared the folders as they were at the start.
+            let (config, compared) = match config {
+                Some(config) => (&*config, None),
+                None => (&*config.insert(TeacherConfig::read(name)?), Some(student)),
+            };
+            Some(suited(name, config, kd.teacher_quantize, is_random, compared)?)
+        }
         None => None,
     };
     let spec = |temperature: f64| DistillSpec {
@@ -94,9 +103,17 @@ pub(in super::super) fn open(
     is_random: bool,
     student: Option<&Student<'_>>,
 ) -> anyhow::Result<TeacherModel> {
-    let folder = locate(name).context("--teacher")?;
-    let (map, origin) = read_config(&folder).context("--teacher")?;
-    let config = ModelConfig::from_map(&map, &origin).context("--teacher")?;
+    suited(name, &TeacherConfig::read(name)?, quantize, is_random, student)
+}
+
+fn suited(
+    name: &str,
+    TeacherConfig { folder, map, origin }: &TeacherConfig,
+    quantize: Option<QuantizeArg>,
+    is_random: bool,
+    student: Option<&Student<'_>>,
+) -> anyhow::Result<TeacherModel> {
+    let config = ModelConfig::from_map(map, origin).context("--teacher")?;
     anyhow::ensure!(
         !config.family.is_encoder_decoder(),
         "--teacher {name} is an encoder-decoder model ({}): its predictions are those of a decoder's targets, not of the \
@@ -105,8 +122,8 @@ pub(in super::super) fn open(
     );
     if let Some(student) = student {
         student.check()?;
-        check_tokenizers(name, &folder, &config, student)?;
-        check_embedding(name, &folder, &config)?;
+        check_tokenizers(name, folder, &config, student)?;
+        check_embedding(name, folder, &config)?;
         if let Some(positions) = config.max_positions.filter(|positions| *positions < student.max_length) {
             anyhow::bail!(
                 "--teacher {name} has {} positions (max_position_embeddings), fewer than the {} of --max-length: give \
@@ -116,7 +133,7 @@ pub(in super::super) fn open(
             );
         }
     }
-    Ok(TeacherModel::new(name.to_owned(), folder, config, quantize.is_some(), is_random))
+    Ok(TeacherModel::new(name.to_owned(), folder.clone(), config, quantize.is_some(), is_random))
 }
 
 /// Refuses a teacher whose ids mean something else.
