@@ -7,6 +7,7 @@ mod best_model;
 mod best_records;
 mod changed_inputs;
 mod changed_models;
+mod cluster_signals;
 mod control_groups;
 mod damaged_caches;
 mod damaged_checkpoints;

@@ -31,7 +31,7 @@ OFFLOAD = {"none": {}, "optimizer": {"offload_optimizer": HOST}, "both": {"offlo
 
 
 def train_command(model, zero, recompute, ranks, accumulation, micro_batch, flags, output, steps=20):
-    config = {"zero_optimization": {"overlap_comm": True, **zero}, "zeroth": {"recompute": recompute}}
+    config = {"zero_optimization": {"overlap_comm": True, **zero}, "zeroth": {"recompute": recompute, "stall_seconds": 5}}
     return [
         BINARY, "train", "--model", f"{GOLDEN}/{model}", "--data", f"{GOLDEN}/{model}/data.jsonl",
         "--deepspeed", json.dumps(config), "--ranks", str(ranks), "--per-device-train-batch-size", str(micro_batch),

@@ -3,10 +3,14 @@
 use std::time::{Duration, Instant};
 
 use super::running::{Long, is_alive, signal};
+use super::{text, written};
 
 /// Sends a signal to rank 1 of 3: the command ends in time, says why, and leaves no process.
 fn assert_named(name: &str, how: &str) {
-    let mut long = Long::start(3, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"zero_optimization": {"stage": 3}, "zeroth": {"stall_seconds": 5}}"#;
+    let config = written(folder.path(), "ds.json", &[config]);
+    let mut long = Long::start(3, &["--deepspeed", text(&config)]);
     let run = &mut long.running;
     let ranks = run.ranks();
     assert_eq!(ranks.len(), 3, "{}", run.said());

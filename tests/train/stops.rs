@@ -8,7 +8,7 @@ use super::running::{Long, is_alive, signal};
 use crate::common::zeroth;
 
 /// The steps of the checkpoints in a run's folder.
-fn saved(run: &Path) -> Vec<u64> {
+pub(super) fn saved(run: &Path) -> Vec<u64> {
     let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     let mut steps: Vec<u64> = names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect();
@@ -17,7 +17,7 @@ fn saved(run: &Path) -> Vec<u64> {
 }
 
 /// The last step that metrics.jsonl holds.
-fn last_step(run: &Path) -> u64 {
+pub(super) fn last_step(run: &Path) -> u64 {
     super::metrics(run).last().unwrap()["step"].as_u64().unwrap()
 }
 

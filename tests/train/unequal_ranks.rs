@@ -11,12 +11,12 @@ use super::{cache, metrics, new_data, new_model, text};
 /// Two ranks with the variables that torchrun gives them.
 pub(super) struct Ranks {
     folder: tempfile::TempDir,
-    ranks: [Child; 2],
+    pub(super) ranks: [Child; 2],
 }
 
 impl Ranks {
     /// Starts them with flags of all, and others of rank 1.
-    fn start(job: &str, flags: &[&str], of_rank_1: &[&str]) -> Self {
+    pub(super) fn start(job: &str, flags: &[&str], of_rank_1: &[&str]) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), job, flags, of_rank_1)
     }
 
@@ -78,7 +78,7 @@ impl Ranks {
         self.ranks.each_mut().map(|rank| rank.wait().unwrap().code())
     }
 
-    fn wait_for_steps(&mut self, steps: usize) {
+    pub(super) fn wait_for_steps(&mut self, steps: usize) {
         let (begun, path) = (Instant::now(), self.output().join("metrics.jsonl"));
         while fs::read_to_string(&path).map_or(0, |text| text.lines().count()) < steps {
             let ended = self.ranks.iter_mut().any(|rank| rank.try_wait().unwrap().is_some());

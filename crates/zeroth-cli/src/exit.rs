@@ -21,8 +21,14 @@ pub(crate) enum Exit {
     HungUp = 129,
     /// SIGINT, after a checkpoint was saved.
     Interrupted = 130,
+    /// SIGUSR1 with --signal-exit, after a checkpoint was saved.
+    User1 = 138,
+    /// SIGUSR2 with --signal-exit, after a checkpoint was saved.
+    User2 = 140,
     /// SIGTERM, after a checkpoint was saved.
     Terminated = 143,
+    /// SIGXCPU, after a checkpoint was saved.
+    CpuTime = 152,
 }
 
 impl Exit {
@@ -32,12 +38,28 @@ impl Exit {
         known.into_iter().find(|exit| (*exit as u8).to_string() == code).unwrap_or(Self::Wrong)
     }
 
+    /// Whether a signal has ended the run, after a save.
+    pub(crate) const fn is_stop(self) -> bool {
+        match self {
+            Self::HungUp
+            | Self::Interrupted
+            | Self::User1
+            | Self::User2
+            | Self::Terminated
+            | Self::CpuTime => true,
+            Self::Done | Self::Failed | Self::Wrong | Self::DoesNotFit | Self::Problems => false,
+        }
+    }
+
     /// The outcome of a run that was stopped by a signal and has saved.
     pub(crate) const fn after(signal: StopSignal) -> Self {
         match signal {
             StopSignal::Interrupt => Self::Interrupted,
             StopSignal::Terminate => Self::Terminated,
             StopSignal::HangUp => Self::HungUp,
+            StopSignal::User1 => Self::User1,
+            StopSignal::User2 => Self::User2,
+            StopSignal::CpuTime => Self::CpuTime,
         }
     }
 }

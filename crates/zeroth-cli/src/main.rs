@@ -51,6 +51,9 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Exit {
+    if let Err(error) = signals::report_file_size_limit() {
+        output::note(&format!("note: a file that exceeds `ulimit -f` kills this process: {error}"));
+    }
     match command_line::read(&flag_rules::command(), std::env::args_os()) {
         Ok(CommandRead { cli, notes }) => {
             for note in notes {

@@ -1,5 +1,5 @@
-//! Signal handling: SIGINT, SIGTERM, SIGHUP and SIGUSR1 request a run to finish its step, save and stop. A second
-//! SIGINT stops at once.
+//! Signal handling: SIGINT, SIGTERM, SIGHUP and SIGXCPU request a run to finish its step, save and stop. A second SIGINT
+//! stops at once. SIGUSR1 and SIGUSR2, the warnings of cluster managers, request a save; with --signal-exit also a stop.
 //!
 //! A signal sets a flag that the training loop polls between steps. Before the first step nobody polls: see
 //! [`StartupSignals`]. The second SIGINT exits inside the handler; ranks exit with their launcher.
@@ -8,9 +8,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
 use signal_hook::flag::{register, register_conditional_default, register_conditional_shutdown};
 use zeroth::comm::FirstStep;
+use zeroth::comm::environment::Launcher;
 
 use crate::startup_signals::{StartupSignals, Work, wait_to_be_killed};
 use crate::stop_signal::StopSignal;
@@ -22,15 +23,38 @@ pub(crate) enum Role {
     Primary,
     /// Another rank under a foreign launcher: the same, but rank 0 prints for it.
     Secondary,
-    /// A rank under zeroth's launcher, which handles the terminal: stops on SIGUSR1, and ignores SIGINT and SIGHUP.
+    /// A rank under zeroth's launcher, which handles the terminal and cluster managers: it ignores their signals.
     ///
     /// It also stops on SIGTERM, which cluster managers send to every process of a job. The second SIGTERM kills the
     /// process; the launcher sends several to end a rank immediately.
     Launched,
 }
 
-/// Signals that request a stop; the last may be ignored.
-const STOPS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+/// What the warnings of cluster managers do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SaveSignals {
+    signals: &'static [i32],
+    /// Whether the run also ends.
+    stops: bool,
+}
+
+impl SaveSignals {
+    /// They are not handled here.
+    pub(crate) const NONE: Self = Self { signals: &[], stops: false };
+
+    /// Those of a run under another launcher, or of its own. MPICH uses SIGUSR1 itself.
+    pub(crate) fn of(launcher: Option<Launcher>, stops: bool) -> Self {
+        match launcher {
+            Some(Launcher::Mpich) => Self { signals: &[SIGUSR2], stops },
+            _ => Self { signals: &[SIGUSR1, SIGUSR2], stops },
+        }
+    }
+}
+
+/// Makes writes beyond the limit of file sizes (`ulimit -f`) fail, as those to a full disk do: the default kills the process.
+pub(crate) fn report_file_size_limit() -> io::Result<()> {
+    register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(|_| ())
+}
 
 /// Signals received so far.
 #[derive(Clone)]
@@ -38,11 +62,15 @@ struct Flags {
     interrupted: Arc<AtomicBool>,
     terminated: Arc<AtomicBool>,
     hung_up: Arc<AtomicBool>,
+    out_of_cpu_time: Arc<AtomicBool>,
+    /// SIGUSR1 and SIGUSR2 that stop.
+    user: [Arc<AtomicBool>; 2],
 }
 
 /// The signal handling of this process.
 pub(crate) struct Signals {
     stop_requested: Arc<AtomicBool>,
+    save_requested: Arc<AtomicBool>,
     flags: Flags,
     /// `None` for a rank under zeroth's launcher, which handles it.
     startup: Option<Arc<StartupSignals>>,
@@ -50,9 +78,11 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Installs the handlers for the rest of the process. Called once.
-    pub(crate) fn install(role: Role, work: Work) -> io::Result<Self> {
-        let [stop_requested, interrupted, terminated, hung_up] =
-            [(); 4].map(|()| Arc::new(AtomicBool::new(false)));
+    pub(crate) fn install(role: Role, work: Work, saves: SaveSignals) -> io::Result<Self> {
+        let [stop_requested, save_requested, interrupted, terminated, hung_up, out_of_cpu_time] =
+            [(); 6].map(|()| Arc::new(AtomicBool::new(false)));
+        let user = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let mut stops = vec![SIGINT, SIGTERM, SIGXCPU];
         // Actions run in registration order: the conditional exit must not see the flag that this signal sets.
         match role {
             Role::Primary | Role::Secondary => {
@@ -64,26 +94,33 @@ impl Signals {
                 if !is_ignored(SIGHUP) {
                     register(SIGHUP, Arc::clone(&hung_up))?;
                     register(SIGHUP, Arc::clone(&stop_requested))?;
+                    stops.push(SIGHUP);
                 }
             }
-            Role::Launched => {
-                register_conditional_default(SIGTERM, Arc::clone(&terminated))?;
-                register(SIGUSR1, Arc::clone(&interrupted))?;
-                register(SIGUSR1, Arc::clone(&stop_requested))?;
+            Role::Launched => _ = register_conditional_default(SIGTERM, Arc::clone(&terminated))?,
+        }
+        for signal in saves.signals {
+            if saves.stops {
+                register(*signal, Arc::clone(&user[usize::from(*signal == SIGUSR2)]))?;
+                register(*signal, Arc::clone(&stop_requested))?;
+                stops.push(*signal);
+            } else {
+                register(*signal, Arc::clone(&save_requested))?;
             }
         }
+        register(SIGXCPU, Arc::clone(&out_of_cpu_time))?;
+        register(SIGXCPU, Arc::clone(&stop_requested))?;
         register(SIGTERM, Arc::clone(&terminated))?;
         register(SIGTERM, Arc::clone(&stop_requested))?;
-        let flags = Flags { interrupted, terminated, hung_up };
+        let flags = Flags { interrupted, terminated, hung_up, out_of_cpu_time, user };
         let own = flags.clone();
         let startup = match role {
             Role::Primary | Role::Secondary => {
-                let signals = if is_ignored(SIGHUP) { &STOPS[..2] } else { &STOPS };
-                Some(StartupSignals::watch(role == Role::Primary, work, signals, move || own.pending())?)
+                Some(StartupSignals::watch(role == Role::Primary, work, &stops, move || own.pending())?)
             }
             Role::Launched => None,
         };
-        Ok(Self { stop_requested, flags, startup })
+        Ok(Self { stop_requested, save_requested, flags, startup })
     }
 
     /// Installs the handlers of a command that writes a model folder: a signal removes what is unfinished, and ends it.
@@ -92,7 +129,7 @@ impl Signals {
         if std::thread::Builder::new().spawn(|| ()).is_err() {
             return Ok(());
         }
-        let signals = Self::install(Role::Primary, Work::ModelFolder)?;
+        let signals = Self::install(Role::Primary, Work::ModelFolder, SaveSignals::NONE)?;
         if let Some(startup) = signals.startup() {
             startup.on_stop(zeroth::base::remove_own);
         }
@@ -127,6 +164,21 @@ impl Signals {
         Ok(())
     }
 
+    /// Whether a save is requested.
+    pub(crate) fn is_save_requested(&self) -> bool {
+        self.save_requested.load(Ordering::Relaxed)
+    }
+
+    /// All requests for a save are answered.
+    pub(crate) fn forget_saves(&self) {
+        self.save_requested.store(false, Ordering::Relaxed);
+    }
+
+    /// A flag that is true while a save is requested, for launchers.
+    pub(crate) fn save_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.save_requested)
+    }
+
     /// A flag that is true once a stop is requested, for launchers and other waiters.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop_requested)
@@ -137,8 +189,11 @@ impl Flags {
     fn pending(&self) -> Option<StopSignal> {
         let flags = [
             (&self.terminated, StopSignal::Terminate),
+            (&self.out_of_cpu_time, StopSignal::CpuTime),
             (&self.hung_up, StopSignal::HangUp),
             (&self.interrupted, StopSignal::Interrupt),
+            (&self.user[0], StopSignal::User1),
+            (&self.user[1], StopSignal::User2),
         ];
         flags.into_iter().find(|(flag, _)| flag.load(Ordering::Relaxed)).map(|(_, pending)| pending)
     }
@@ -171,12 +226,20 @@ mod tests {
     #[ignore = "the process that the other tests start and send signals to"]
     fn process() {
         let Ok(role) = std::env::var(ROLE) else { return };
-        let signals =
-            Signals::install(if role == "watched" { Role::Launched } else { Role::Primary }, Work::Training)
-                .unwrap();
+        let (role, saves) = match role.as_str() {
+            "watched" => (Role::Launched, SaveSignals::NONE),
+            "exits" => (Role::Primary, SaveSignals::of(None, true)),
+            "mpich" => (Role::Primary, SaveSignals::of(Some(Launcher::Mpich), false)),
+            _ => (Role::Primary, SaveSignals::of(None, false)),
+        };
+        let signals = Signals::install(role, Work::Training, saves).unwrap();
         signals.begin_steps(None);
         println!("\nready");
         while signals.stop_requested().is_none() {
+            if signals.is_save_requested() {
+                signals.forget_saves();
+                println!("\nsave");
+            }
             std::thread::sleep(Duration::from_millis(2));
         }
         assert!(signals.flag().load(Ordering::Relaxed));
@@ -213,7 +276,7 @@ mod tests {
         fn spawn(role: &str, set: impl Fn(&mut Command)) -> Self {
             // As zeroth's launcher starts ranks.
             let ignore = match role {
-                "watched" => "trap '' INT USR1 HUP;",
+                "watched" => "trap '' INT USR1 USR2 HUP;",
                 "nohup" => "trap '' HUP;",
                 _ => "",
             };
@@ -292,16 +355,53 @@ mod tests {
     }
 
     #[test]
-    fn a_launched_rank_ignores_the_terminal_and_stops_on_sigusr1() {
+    fn a_launched_rank_ignores_the_terminal_and_cluster_managers() {
         let mut process = Process::start("watched");
-        process.send("INT");
-        process.send("INT");
-        process.send("HUP");
+        for signal in ["INT", "INT", "HUP", "USR1", "USR2"] {
+            process.send(signal);
+        }
+        process.send("TERM");
+        process.wait_for("Some(Terminate)");
         process.send("USR1");
+        process.send("INT");
+        assert_eq!(process.end().code(), Some(143));
+    }
+
+    #[test]
+    fn sigusr1_and_sigusr2_request_saves_and_stop_only_if_asked_to() {
+        let mut process = Process::start("own");
+        for signal in ["USR1", "USR2", "USR1"] {
+            process.send(signal);
+            process.wait_for("save");
+        }
+        process.send("INT");
         process.wait_for("Some(Interrupt)");
-        process.send("USR1");
-        process.send("INT");
         assert_eq!(process.end().code(), Some(130));
+        for (signal, pending, code) in [("USR1", "Some(User1)", 138), ("USR2", "Some(User2)", 140)] {
+            let mut process = Process::start("exits");
+            process.send(signal);
+            process.wait_for(pending);
+            assert_eq!(process.end().code(), Some(code));
+        }
+    }
+
+    #[test]
+    fn under_mpich_sigusr1_is_left_to_it() {
+        let mut process = Process::start("mpich");
+        process.send("USR2");
+        process.wait_for("save");
+        process.send("USR1");
+        assert_eq!(process.end().signal(), Some(10));
+    }
+
+    #[test]
+    fn the_limit_of_cpu_time_requests_a_stop() {
+        for role in ["own", "watched"] {
+            let mut process = Process::start(role);
+            process.send("XCPU");
+            process.wait_for("Some(CpuTime)");
+            assert_eq!(process.end().code(), Some(152));
+        }
     }
 
     #[test]

@@ -9,6 +9,12 @@ pub(crate) enum StopSignal {
     Terminate,
     /// SIGHUP: the terminal was closed.
     HangUp,
+    /// SIGUSR1 with --signal-exit: a cluster manager's warning.
+    User1,
+    /// SIGUSR2, likewise.
+    User2,
+    /// SIGXCPU: the soft limit of CPU time is reached.
+    CpuTime,
 }
 
 impl StopSignal {
@@ -18,6 +24,9 @@ impl StopSignal {
             Self::Interrupt => 130,
             Self::Terminate => 143,
             Self::HangUp => 129,
+            Self::User1 => 138,
+            Self::User2 => 140,
+            Self::CpuTime => 152,
         }
     }
 
@@ -26,6 +35,9 @@ impl StopSignal {
             Self::Interrupt => "SIGINT",
             Self::Terminate => "SIGTERM",
             Self::HangUp => "SIGHUP",
+            Self::User1 => "SIGUSR1",
+            Self::User2 => "SIGUSR2",
+            Self::CpuTime => "SIGXCPU",
         }
     }
 }

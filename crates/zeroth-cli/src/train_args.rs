@@ -105,6 +105,9 @@ pub(crate) struct TrainArgs {
     /// How often to restart from the newest valid checkpoint when a rank dies
     #[arg(long, value_name = "N", value_parser = whole(0..), default_value_t = 0)]
     pub(crate) max_restarts: u64,
+    /// End after the save that SIGUSR1 and SIGUSR2 (warnings of cluster managers) ask for
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
+    pub(crate) signal_exit: bool,
     /// Where to report metrics besides metrics.jsonl: tensorboard, csv [default: none]
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub(crate) report_to: Vec<String>,

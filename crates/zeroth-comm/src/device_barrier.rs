@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{CommError, LostReason, RankLost};
 use crate::op_name::OpName;
-use crate::peer_monitor::{PeerMonitor, SlowRank, Timing};
+use crate::peer_monitor::{Observed, PeerMonitor, Timing};
 use crate::rank_slot::LEFT;
 use crate::segment::Segment;
 use crate::shm_channel::{OnSlow, describe};
@@ -181,13 +181,14 @@ impl Shared {
                 self.segment.end(rank, reason);
             }
             // Whether an external device waits is unknown.
-            Ok(true) if !self.is_external() => {
-                if let (Some(on_slow), Some(waiting_in)) = (&self.on_slow, *lock(&self.op)) {
-                    let last = self.segment.slot(awaited).last_op();
-                    on_slow(&SlowRank { rank: awaited, last, waiting_in, seconds: watch.seconds() });
+            Ok(Observed::Slow) if self.is_external() => {}
+            Ok(observed) => {
+                if let (Some(on_slow), Some(waiting_in)) = (&self.on_slow, *lock(&self.op))
+                    && let Some(warning) = watch.warning(&self.segment, awaited, observed, waiting_in)
+                {
+                    on_slow(&warning);
                 }
             }
-            Ok(_) => {}
         }
     }
 

@@ -4,8 +4,9 @@
 //! - They die with their launcher: the kernel kills them when the launching thread ends, however it ends.
 //! - The first failure ends the job: the other ranks are notified through the segment and get a moment to end with their own
 //!   message, then SIGTERM, then SIGKILL.
-//! - A graceful stop is requested by SIGUSR1. Ctrl-C and the terminal's SIGHUP are handled by the launcher alone. Before the
-//!   first step there may be nothing to save: then ranks are killed at once, if the launch is configured so.
+//! - A save or a graceful stop is requested through the segment ([`crate::JobRequests`]). Ctrl-C, the terminal's SIGHUP and
+//!   the warnings of cluster managers (SIGUSR1, SIGUSR2) are handled by the launcher alone. Before the first step there may be
+//!   nothing to save: then a stop kills ranks at once, if the launch is configured so.
 
 mod handoff;
 mod ignore;
@@ -39,8 +40,6 @@ pub use report::{ExitReason, OutOfMemory, RankExit, Report};
 const LOOK: Duration = Duration::from_millis(20);
 /// Time for ranks to end by themselves after another one failed.
 const NOTICE: Duration = Duration::from_secs(1);
-/// Interval of stop requests: a rank without a handler yet misses the first.
-const ASK: Duration = Duration::from_millis(500);
 /// Interval of SIGTERMs: a rank may treat the first as a request to save, never the second.
 const INSIST: Duration = Duration::from_millis(100);
 
@@ -93,6 +92,7 @@ pub struct Launch {
     output: Output,
     grace: Duration,
     ask: Arc<AtomicBool>,
+    save: Arc<AtomicBool>,
     on_stop_request: Option<Box<dyn Fn() + Send + Sync>>,
     ends_before_first_step: bool,
     stop: Arc<AtomicBool>,
@@ -114,6 +114,7 @@ impl Launch {
             output: Output::Inherit,
             grace: Duration::from_secs(5),
             ask: Arc::default(),
+            save: Arc::default(),
             on_stop_request: None,
             ends_before_first_step: false,
             stop: Arc::default(),
@@ -163,7 +164,7 @@ impl Launch {
         self
     }
 
-    /// Requests a graceful stop of all ranks when this becomes true, by repeated SIGUSR1.
+    /// Requests a graceful stop of all ranks when this becomes true: see [`crate::JobRequests`].
     ///
     /// A rank that stops exits with code 130 or 143, or 0 where it was done anyway; see [`Report::asked`]. It may take
     /// as long as it needs, for instance to save.
@@ -173,7 +174,14 @@ impl Launch {
         self
     }
 
-    /// Called once, at the first stop request, to inform the user.
+    /// Requests a save whenever this becomes true, and makes it false again.
+    #[must_use]
+    pub fn request_save_when(mut self, save: Arc<AtomicBool>) -> Self {
+        self.save = save;
+        self
+    }
+
+    /// Called once, at the stop request, to inform the user.
     #[must_use]
     pub fn on_stop_request(mut self, tell: impl Fn() + Send + Sync + 'static) -> Self {
         self.on_stop_request = Some(Box::new(tell));
@@ -277,10 +285,11 @@ impl Launch {
                     rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(*file), FdFlags::empty())?;
                 }
                 // Ignored signals stay ignored across exec. Ctrl-C and the terminal's SIGHUP also reach the ranks, but
-                // are the launcher's to handle; and a stop request before there is a handler must not kill a rank.
+                // are the launcher's to handle; so are signals of cluster managers, which send them to every process.
                 ignore::ignore(Signal::INT)?;
                 ignore::ignore(Signal::HUP)?;
-                ignore::ignore(Signal::USR1)
+                ignore::ignore(Signal::USR1)?;
+                ignore::ignore(Signal::USR2)
             });
         }
         command.spawn().map_err(|source| LaunchError::Start { rank, program: self.program.clone(), source })
@@ -290,10 +299,10 @@ impl Launch {
     fn watch(&self, job: &Job, ranks: &mut Ranks) -> WatchOutcome {
         let mut first = None;
         let mut told: Option<Instant> = None;
-        let (mut asked, mut insisted): (Option<Instant>, Option<Instant>) = (None, None);
-        let (mut forced, mut before_first_step) = (false, false);
+        let mut insisted: Option<Instant> = None;
+        let (mut asked, mut forced, mut before_first_step) = (false, false, false);
         loop {
-            let failed = ranks.look(asked.is_some());
+            let failed = ranks.look(asked);
             // Later failures follow from the first or from our own signals.
             if told.is_none()
                 && let Some(rank) = failed
@@ -304,7 +313,7 @@ impl Launch {
                 told = Some(Instant::now());
             }
             if ranks.0.iter().all(|rank| rank.status.is_some()) {
-                return WatchOutcome { first, asked: asked.is_some(), before_first_step };
+                return WatchOutcome { first, asked, before_first_step };
             }
             // Termination without a failure: there is no rank to blame, and SIGTERM is sent at once.
             if told.is_none() && self.stop.load(Ordering::Relaxed) {
@@ -321,17 +330,19 @@ impl Launch {
                     ranks.end(Signal::KILL);
                     forced = true;
                 }
-            } else if self.ask.load(Ordering::Relaxed) && asked.is_none_or(|last| last.elapsed() >= ASK) {
-                if asked.is_none() && self.ends_before_first_step && job.stop_before_first_step() {
+            } else if self.ask.load(Ordering::Relaxed) && !asked {
+                if self.ends_before_first_step && job.stop_before_first_step() {
                     ranks.end(Signal::KILL);
                     (told, forced, before_first_step) = (Some(Instant::now()), true, true);
                     continue;
                 }
-                if let (None, Some(tell)) = (asked, &self.on_stop_request) {
+                if let Some(tell) = &self.on_stop_request {
                     tell();
                 }
-                ranks.ask();
-                asked = Some(Instant::now());
+                job.requests().stop();
+                asked = true;
+            } else if self.save.swap(false, Ordering::Relaxed) {
+                job.requests().save();
             }
             std::thread::sleep(LOOK);
         }
@@ -380,14 +391,6 @@ impl Ranks {
             }
         }
         failed.map(|(_, number)| number)
-    }
-
-    /// Requests a graceful stop of all running ranks.
-    fn ask(&self) {
-        for rank in self.0.iter().filter(|rank| rank.status.is_none()) {
-            // It may have ended since the last poll.
-            let _ = rank.signal(Signal::USR1);
-        }
     }
 
     /// Sends a signal to all running ranks.

@@ -16,6 +16,7 @@ use crate::device_barrier::DeviceBarrier;
 use crate::error::{CommError, JoinError, LostReason, RankLost};
 use crate::first_step::{self, FirstStep};
 use crate::heartbeat::{Heartbeat, Process};
+use crate::job_requests::JobRequests;
 use crate::observer::RankObserver;
 use crate::op_name::LastOp;
 use crate::op_name::OpName;
@@ -126,6 +127,11 @@ impl Job {
     /// An observer of its ranks, which may outlive this value.
     pub fn observer(&self) -> RankObserver {
         RankObserver::of(Arc::clone(&self.segment))
+    }
+
+    /// What is asked of its ranks.
+    pub fn requests(&self) -> JobRequests {
+        JobRequests(Arc::clone(&self.segment))
     }
 
     /// The state of a rank.
@@ -251,6 +257,11 @@ impl LocalComm {
     /// The word that decides whether the first step has begun. It outlives this rank's membership.
     pub fn first_step(&self) -> FirstStep {
         FirstStep(Arc::clone(&self.segment))
+    }
+
+    /// What the launcher asks of the job's ranks.
+    pub fn requests(&self) -> JobRequests {
+        JobRequests(Arc::clone(&self.segment))
     }
 
     /// Where this rank publishes its phase and step. It outlives this rank's membership.

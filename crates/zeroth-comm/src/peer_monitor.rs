@@ -15,7 +15,9 @@ use crate::wait::SLICE;
 pub struct Timing {
     /// The heartbeat interval.
     pub heartbeat: Duration,
-    /// A rank whose heartbeat has not moved for this long is stopped.
+    /// A rank whose heartbeat has not moved for this long is noted: it may be stopped.
+    pub silent: Duration,
+    /// A rank whose heartbeat has not moved for this long is lost.
     pub lost: Duration,
     /// The interval of warnings during a long wait.
     pub slow: Duration,
@@ -27,18 +29,21 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             heartbeat: Duration::from_millis(250),
-            lost: Duration::from_secs(5),
+            silent: Duration::from_secs(3),
+            lost: Duration::from_secs(30),
             slow: Duration::from_secs(30),
             join: Duration::from_mins(1),
         }
     }
 }
 
-/// A warning: a live rank has been waited for long.
+/// A warning: a rank has been waited for long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlowRank {
     /// The rank being waited for.
     pub rank: usize,
+    /// Set where it shows no sign of life.
+    pub silence: Option<Silence>,
     /// Its current or last collective; `None` before its first.
     pub last: Option<LastOp>,
     /// The waiting collective.
@@ -47,8 +52,25 @@ pub struct SlowRank {
     pub seconds: u64,
 }
 
+/// A rank without a heartbeat: stopped, or starved of CPU time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Silence {
+    /// Its process.
+    pub pid: u32,
+    /// Seconds of silence after which the job ends.
+    pub limit: u64,
+}
+
 impl std::fmt::Display for SlowRank {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(Silence { pid, limit }) = self.silence {
+            let Self { rank, waiting_in, seconds, .. } = self;
+            return write!(
+                f,
+                "{waiting_in} waits for rank {rank} (pid {pid}), which has not responded for {seconds} s; if it is stopped, \
+                 `kill -CONT {pid}` continues it. After {limit} s the run ends without a save"
+            );
+        }
         write!(f, "{} has waited {} s for rank {}", self.waiting_in, self.seconds, self.rank)?;
         match &self.last {
             Some(last) => write!(f, ", which lives and is {last}"),
@@ -60,8 +82,23 @@ impl std::fmt::Display for SlowRank {
 struct Peer {
     heartbeat: u64,
     silent: Duration,
+    /// Whether its silence has been noted.
+    noted: bool,
     /// Set once it has joined.
     process: Option<Process>,
+}
+
+/// What a look at the peers found, where none is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Observed {
+    Nothing,
+    /// The awaited rank lives, and a warning is due.
+    Slow,
+    /// A rank has become silent, for so many seconds.
+    Silent {
+        rank: usize,
+        seconds: u64,
+    },
 }
 
 /// One rank's observations of its peers.
@@ -77,8 +114,9 @@ pub(crate) struct PeerMonitor {
 
 impl PeerMonitor {
     pub(crate) fn new(rank: usize, world: usize, timing: Timing) -> Self {
-        let peers =
-            (0..world).map(|_| Peer { heartbeat: 0, silent: Duration::ZERO, process: None }).collect();
+        let peers = (0..world)
+            .map(|_| Peer { heartbeat: 0, silent: Duration::ZERO, noted: false, process: None })
+            .collect();
         let zero = Duration::ZERO;
         Self { rank, timing, peers, waited: zero, unlooked: zero, unlooked_all: zero }
     }
@@ -87,23 +125,23 @@ impl PeerMonitor {
     pub(crate) fn begin(&mut self, segment: &Segment) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             peer.heartbeat = segment.slot(rank).heartbeat();
-            peer.silent = Duration::ZERO;
+            (peer.silent, peer.noted) = (Duration::ZERO, false);
         }
         self.waited = Duration::ZERO;
         self.unlooked = Duration::ZERO;
         self.unlooked_all = Duration::ZERO;
     }
 
-    /// Accounts for `watched` more of waiting for `awaited`. Returns the lost rank, or whether a warning is due.
+    /// Accounts for `watched` more of waiting for `awaited`. Returns the lost rank, or what there is to warn of.
     pub(crate) fn look(
         &mut self,
         segment: &Segment,
         awaited: usize,
         watched: Duration,
-    ) -> Result<bool, (usize, LostReason)> {
+    ) -> Result<Observed, (usize, LostReason)> {
         self.unlooked += watched;
         if self.unlooked < SLICE {
-            return Ok(false);
+            return Ok(Observed::Nothing);
         }
         let time = std::mem::take(&mut self.unlooked);
         self.unlooked_all += time;
@@ -120,13 +158,47 @@ impl PeerMonitor {
         }
         let before = self.waited;
         self.waited += time;
+        if let Some(silent) = self.newly_silent(segment) {
+            return Ok(silent);
+        }
         let times = |waited: Duration| waited.as_nanos() / self.timing.slow.as_nanos().max(1);
-        Ok(times(before) != times(self.waited))
+        Ok(if times(before) == times(self.waited) { Observed::Nothing } else { Observed::Slow })
     }
 
-    /// Seconds waited so far.
-    pub(crate) fn seconds(&self) -> u64 {
-        self.waited.as_secs()
+    /// A rank whose silence is to be noted, once, and by one of the others.
+    fn newly_silent(&mut self, segment: &Segment) -> Option<Observed> {
+        let (own, limit) = (self.rank, self.timing.silent);
+        let is_due = |(rank, peer): &(usize, &mut Peer)| {
+            let is_noted_here = own == usize::from(*rank == 0);
+            *rank != own && is_noted_here && !peer.noted && peer.silent >= limit
+        };
+        let (rank, peer) = self
+            .peers
+            .iter_mut()
+            .enumerate()
+            .filter(|(rank, _)| segment.slot(*rank).state() == JOINED)
+            .find(is_due)?;
+        peer.noted = true;
+        Some(Observed::Silent { rank, seconds: peer.silent.as_secs() })
+    }
+
+    /// The warning of what was observed during a wait for `awaited`, if there is one.
+    pub(crate) fn warning(
+        &self,
+        segment: &Segment,
+        awaited: usize,
+        observed: Observed,
+        waiting_in: OpName,
+    ) -> Option<SlowRank> {
+        let (rank, seconds, silence) = match observed {
+            Observed::Nothing => return None,
+            Observed::Slow => (awaited, self.waited.as_secs(), None),
+            Observed::Silent { rank, seconds } => {
+                let (pid, limit) = (segment.slot(rank).process().0, self.timing.lost.as_secs());
+                (rank, seconds, Some(Silence { pid, limit }))
+            }
+        };
+        Some(SlowRank { rank, silence, last: segment.slot(rank).last_op(), waiting_in, seconds })
     }
 
     fn judge(&mut self, segment: &Segment, rank: usize, time: Duration, ask: bool) -> Option<LostReason> {
@@ -136,7 +208,7 @@ impl PeerMonitor {
             peer.silent += time;
         } else {
             peer.heartbeat = heartbeat;
-            peer.silent = Duration::ZERO;
+            (peer.silent, peer.noted) = (Duration::ZERO, false);
         }
         let seconds = peer.silent.as_secs() as u32;
         match slot.state() {
@@ -195,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_heart_is_a_stopped_rank_after_five_seconds_and_a_beating_one_never() {
+    fn a_silent_heart_is_a_stopped_rank_after_thirty_seconds_and_a_beating_one_never() {
         let segment = segment();
         (1..3).for_each(|rank| join(&segment, rank));
         let mut watch = watch(&segment);
@@ -203,7 +275,30 @@ mod tests {
         assert_eq!(verdict(&mut watch, &segment, 100, beats), None);
         // Rank 2 falls silent; rank 1, which is waited for, does not.
         let found = verdict(&mut watch, &segment, 100, || segment.slot(1).beat());
-        assert_eq!(found, Some((5.0, (2, LostReason::Stopped { seconds: 5 }))));
+        assert_eq!(found, Some((30.0, (2, LostReason::Stopped { seconds: 30 }))));
+    }
+
+    #[test]
+    fn silence_is_noted_once_after_three_seconds_and_again_only_after_a_beat() {
+        let segment = segment();
+        (1..3).for_each(|rank| join(&segment, rank));
+        let mut watch = watch(&segment);
+        let mut noted = Vec::new();
+        for slice in 0..20 * 20 {
+            segment.slot(1).beat();
+            if slice == 10 * 20 {
+                segment.slot(2).beat();
+            }
+            let observed = watch.look(&segment, 1, SLICE).unwrap();
+            if let Some(warning) = watch.warning(&segment, 1, observed, OpName::new(4, "gather", 1)) {
+                noted.push((slice / 20, warning));
+            }
+        }
+        let [(2, warning), (13, _)] = noted.as_slice() else { panic!("{noted:?}") };
+        let pid = std::process::id();
+        let words = format!("waits for rank 2 (pid {pid}), which has not responded for 3 s");
+        assert!(warning.to_string().contains(&words), "{warning}");
+        assert!(warning.to_string().contains("After 30 s the run ends without a save"), "{warning}");
     }
 
     #[test]
@@ -238,8 +333,8 @@ mod tests {
         let mut warned = Vec::new();
         for _ in 0..20 * 95 {
             (1..3).for_each(|rank| segment.slot(rank).beat());
-            if watch.look(&segment, 1, SLICE).unwrap() {
-                warned.push(watch.seconds());
+            if watch.look(&segment, 1, SLICE).unwrap() == Observed::Slow {
+                warned.push(watch.waited.as_secs());
             }
         }
         assert_eq!(warned, [30, 60, 90]);

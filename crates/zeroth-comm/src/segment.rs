@@ -38,7 +38,7 @@ const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the file reserved for a rank's window.
 pub(crate) const WINDOW: u64 = 1 << 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// 128 random bits that identify a job. A rank with another job's token is rejected.
@@ -91,6 +91,9 @@ pub(crate) struct Header {
     ended: AtomicU64,
     /// Whether the first step has begun; see [`crate::FirstStep`].
     pub(crate) first_step: AtomicU32,
+    /// Not 0 once ranks are asked to stop, and how often they were asked to save; see [`crate::JobRequests`].
+    pub(crate) stop_requested: AtomicU32,
+    pub(crate) save_requests: AtomicU32,
 }
 
 /// Offsets within the segment, from the number of ranks and the region size.

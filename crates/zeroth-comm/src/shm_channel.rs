@@ -187,13 +187,13 @@ impl ShmChannel {
             }
             match watch.look(&self.segment, awaited, watched) {
                 Err((rank, reason)) => return Err(self.end(rank, reason, op)),
-                Ok(true) => {
-                    if let Some(on_slow) = &self.on_slow {
-                        let seconds = watch.seconds();
-                        on_slow(&SlowRank { rank: awaited, last: slot.last_op(), waiting_in: op, seconds });
+                Ok(observed) => {
+                    if let (Some(warning), Some(on_slow)) =
+                        (watch.warning(&self.segment, awaited, observed, op), &self.on_slow)
+                    {
+                        on_slow(&warning);
                     }
                 }
-                Ok(false) => {}
             }
             Ok(())
         })

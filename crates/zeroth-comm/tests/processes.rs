@@ -20,7 +20,7 @@ use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use zeroth_comm::launch::{ExitReason, Launch, Output, OutputLine, Report};
 use zeroth_comm::local::{JOB_FD, JOB_TOKEN, Job, Options, RANK, WORLD, join_from_environment};
-use zeroth_comm::{Comm, OpName};
+use zeroth_comm::{Comm, OpName, Timing};
 
 const ROLE: &str = "ZEROTH_COMM_TEST";
 const ARGUMENTS: [&str; 4] = ["rank_process", "--exact", "--ignored", "--nocapture"];
@@ -34,7 +34,9 @@ fn rank_process() {
         launch("idle", 2).run().unwrap();
         return;
     }
-    let comm = join_from_environment(&Options::default()).unwrap().expect("started by a launcher");
+    let timing = Timing { lost: Duration::from_secs(5), ..Timing::default() };
+    let options = Options::default().timing(timing);
+    let comm = join_from_environment(&options).unwrap().expect("started by a launcher");
     match role.as_str() {
         "exchange" => model::cases(comm.world(), REGION).iter().for_each(|case| case.run(&comm).unwrap()),
         "dies" => lose(&comm, Signal::KILL),

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGTERM, SIGUSR1};
+use signal_hook::consts::SIGTERM;
 use zeroth_comm::launch::{ExitReason, Launch, Output, OutputLine, Report};
 use zeroth_comm::local::{Options, join_from_environment};
-use zeroth_comm::{Comm, OpName};
+use zeroth_comm::{Comm, JobRequests, OpName};
 
 const ROLE: &str = "ZEROTH_COMM_TEST";
 
@@ -23,11 +23,9 @@ fn rank_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     println!("pid {}", std::process::id());
     if role == "late" {
-        // The stop is requested meanwhile, before there is a handler.
+        // The stop is requested meanwhile, before it joins.
         std::thread::sleep(Duration::from_millis(1200));
     }
-    let asked = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(SIGUSR1, Arc::clone(&asked)).unwrap();
     if role == "insisted on" {
         let told = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register_conditional_default(SIGTERM, Arc::clone(&told)).unwrap();
@@ -40,7 +38,7 @@ fn rank_process() {
         assert!(comm.first_step().begin());
         println!("begun");
     }
-    steps(&comm, &asked);
+    steps(&comm, &comm.requests());
     let (rank, world) = (comm.rank(), comm.world());
     if role == "fails" && rank == 1 {
         std::process::exit(1);
@@ -52,9 +50,9 @@ fn rank_process() {
 }
 
 /// Runs steps until one of the ranks is requested to stop; all stop after the same step.
-fn steps(comm: &dyn Comm, asked: &AtomicBool) {
+fn steps(comm: &dyn Comm, requests: &JobRequests) {
     for step in 1.. {
-        let own = [u8::from(asked.load(Ordering::Relaxed))];
+        let own = [u8::from(requests.is_stop_requested())];
         let mut all = vec![0; comm.world()];
         let counts = vec![1; comm.world()];
         comm.all_gather(OpName::new(step, "asked", 0), &own, &mut all, &counts).unwrap().wait().unwrap();
@@ -102,11 +100,12 @@ fn ranks_stop_after_the_same_step_on_request_and_none_has_failed() {
 }
 
 #[test]
-fn signals_before_there_is_a_handler_end_no_rank_and_are_not_lost() {
+fn signals_of_a_terminal_and_of_cluster_managers_end_no_rank() {
     let report = run("late", |line, ask| {
         if let Some(pid) = pid(line) {
             kill_process(pid, Signal::INT).unwrap();
             kill_process(pid, Signal::USR1).unwrap();
+            kill_process(pid, Signal::USR2).unwrap();
             ask.store(true, Ordering::Relaxed);
         }
     });

@@ -30,12 +30,37 @@ pub enum ControlRequest {
     Trace,
     /// Save a checkpoint.
     Save,
-    /// Save a checkpoint and stop.
+    /// Save a checkpoint and stop after SIGUSR1: every rank exits with its code, whichever rank received the signal.
+    User1,
+    /// The same after SIGUSR2.
+    User2,
+    /// The same after SIGINT, or as a launcher asked.
     Stop,
-    /// The same after SIGHUP: every rank exits with its code, whichever rank received the signal.
+    /// The same after SIGHUP.
     HangUp,
+    /// The same after SIGXCPU, the warning before the limit of CPU time.
+    CpuTime,
     /// The same after SIGTERM.
     Terminate,
+}
+
+impl ControlRequest {
+    const ALL: [Self; 9] = [
+        Self::Continue,
+        Self::Trace,
+        Self::Save,
+        Self::User1,
+        Self::User2,
+        Self::Stop,
+        Self::HangUp,
+        Self::CpuTime,
+        Self::Terminate,
+    ];
+
+    /// Whether the run ends with it.
+    pub fn stops(self) -> bool {
+        self > Self::Save
+    }
 }
 
 /// A rank's status after a step, as exchanged between ranks.
@@ -53,13 +78,21 @@ impl StepStatus {
     }
 
     pub(crate) fn request(self) -> ControlRequest {
-        match self.request {
-            0 => ControlRequest::Continue,
-            1 => ControlRequest::Trace,
-            2 => ControlRequest::Save,
-            3 => ControlRequest::Stop,
-            4 => ControlRequest::HangUp,
-            _ => ControlRequest::Terminate,
+        let known = ControlRequest::ALL.get(usize::from(self.request));
+        known.copied().unwrap_or(ControlRequest::Terminate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_survive_their_exchange_and_a_stop_wins_over_a_save() {
+        for (place, request) in ControlRequest::ALL.into_iter().enumerate() {
+            assert_eq!(StepStatus::new(request, true).request(), request);
+            assert_eq!(request.stops(), place > 2, "{request:?}");
         }
+        assert!(ControlRequest::ALL.is_sorted());
     }
 }

@@ -275,7 +275,7 @@ pub fn train(
             on_event(TrainEvent::Note(&format!("stopped early at step {}: {}", line.step, best.reason())))?;
             break;
         }
-        if request >= ControlRequest::Stop {
+        if request.stops() {
             stopped = line.step < job.steps;
             break;
         }

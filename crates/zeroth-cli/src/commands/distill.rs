@@ -29,7 +29,7 @@ use crate::exit::Exit;
 use crate::kd_args::{DistillCacheArgs, DistillCommand};
 use crate::output::{self, Output};
 use crate::pair_args::PairArgs;
-use crate::signals::{Role, Signals};
+use crate::signals::{Role, SaveSignals, Signals};
 use crate::startup_signals::Work;
 use crate::terminal::Meter;
 use crate::train_flags::precision;
@@ -41,7 +41,7 @@ pub(super) fn run(command: &DistillCommand, output: &Output) -> anyhow::Result<E
 }
 
 fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> {
-    let signals = Signals::install(Role::Primary, Work::TeacherCache)?;
+    let signals = Signals::install(Role::Primary, Work::TeacherCache, SaveSignals::NONE)?;
     if let Some(before) = signals.startup() {
         before.on_stop(zeroth::base::remove_own);
     }

@@ -157,6 +157,13 @@ section! {
             .set("exact, or fast with hundreds of ranks")
             .read_by(Reader::Collectives)
             .only(&["exact"], "write \"exact\""),
+        Key::int("zeroth.stall_seconds", 5)
+            .or_int(30)
+            .in_("seconds")
+            .does("How long ranks wait for one that shows no sign of life (stopped, or starved of CPU time) before the run ends without a save.")
+            .set("30; more where ranks are suspended and continued, as by a debugger or a scheduler that preempts")
+            .read_by(Reader::Loop)
+            => stall_seconds: u64,
         Key::new("zeroth.moments", Kind::OneOf(&["fp32", "bf16"]))
             .or_text("fp32")
             .does("The type of the optimizer's moments.")

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Resource, getrlimit};
 use zeroth_base::{format_bytes, grouped};
 use zeroth_model::HeaderError;
 
@@ -28,6 +29,20 @@ pub enum CheckpointError {
         needed: u64,
         /// Free bytes on that disk, if known.
         free: Option<u64>,
+    },
+    /// The file exceeds the limit of file sizes.
+    #[error(
+        "cannot write {}: it needs {}, and this process may write files of at most {} (ulimit -f); earlier checkpoints are \
+         intact. Raise the limit",
+        path.display(), format_bytes(*needed), format_bytes(*limit)
+    )]
+    FileSizeLimit {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        needed: u64,
+        /// The limit in bytes.
+        limit: u64,
     },
     /// The folder is not writable.
     #[error(
@@ -247,6 +262,10 @@ pub(super) fn writing(
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             let free = free_bytes(&path).ok();
             CheckpointError::DiskFull { path, needed, free }
+        }
+        io::ErrorKind::FileTooLarge => {
+            let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+            CheckpointError::FileSizeLimit { path, needed, limit }
         }
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
             CheckpointError::NotWritable { doing, path, source }

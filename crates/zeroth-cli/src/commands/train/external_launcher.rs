@@ -10,12 +10,13 @@ use super::super::rank_share::REGION;
 use super::agreement::Refusal;
 use super::handoff::LauncherHandoff;
 use super::live::LiveStatus;
+use super::rank::Agreed;
 use super::resolve_job::ResolvedJob;
 use super::{agreement, prepare_run, rank, resolve_job, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
-use crate::signals::{Role, Signals};
+use crate::signals::{Role, SaveSignals, Signals};
 use crate::startup_signals::Work;
 
 /// This process's rank under an external launcher; `None` without one.
@@ -32,7 +33,8 @@ pub(super) fn run(arguments: &TrainArgs, place: &LaunchedRank, output: &Output) 
         );
     }
     let role = if place.rank == 0 { Role::Primary } else { Role::Secondary };
-    let signals = Signals::install(role, Work::Training)?;
+    let saves = SaveSignals::of(Some(place.launcher), arguments.signal_exit);
+    let signals = Signals::install(role, Work::Training, saves)?;
     let patience = WaitPolicy::default().tell(|waiting| output::note(&waiting.to_string()));
     if place.rank == 0 {
         run_rank_0(arguments, place, output, &signals, patience)
@@ -67,7 +69,7 @@ fn run_rank_0(
         return Ok(exit);
     }
     status.observe(&comm);
-    let exit = rank::joined(arguments, &run.resolved_job, &run.compiled, comm, signals)?;
+    let exit = rank::joined(arguments, &run.resolved_job, &run.compiled, comm, signals, Agreed::Yes)?;
     status.finish(exit);
     if exit == Exit::Done { summary::print(&run, output) } else { Ok(exit) }
 }
@@ -97,7 +99,9 @@ fn run_peer(
         return Ok(exit);
     }
     match resolved {
-        Ok((resolved_job, compiled)) => rank::joined(arguments, &resolved_job, &compiled, comm, signals),
+        Ok((resolved_job, compiled)) => {
+            rank::joined(arguments, &resolved_job, &compiled, comm, signals, Agreed::Yes)
+        }
         Err(refusal) => Ok(refusal.exit),
     }
 }

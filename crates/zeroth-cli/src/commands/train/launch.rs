@@ -51,9 +51,11 @@ pub(super) fn many(
         // If all ranks exited with the same code, rank 0 has printed why.
         let agreed =
             |code: Exit| report.ranks.iter().all(|end| end.how == ExitReason::Exited { code: code as i32 });
-        // A rank received SIGTERM, and all of them have saved and exited.
-        if agreed(Exit::Terminated) {
-            return Ok(Exit::Terminated);
+        // A rank received SIGTERM or SIGXCPU, and all of them have saved and exited.
+        for exit in [Exit::Terminated, Exit::CpuTime] {
+            if agreed(exit) {
+                return Ok(exit);
+            }
         }
         let left = report.lost.as_ref().is_none_or(|lost| lost.reason == LostReason::Left);
         let is_explained = left && (agreed(Exit::Failed) || agreed(Exit::Wrong) || agreed(Exit::DoesNotFit));
@@ -140,6 +142,7 @@ fn once(
         .variable(TERMINAL, if on_terminal { "1" } else { "0" })
         .output(RankOutput::Lines(Arc::new(lines)))
         .request_stop_when(signals.flag())
+        .request_save_when(signals.save_flag())
         .on_stop_request(|| output::note(STOP_ACKNOWLEDGEMENT))
         .ends_before_first_step()
         .on_job(status.observe_with())

@@ -90,7 +90,7 @@ impl LiveStatus {
     pub(super) fn finish(self, exit: Exit) {
         self.0.finish(match exit {
             Exit::Done => RunState::Done,
-            Exit::Interrupted | Exit::Terminated | Exit::HungUp => RunState::Stopped,
+            exit if exit.is_stop() => RunState::Stopped,
             _ => RunState::Failed,
         });
     }

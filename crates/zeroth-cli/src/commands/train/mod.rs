@@ -45,7 +45,7 @@ use super::dump_program;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
-use crate::signals::{Role, Signals};
+use crate::signals::{Role, SaveSignals, Signals};
 use crate::startup_signals::{OnStop, Work};
 
 pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit> {
@@ -55,7 +55,8 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
     if let Some(place) = external_launcher::place()? {
         return external_launcher::run(arguments, &place, output);
     }
-    let signals = Signals::install(Role::Primary, Work::Training)?;
+    let saves = SaveSignals::of(None, arguments.signal_exit);
+    let signals = Signals::install(Role::Primary, Work::Training, saves)?;
     let run = match prepare_run(arguments, None, output, &signals)? {
         Ok(run) => run,
         Err(exit) => return Ok(exit),

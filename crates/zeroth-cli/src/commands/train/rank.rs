@@ -1,12 +1,14 @@
 //! Runs one rank: its device, its hooks, and its exit code.
 
+use std::cell::Cell;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use zeroth::base::publish;
 use zeroth::comm::local::{LocalComm, Options, join_from_environment};
-use zeroth::comm::{Comm, ProgressCell};
+use zeroth::comm::{Comm, JobRequests, ProgressCell, Timing};
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
 use zeroth::engine::RunError;
@@ -25,7 +27,7 @@ use super::{LauncherHandoff, PreparedRun, agreement, checkpoints, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
-use crate::signals::{Role, Signals};
+use crate::signals::{Role, SaveSignals, Signals};
 use crate::startup_signals::Work;
 use crate::stop_signal::StopSignal;
 
@@ -53,7 +55,7 @@ pub(super) fn alone(
 
 /// Runs one of several ranks, started by zeroth's launcher.
 pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
-    let signals = Signals::install(Role::Launched, Work::Training)?;
+    let signals = Signals::install(Role::Launched, Work::Training, SaveSignals::NONE)?;
     // Started from /proc/self/exe, a rank would appear as "exe" in process lists.
     let _ = fs::write("/proc/self/comm", "zeroth");
     let mut resolved_job = resolve_job::resolve_job(arguments, None, LauncherHandoff::from_environment()?)?;
@@ -68,10 +70,7 @@ pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
     let comm = join_from_environment(&options(&resolved_job))?
         .context("the launcher's environment variables are missing")?;
     agreement::check(comm.rank(), &agreement::of(arguments, &resolved_job), &resolved_job.handoff.agreement)?;
-    if let Some(exit) = agreement::exchange(&comm, Ok(&resolved_job.facts.of_rank(comm.rank())))? {
-        return Ok(exit);
-    }
-    joined(arguments, &resolved_job, &compiled, comm, &signals)
+    joined(arguments, &resolved_job, &compiled, comm, &signals, Agreed::No)
 }
 
 /// Options for joining the other ranks.
@@ -80,7 +79,16 @@ pub(super) fn options(resolved_job: &ResolvedJob) -> Options {
         Target::Cpu { .. } => resolved_job.threads,
         Target::Cuda => 1,
     };
-    Options::default().threads(threads).on_slow(|slow| output::note(&slow.to_string()))
+    let stall = Duration::from_secs(resolved_job.resolved.values.zeroth.stall_seconds);
+    let timing = Timing { lost: stall, ..Timing::default() };
+    Options::default().threads(threads).timing(timing).on_slow(|slow| output::note(&slow.to_string()))
+}
+
+/// Whether ranks have told each other that they can take part, and in what they differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Agreed {
+    Yes,
+    No,
 }
 
 /// Runs a rank that has joined the others.
@@ -90,6 +98,7 @@ pub(super) fn joined(
     compiled: &Compiled,
     comm: LocalComm,
     signals: &Signals,
+    agreed: Agreed,
 ) -> anyhow::Result<Exit> {
     let number = comm.rank();
     if let Some(before) = signals.startup() {
@@ -101,6 +110,11 @@ pub(super) fn joined(
         (0, None) => Some(open()?),
         _ => None,
     };
+    if agreed == Agreed::No
+        && let Some(exit) = agreement::exchange(&comm, Ok(&resolved_job.facts.of_rank(number)))?
+    {
+        return Ok(exit);
+    }
     let progress = comm.progress();
     match steps(arguments, resolved_job, compiled, Some(comm), reporter, signals, progress)? {
         Ok(outcome) => {
@@ -130,9 +144,19 @@ fn steps(
 ) -> anyhow::Result<Result<TrainOutcome, TrainError>> {
     let number = comm.as_ref().map_or(0, Comm::rank);
     let first_step = comm.as_ref().map(LocalComm::first_step);
+    let [save_now, trace_now] = ["save-now", "trace-now"].map(|name| arguments.output.join(name));
+    let requests = comm.as_ref().map(LocalComm::requests);
+    let requests = Requests {
+        signals,
+        launcher: requests,
+        seen: Cell::new(0),
+        number,
+        told: Cell::new(false),
+        save_now,
+        trace_now,
+    };
     let comm = comm.map(|comm| Box::new(comm) as Box<dyn Comm>);
     let device = device(resolved_job, compiled, number)?;
-    let [save_now, trace_now] = ["save-now", "trace-now"].map(|name| arguments.output.join(name));
     let ranks = resolved_job.ranks as usize;
     let mut live = LiveRank::new(progress, &arguments.output, number, ranks);
     let checkpoints = checkpoints::options(arguments, resolved_job);
@@ -149,33 +173,77 @@ fn steps(
         if let TrainEvent::Loaded = event {
             signals.begin_steps(first_step.as_ref());
         }
+        if let TrainEvent::CheckpointStarting(_) = event {
+            // Cluster managers signal every rank: one save answers all of them.
+            requests.answer_saves();
+        }
         live.handle(&event);
         if let Some(reporter) = &mut reporter {
             reporter.handle(event);
         }
         Ok(())
     };
-    let control = || control_request(signals, number, &save_now, &trace_now);
+    let control = || requests.pending();
     let hooks = TrainHooks { on_event: &mut on_event, control: &control };
     Ok(train(&resolved_job.job, compiled, device, comm, &options, hooks))
 }
 
-/// The pending request from outside. `save-now` and `trace-now` are removed as soon as they are seen: each requests one
-/// checkpoint or timeline.
-fn control_request(signals: &Signals, number: usize, save_now: &Path, trace_now: &Path) -> ControlRequest {
-    let is_requested = |file: &Path| number == 0 && file.exists() && fs::remove_file(file).is_ok();
-    if let Some(signal) = signals.stop_requested() {
-        match signal {
-            StopSignal::Interrupt => ControlRequest::Stop,
-            StopSignal::HangUp => ControlRequest::HangUp,
-            StopSignal::Terminate => ControlRequest::Terminate,
+/// Where requests from outside come from.
+struct Requests<'a> {
+    signals: &'a Signals,
+    /// Of zeroth's launcher, if it started this rank.
+    launcher: Option<JobRequests>,
+    /// The launcher's saves that are answered.
+    seen: Cell<u32>,
+    number: usize,
+    /// Whether the limit of CPU time was told.
+    told: Cell<bool>,
+    save_now: PathBuf,
+    trace_now: PathBuf,
+}
+
+impl Requests<'_> {
+    /// The pending request. `save-now` and `trace-now` are removed as soon as they are seen: each requests one checkpoint or
+    /// timeline.
+    fn pending(&self) -> ControlRequest {
+        let is_requested =
+            |file: &PathBuf| self.number == 0 && file.exists() && fs::remove_file(file).is_ok();
+        if let Some(signal) = self.signals.stop_requested() {
+            if signal == StopSignal::CpuTime && !self.told.replace(true) {
+                output::note(&format!(
+                    "SIGXCPU: rank {} has used the CPU time that `ulimit -t` allows: finishing the step and saving a checkpoint",
+                    self.number
+                ));
+            }
+            match signal {
+                StopSignal::Interrupt => ControlRequest::Stop,
+                StopSignal::HangUp => ControlRequest::HangUp,
+                StopSignal::Terminate => ControlRequest::Terminate,
+                StopSignal::User1 => ControlRequest::User1,
+                StopSignal::User2 => ControlRequest::User2,
+                StopSignal::CpuTime => ControlRequest::CpuTime,
+            }
+        } else if self.launcher.as_ref().is_some_and(JobRequests::is_stop_requested) {
+            ControlRequest::Stop
+        } else if self.signals.is_save_requested() || self.launcher_saves() || is_requested(&self.save_now) {
+            ControlRequest::Save
+        } else if is_requested(&self.trace_now) {
+            ControlRequest::Trace
+        } else {
+            ControlRequest::Continue
         }
-    } else if is_requested(save_now) {
-        ControlRequest::Save
-    } else if is_requested(trace_now) {
-        ControlRequest::Trace
-    } else {
-        ControlRequest::Continue
+    }
+
+    /// Whether the launcher asks for a save. Rank 0 answers for all, so that there is one.
+    fn launcher_saves(&self) -> bool {
+        let saves = self.launcher.as_ref().map_or(0, JobRequests::saves);
+        self.number == 0 && saves != self.seen.get()
+    }
+
+    /// A checkpoint is being written: it answers every request for a save so far.
+    fn answer_saves(&self) {
+        self.signals.forget_saves();
+        self.seen.set(self.launcher.as_ref().map_or(0, JobRequests::saves));
     }
 }
 
@@ -200,6 +268,9 @@ fn exit_of(outcome: &TrainOutcome) -> Exit {
     match outcome.request {
         ControlRequest::Terminate if outcome.stopped => Exit::after(StopSignal::Terminate),
         ControlRequest::HangUp if outcome.stopped => Exit::after(StopSignal::HangUp),
+        ControlRequest::User1 if outcome.stopped => Exit::after(StopSignal::User1),
+        ControlRequest::User2 if outcome.stopped => Exit::after(StopSignal::User2),
+        ControlRequest::CpuTime if outcome.stopped => Exit::after(StopSignal::CpuTime),
         _ if outcome.stopped => Exit::after(StopSignal::Interrupt),
         _ => Exit::Done,
     }
