@@ -59,6 +59,7 @@ mod stopped_models;
 mod stops;
 mod strategies;
 mod teacher_caches;
+mod terminal_view;
 mod trace;
 mod trainer_flags;
 mod unequal_machines;

@@ -23,6 +23,6 @@ pub use report::report;
 pub use run::{CheckpointEntry, OpenError, PlannedTier, Run, Setting};
 pub use snapshot::snapshot;
 pub use status::{Health, Rank};
-pub use terminal::{ViewOptions, close_view, draw_once, watch};
+pub use terminal::{TerminalModes, ViewOptions, close_view, draw_once, is_stopped, watch};
 pub use timeline::{Lane, Timeline, TimelineError};
 pub use web::{WebError, WebServer};

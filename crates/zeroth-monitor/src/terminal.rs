@@ -2,6 +2,7 @@
 
 mod charts;
 mod panels;
+mod saved_modes;
 mod theme;
 
 use std::io;
@@ -19,6 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{self, ProcessState};
 use crate::run::Run;
+pub use saved_modes::{TerminalModes, is_stopped};
 use theme::Theme;
 
 /// How often runs are read and the screen is redrawn.

@@ -1,10 +1,13 @@
-//! `--monitor`: the terminal view as a child process. Leaving it leaves the run alone; the end of the run ends it.
+//! `--monitor`: the terminal view as a child process. Leaving it leaves the run alone; the end of the run ends it. A view that is
+//! killed or stopped cannot restore the terminal: this process does.
 
 use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use zeroth_monitor::TerminalModes;
 
 use crate::cli::TrainArgs;
 use crate::output::{self, Output};
@@ -16,7 +19,14 @@ const LOOK: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A view that is open. Dropped, it is closed.
-pub(super) struct View(Arc<Mutex<Option<Child>>>);
+pub(super) struct View(Arc<Mutex<OpenView>>);
+
+struct OpenView {
+    /// `None` once it has ended.
+    child: Option<Child>,
+    /// The terminal before it was opened.
+    modes: Option<TerminalModes>,
+}
 
 /// Opens the view if `--monitor` asks for it and there is a terminal.
 pub(super) fn open(arguments: &TrainArgs, output: &Output) -> Option<View> {
@@ -32,6 +42,7 @@ pub(super) fn open(arguments: &TrainArgs, output: &Output) -> Option<View> {
         ));
         return None;
     }
+    let modes = TerminalModes::save().ok();
     let name = std::env::args_os().next().unwrap_or_else(|| "zeroth".into());
     let spawned = Command::new("/proc/self/exe")
         .arg0(name)
@@ -40,8 +51,8 @@ pub(super) fn open(arguments: &TrainArgs, output: &Output) -> Option<View> {
         .arg("--of-run")
         .arg(std::process::id().to_string())
         .spawn();
-    let child = match spawned {
-        Ok(child) => Arc::new(Mutex::new(Some(child))),
+    let view = match spawned {
+        Ok(child) => Arc::new(Mutex::new(OpenView { child: Some(child), modes })),
         Err(error) => {
             output::note(&format!("note: the view of --monitor cannot be opened: {error}"));
             return None;
@@ -49,41 +60,84 @@ pub(super) fn open(arguments: &TrainArgs, output: &Output) -> Option<View> {
     };
     // The screen belongs to the view until it is left; messages wait.
     stderr_writer::hold();
-    let watched = Arc::clone(&child);
+    let (watched, folder) = (Arc::clone(&view), folder.to_string());
     let looks = std::thread::Builder::new().name("view".to_owned()).spawn(move || {
-        while !has_ended(&watched) {
+        let ended = loop {
+            if let Some(ended) = locked(&watched).look() {
+                break ended;
+            }
             std::thread::sleep(LOOK);
-        }
+        };
         stderr_writer::release();
+        if ended == Ended::Broken {
+            output::note(&format!(
+                "note: the view of --monitor was killed or stopped, and the run goes on; `zeroth monitor {folder}` opens another"
+            ));
+        }
     });
-    let view = View(child);
+    let view = View(view);
     // Without the thread nobody would release the messages.
     looks.ok().map(|_| view)
 }
 
-fn has_ended(child: &Mutex<Option<Child>>) -> bool {
-    let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(running) = child.as_mut() else { return true };
-    let is_running = matches!(running.try_wait(), Ok(None));
-    if !is_running {
-        *child = None;
+/// How a view ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// It has restored the terminal.
+    Well,
+    /// It could not.
+    Broken,
+}
+
+impl OpenView {
+    /// Whether it has ended. A stopped one is ended: it holds the terminal, and Ctrl-C would reach nobody.
+    fn look(&mut self) -> Option<Ended> {
+        let Some(child) = self.child.as_mut() else { return Some(Ended::Well) };
+        if zeroth_monitor::is_stopped(child) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Some(self.broken());
+        }
+        match child.try_wait() {
+            Ok(None) => None,
+            Ok(Some(status)) if status.code().is_some() => {
+                self.child = None;
+                Some(Ended::Well)
+            }
+            _ => Some(self.broken()),
+        }
     }
-    !is_running
+
+    fn broken(&mut self) -> Ended {
+        self.child = None;
+        if let Some(modes) = &self.modes {
+            // The terminal may be gone, too.
+            let _ = modes.restore();
+        }
+        Ended::Broken
+    }
+}
+
+fn locked(view: &Mutex<OpenView>) -> MutexGuard<'_, OpenView> {
+    view.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for View {
     fn drop(&mut self) {
-        if let Some(child) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        if let Some(child) = &locked(&self.0).child {
             zeroth_monitor::close_view(child);
         }
         let begun = Instant::now();
-        while !has_ended(&self.0) && begun.elapsed() < PATIENCE {
+        while locked(&self.0).look().is_none() && begun.elapsed() < PATIENCE {
             std::thread::sleep(LOOK);
         }
-        if let Some(child) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        let mut view = locked(&self.0);
+        if let Some(child) = view.child.as_mut() {
             let _ = child.kill();
             let _ = child.wait();
+            view.broken();
         }
+        drop(view);
         stderr_writer::release();
     }
 }
