@@ -13,13 +13,13 @@ static_assert(sizeof(u64) == 8 && sizeof(u32) == 4, "integer sizes assumed by th
 #define WARP 32
 #define FULL_MASK 0xffffffffu
 #define QUIET_NAN __uint_as_float(0x7fc00000u)
+#define INF __uint_as_float(0x7f800000u)
 
 // 1 / sqrt(mean + eps) of a mean of squares; NaN where the squares of finite values overflowed: 0 would make the row, and every
 // gradient through it, zero without a word.
 __device__ __forceinline__ float inverse_rms(float mean, float eps) {
-    return mean > 3.402823466e38f ? QUIET_NAN : 1.0f / sqrtf(mean + eps);
+    return mean == INF ? QUIET_NAN : 1.0f / sqrtf(mean + eps);
 }
-#define INF __uint_as_float(0x7f800000u)
 
 // 16-bit storage types: widened to f32 on load, rounded to nearest even on store.
 struct Bf16 {
