@@ -1,4 +1,5 @@
-//! The fault audit: kills, failing system calls, damaged files and teacher caches, long rows, long runs. See README.md.
+//! The fault audit: kills, failing system calls, damaged files and teacher caches, long rows, long runs, unequal ranks. See
+//! README.md.
 //!
 //! `ZEROTH_FULL=1 cargo test --release -p zeroth-cli --test faults -- --nocapture --test-threads 1` runs all of it; without the
 //! variable each part is a small sample of itself.
@@ -16,6 +17,7 @@ mod kills;
 mod kinds;
 mod long_rows;
 mod long_run;
+mod unequal;
 
 /// `full` in the full audit, else `few`.
 fn cases(few: u32, full: u32) -> u32 {
