@@ -43,9 +43,10 @@ impl ProcessOwner {
         self.pid
     }
 
-    /// Whether it is alive on this machine.
+    /// Whether it is alive on this machine. Containers of one machine have names of their own, and share its boot.
     pub fn is_alive(&self) -> bool {
-        if self.machine.is_some_and(|found| found != machine()) {
+        let [_, boot] = machine();
+        if self.machine.is_some_and(|[_, found]| found != boot) {
             return false;
         }
         let is_same = |found| self.start.is_none_or(|start| start == found);
@@ -55,8 +56,8 @@ impl ProcessOwner {
     /// Whether it has left the file at `path` behind. Nobody can look into another machine: there the time of the last write
     /// tells. The caller holds the lock of the folder.
     pub fn has_abandoned(&self, path: &Path) -> bool {
-        let [host, _] = machine();
-        if self.machine.is_none_or(|[found, _]| found == host) {
+        let here = machine();
+        if self.machine.is_none_or(|[host, boot]| host == here[0] || boot == here[1]) {
             // Without a start time it may be an earlier process with the id of this one.
             return !self.is_alive() || (self.start.is_none() && self.pid == std::process::id());
         }
@@ -159,6 +160,11 @@ mod tests {
         ] {
             assert!(gone.has_abandoned(&path), "{gone}");
         }
+        // Of another container of this machine.
+        let beside = ProcessOwner { machine: Some([host ^ 1, boot]), ..own.clone() };
+        assert!(beside.is_alive() && !beside.has_abandoned(&path));
+        let gone = ProcessOwner { start: own.start.map(|start| start + 1), ..beside };
+        assert!(gone.has_abandoned(&path));
         // Of another machine: by the time of the last write.
         let there = ProcessOwner { machine: Some([host ^ 1, boot ^ 1]), ..own };
         assert!(!there.is_alive() && !there.has_abandoned(&path));

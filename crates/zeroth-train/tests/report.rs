@@ -292,3 +292,22 @@ fn reports_go_to_the_logging_folder_and_leave_it_as_it_was_before_the_first_step
     fs::write(logs.join("metrics.csv"), "of someone else").unwrap();
     assert!(plan.check_table(true).is_err());
 }
+
+#[test]
+fn monitors_of_a_run_without_a_step_leave_no_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let sections = r#"{"tensorboard": {"enabled": true, "job_name": "a"}, "csv_monitor": {"enabled": true, "job_name": "b"}}"#;
+    let plan = ReportPlan::new(&resolved(sections), &[], folder.path());
+    let unstarted = plan.unstarted();
+    drop(Reporters::open(&plan, folder.path(), None).unwrap());
+    assert!(folder.path().join("a").exists() && folder.path().join("b/Train_Samples_lr.csv").exists());
+    unstarted.remove();
+    assert!(!folder.path().join("a").exists() && !folder.path().join("b").exists());
+    // What was there before stays.
+    fs::create_dir(folder.path().join("b")).unwrap();
+    fs::write(folder.path().join("b/mine.csv"), "mine").unwrap();
+    let unstarted = plan.unstarted();
+    drop(Reporters::open(&plan, folder.path(), None).unwrap());
+    unstarted.remove();
+    assert_eq!(fs::read_to_string(folder.path().join("b/mine.csv")).unwrap(), "mine");
+}
