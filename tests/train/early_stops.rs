@@ -201,13 +201,15 @@ fn a_run_killed_before_its_first_step_is_replaced() {
     let ground = Ground::new();
     let data = new_data(ground.path(), 8, 8, 64);
     let reports = ["--report-to", "tensorboard,csv"];
-    let (mut run, _) = halted(&ground, &slow_model(ground.path()), &data, &reports);
+    let more = [&["--ranks", "2"], &reports[..]].concat();
+    let mut run = ground.start(&slow_model(ground.path()), &data, &more);
     let metrics = ground.output.join("metrics.csv");
     run.wait_until(Duration::from_mins(1), "its files are there", || metrics.is_file());
+    // Without this rank there is no first step.
+    signal(run.ranks()[1], "STOP");
     signal(run.launcher.id(), "KILL");
     assert_eq!(run.end(Duration::from_secs(10)).0.and_then(|status| status.code()), None);
     assert!(is_planned(&ground.output), "{}", run.said());
-    let more = [&["--ranks", "2"], &reports[..]].concat();
     ground.completes(&small_model(ground.path()), &data, &more);
 }
 
