@@ -25,7 +25,7 @@ pub use philox::{
 pub use position_bucket::PositionBuckets;
 pub use process_owner::{NoProcessOwner, ProcessOwner, process_start};
 pub use publish::{PublishError, publish, sync_folder};
-pub use size::{SizeError, counted, format_bytes, format_count, grouped, parse_bytes, parse_count};
+pub use size::{SizeError, counted, format_bytes, format_count, grouped, parse_bytes, parse_count, was};
 pub use unfinished::{
     PUBLICATION_LIST, PublicationList, create_unfinished, parse_unfinished, publish_unfinished,
     remove_abandoned, remove_own, remove_unfinished, unfinished_path, while_publishing,

@@ -150,6 +150,11 @@ pub fn counted(number: u64, one: &str) -> String {
     }
 }
 
+/// The verb of a count: `1 row was`, `2 rows were`.
+pub fn was(number: u64) -> &'static str {
+    if number == 1 { "was" } else { "were" }
+}
+
 /// Three significant digits in the largest unit that the value reaches; whole values lose their zeros.
 fn scaled(value: u64, units: &[(f64, &'static str)]) -> Option<(String, &'static str)> {
     let value = value as f64;
@@ -190,6 +195,7 @@ mod tests {
 
     #[test]
     fn nouns_are_singular_for_one_only() {
+        assert_eq!([0, 1, 2].map(was), ["were", "was", "were"]);
         let found =
             [(0, "row"), (1, "row"), (2, "row"), (1204, "token"), (1, "micro-batch"), (2, "micro-batch")]
                 .map(|(number, one)| counted(number, one));

@@ -8,6 +8,8 @@ use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use zeroth::base::{counted, was};
+
 /// Maximum bytes in the queue.
 const CAPACITY: usize = 1 << 20;
 /// How long a writer waits for the reader, so that stderr keeps its order relative to stdout. A slower reader is not
@@ -102,7 +104,11 @@ impl Queue {
         self.bytes -= text.len();
         Some(match std::mem::take(&mut self.dropped) {
             0 => text,
-            dropped => format!("({dropped} messages were dropped: standard error was not read)\n{text}"),
+            dropped => format!(
+                "({} {} dropped: standard error was not read)\n{text}",
+                counted(dropped, "message"),
+                was(dropped)
+            ),
         })
     }
 }

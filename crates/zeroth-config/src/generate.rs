@@ -12,7 +12,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use zeroth_base::{PublishError, format_bytes, publish};
+use zeroth_base::{PublishError, counted, format_bytes, publish};
 
 /// The inputs of a generated config.
 #[derive(Debug, Clone, PartialEq)]
@@ -163,7 +163,7 @@ pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> Choi
     let states = params.saturating_mul(16).div_ceil(world_size.max(1));
     // A fifth is left to gathered parameters, activations and the driver.
     let fits = states <= free / 5 * 4;
-    let ranks = if world_size == 1 { "1 rank".to_owned() } else { format!("{world_size} ranks") };
+    let ranks = counted(world_size, "rank");
     let shown = format!("16 bytes a parameter on {ranks} are {}", format_bytes(states));
     if !fits {
         // Without parameters 14 of the 16 bytes stay on the device.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use zeroth_base::{counted, format_bytes};
+use zeroth_base::{counted, format_bytes, was};
 
 use super::find_files::ENDINGS;
 use super::row_limits::MAX_ROW_BYTES;
@@ -218,7 +218,7 @@ pub enum DataError {
         listed_files(files),
         counted(*rows, "row"),
         counted(*tokens, "token"),
-        if *rows == 1 { "was" } else { "were" },
+        was(*rows),
         why
     )]
     NothingTrained {

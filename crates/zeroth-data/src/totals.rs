@@ -1,6 +1,6 @@
 //! Counts of a dataset, and notes about them.
 
-use zeroth_base::{counted, grouped};
+use zeroth_base::{counted, grouped, was};
 
 use super::IGNORED;
 use super::pairs::PairLimits;
@@ -77,30 +77,28 @@ impl Totals {
 
     /// Notes for the user, one sentence each.
     pub fn notes(&self, limits: LengthLimits) -> Vec<String> {
-        let rows = |count: u64, one: &str, many: &str| {
-            format!("{} {}", counted(count, "row"), if count == 1 { one } else { many })
-        };
         let (limit, flags) = limits.shown();
         let mut notes = Vec::new();
         if self.too_long > 0 {
-            let omitted_range = rows(self.too_long, "was dropped", "were dropped");
-            notes.push(format!("{omitted_range}: more than {limit} ({flags})"));
+            let (rows, were) = (counted(self.too_long, "row"), was(self.too_long));
+            notes.push(format!("{rows} {were} dropped: more than {limit} ({flags})"));
         }
         if self.truncated > 0 {
-            let cut = rows(self.truncated, "was truncated", "were truncated");
-            notes.push(format!("{cut} to {limit} ({flags})"));
+            let (rows, were) = (counted(self.truncated, "row"), was(self.truncated));
+            notes.push(format!("{rows} {were} truncated to {limit} ({flags})"));
         }
         if self.untrained > 0 {
-            let trains = rows(self.untrained, "trains nothing", "train nothing");
+            let train = if self.untrained == 1 { "trains" } else { "train" };
+            let rows = counted(self.untrained, "row");
             let labels = if self.targets.is_some() { "label" } else { "label after the first" };
-            notes.push(format!("{trains}: every {labels} is {IGNORED}"));
+            notes.push(format!("{rows} {train} nothing: every {labels} is {IGNORED}"));
         }
         if let Some(fullness) = self.fullness(limits) {
             let full: Vec<String> = fullness.iter().map(|share| format!("{:.1}", share * 100.0)).collect();
             notes.push(format!(
                 "{} {} packed into {} of up to {limit}, {} % full",
                 counted(self.samples, "sample"),
-                if self.samples == 1 { "was" } else { "were" },
+                was(self.samples),
                 counted(self.packs, "pack"),
                 full.join(" and ")
             ));

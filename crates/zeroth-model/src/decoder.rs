@@ -2,6 +2,7 @@
 //! differ is data: [`Decoder`].
 
 use serde_json::Value;
+use zeroth_base::counted;
 
 use crate::architecture::{Bias, Decoder, Mixture, MixtureConfig, Windows};
 use crate::config::{Activation, Experts, ModelConfig, Positions};
@@ -119,7 +120,7 @@ fn windows(windows: Windows, fields: &Fields<'_>, blocks: u64) -> Result<Vec<Opt
         Some(types) if types.len() as u64 != blocks => Err(FieldError::Unsupported {
             field: "layer_types".to_owned(),
             found: format!("a list of {}", types.len()),
-            why: format!("the model has {blocks} layers (`num_hidden_layers`)"),
+            why: format!("the model has {} (`num_hidden_layers`)", counted(blocks, "layer")),
         }),
         Some(types) => types.iter().map(|layer_type| layer_window(fields, layer_type, window)).collect(),
     }
@@ -169,7 +170,10 @@ fn experts(config: MixtureConfig, fields: &Fields<'_>, blocks: u64) -> Result<Op
         return Err(FieldError::Unsupported {
             field: "num_experts_per_tok".to_owned(),
             found: per_token.to_string(),
-            why: format!("a block has {count} experts (`{field}`), and a token goes to at most all of them"),
+            why: format!(
+                "a block has {} (`{field}`), and a token goes to at most all of them",
+                counted(count, "expert")
+            ),
         });
     }
     if let Some(noise) = fields.not_negative("router_jitter_noise")?.filter(|noise| *noise > 0.0) {

@@ -140,6 +140,11 @@ mod refusals {
             ),
             (
                 &qwen,
+                json!({"num_hidden_layers": 1, "layer_types": ["full_attention", "full_attention"]}),
+                "m/config.json: `layer_types` is a list of 2: the model has 1 layer (`num_hidden_layers`)",
+            ),
+            (
+                &qwen,
                 json!({"layer_types": ["full_attention", "linear_attention"]}),
                 "m/config.json: `layer_types` is `linear_attention`, which is not one of full_attention, \
                  sliding_attention",

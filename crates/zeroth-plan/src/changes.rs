@@ -7,7 +7,7 @@ use crate::recommend::precedence;
 use crate::row::{Footprint, footprint, least_footprint};
 use crate::{Placement, PlanRequest, Shape, TrainType};
 use serde::Serialize;
-use zeroth_base::{format_bytes, format_count};
+use zeroth_base::{counted, format_bytes, format_count};
 
 /// The largest number of ranks tried.
 pub const MOST_RANKS: u64 = 4096;
@@ -146,7 +146,7 @@ impl<'a> Search<'a> {
                 ),
                 _ => format!("cut sequences at {to} tokens instead of {from}"),
             },
-            ChangeKind::Ranks => format!("use {to} ranks instead of {from}"),
+            ChangeKind::Ranks => format!("use {} instead of {from}", counted(to, "rank")),
             ChangeKind::Hosts => format!("use {to} hosts like this one instead of {from}"),
             ChangeKind::DeviceMemory => {
                 format!("take devices with {}, {} more", exact(to), format_bytes(to.saturating_sub(from)))

@@ -1,6 +1,6 @@
 //! Byte counts in messages: rounded, or exact where rounding would hide a difference.
 
-use zeroth_base::{format_bytes, grouped};
+use zeroth_base::{counted, format_bytes, grouped};
 
 /// `3,400,000,000 bytes (3.4 GB)`.
 pub(crate) fn exact(bytes: u64) -> String {
@@ -19,7 +19,7 @@ pub(crate) fn pair(a: u64, b: u64) -> (String, String) {
 
 /// `1 GPU`, `5 GPUs`.
 pub(crate) fn gpus(count: u64) -> String {
-    if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") }
+    counted(count, "GPU")
 }
 
 #[cfg(test)]

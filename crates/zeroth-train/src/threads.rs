@@ -3,12 +3,14 @@
 use std::sync::OnceLock;
 
 use rayon::ThreadPoolBuilder;
+use zeroth_base::counted;
 
 /// The thread pool could not be started.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
-    "cannot start {threads} threads for data loading and checksums: {reason}; set RAYON_NUM_THREADS lower, or raise \
-     the limit on processes (ulimit -u, pids.max of the control group)"
+    "cannot start {} for data loading and checksums: {reason}; set RAYON_NUM_THREADS lower, or raise the limit on processes \
+     (ulimit -u, pids.max of the control group)",
+    counted(*threads as u64, "thread")
 )]
 pub struct ThreadsError {
     threads: usize,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::json;
-use zeroth::base::format_bytes;
+use zeroth::base::{counted, format_bytes};
 use zeroth::config::environment::{Judgement, judge_all};
 use zeroth::cpu::{CpuDevice, Isa, Pool, self_test};
 use zeroth::cuda::CudaDevice;
@@ -277,7 +277,9 @@ fn machine_text(machine: &Machine) -> String {
             LibraryState::Opened { at, version } => {
                 format!("{} at {at}", version.as_deref().unwrap_or("found"))
             }
-            LibraryState::Missing { tried } => format!("not found ({} places tried)", tried.len()),
+            LibraryState::Missing { tried } => {
+                format!("not found ({} tried)", counted(tried.len() as u64, "place"))
+            }
             LibraryState::Skipped { why } => format!("skipped: {why}"),
         };
         row(library.name, found);

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use zeroth_base::counted;
+
 use super::words::{is_flag, is_python_file, name_and_value};
 use crate::environment;
 use crate::read::Number;
@@ -359,7 +361,10 @@ pub(super) fn srun(options: &Options, environment: &Environment) -> Size {
     if let (Some(nodes), Some(tasks)) =
         (options.whole(&["nodes", "N"])?, options.whole(&["ntasks_per_node"])?)
     {
-        return Ok((times(nodes, tasks)?, format!("--ntasks-per-node {tasks} on {nodes} nodes")));
+        return Ok((
+            times(nodes, tasks)?,
+            format!("--ntasks-per-node {tasks} on {}", counted(nodes, "node")),
+        ));
     }
     match environment.get("SLURM_NTASKS") {
         Some(tasks) => Ok((whole(tasks, "SLURM_NTASKS")?, "SLURM_NTASKS".to_owned())),

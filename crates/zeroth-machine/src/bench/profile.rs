@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use zeroth_base::{DType, PublishError, publish};
+use zeroth_base::{DType, PublishError, counted, publish};
 
 use super::{BenchResult, F32, Rate, TILES};
 use crate::{Gpus, Machine};
@@ -196,8 +196,11 @@ impl Profile {
         if profile.machine != *here {
             let words = |machine: &Identity| {
                 format!(
-                    "{}, {} threads, {} GiB, {}",
-                    machine.cpu, machine.threads, machine.memory_gib, machine.isa
+                    "{}, {}, {} GiB, {}",
+                    machine.cpu,
+                    counted(machine.threads as u64, "thread"),
+                    machine.memory_gib,
+                    machine.isa
                 )
             };
             let (found, here) = (words(&profile.machine), words(here));

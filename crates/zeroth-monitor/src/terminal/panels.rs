@@ -113,7 +113,7 @@ pub(super) fn ranks(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: u16, t
     let title = if bad > 0 {
         format!(" ranks: {bad} of {} lost ", ranks.len())
     } else {
-        format!(" {} ranks ", ranks.len())
+        format!(" {} ", counted(ranks.len() as u64, "rank"))
     };
     panel(frame, area, title, lines, scroll, theme);
 }

@@ -1,6 +1,7 @@
 //! manifest.json of a cache of a teacher's distributions: what it was made of, and how much is done.
 
 use serde::{Deserialize, Serialize};
+use zeroth_base::counted;
 use zeroth_model::ModelFunction;
 
 use super::record_checksums::BlockChecksums;
@@ -96,13 +97,18 @@ impl CacheManifest {
         if let Some(BlockChecksums { tokens, .. }) = self.checksums
             && tokens != BlockChecksums::new(self.record_bytes()).tokens
         {
-            return Err(format!("its blocks have {tokens} tokens"));
+            return Err(format!("its blocks have {}", counted(tokens, "token")));
         }
         let bytes =
             self.data.tokens.checked_mul(self.record_bytes()).filter(|bytes| i64::try_from(*bytes).is_ok());
         if bytes.is_none() || self.tokens_done > self.data.tokens || self.data.samples > self.data.tokens {
             let CachedData { samples, tokens, .. } = self.data;
-            return Err(format!("it has {} of {tokens} tokens in {samples} samples", self.tokens_done));
+            return Err(format!(
+                "it has {} of {} in {}",
+                self.tokens_done,
+                counted(tokens, "token"),
+                counted(samples, "sample")
+            ));
         }
         Ok(())
     }
@@ -131,7 +137,9 @@ impl CacheManifest {
         if self.data == *now {
             return None;
         }
-        let words = |data: &CachedData| format!("{} samples of {} tokens", data.samples, data.tokens);
+        let words = |data: &CachedData| {
+            format!("{} of {}", counted(data.samples, "sample"), counted(data.tokens, "token"))
+        };
         let (now, saved) = (words(now), words(&self.data));
         let how = if now == saved { " with other tokens or labels" } else { "" };
         Some(format!("the data is {now}, that of the cache {saved}{how}"))

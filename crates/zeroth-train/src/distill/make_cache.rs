@@ -1,5 +1,6 @@
 //! Computes a teacher's most probable tokens for every token of the data, and caches them.
 
+use zeroth_base::counted;
 use zeroth_data::{DataError, Samples};
 use zeroth_engine::{Engine, Rank, RunError};
 use zeroth_kernel::{Device, Recipe};
@@ -248,7 +249,7 @@ impl CacheJob<'_> {
         if found == done {
             Ok(from)
         } else {
-            Err(writer.damaged(format!("{done} tokens end inside a sample")))
+            Err(writer.damaged(format!("its {} are not whole samples", counted(done, "token"))))
         }
     }
 }

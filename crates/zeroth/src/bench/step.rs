@@ -7,7 +7,7 @@
 use std::num::NonZeroU64;
 use std::time::Instant;
 
-use zeroth_base::{DType, format_bytes, philox4x32};
+use zeroth_base::{DType, counted, format_bytes, philox4x32};
 use zeroth_cpu::{Isa, Pool};
 use zeroth_engine::InstructionTime;
 use zeroth_graph::Op;
@@ -120,8 +120,8 @@ pub enum StepBenchError {
     Device(#[from] DeviceError),
     /// Not enough memory.
     #[error(
-        "{ranks} ranks need {}, but {} are free: use a smaller --size, fewer --ranks, or --stage 3",
-        format_bytes(*needed), format_bytes(*available)
+        "{} are needed by {}, but {} are free: use a smaller --size, fewer --ranks, or --stage 3",
+        format_bytes(*needed), counted(*ranks as u64, "rank"), format_bytes(*available)
     )]
     Memory {
         /// Requested ranks.
@@ -254,12 +254,12 @@ pub fn whole_step(
     let flop = work.step(std::iter::repeat_n(length as u64, options.ranks * sequences));
     let rate = |amount: f64| Rate::of(times.iter().map(|seconds| amount / seconds).collect());
     let name = format!(
-        "{} {} ZeRO-{}, {} ranks x {} threads, {sequences} x {length} tokens a rank",
+        "{} {} ZeRO-{}, {} x {}, {sequences} x {length} tokens a rank",
         options.size.name(),
         options.dtype,
         options.stage,
-        options.ranks,
-        options.threads
+        counted(options.ranks as u64, "rank"),
+        counted(options.threads as u64, "thread")
     );
     let limit = (limit, Rate::of(limits));
     let threads = options.ranks * options.threads;

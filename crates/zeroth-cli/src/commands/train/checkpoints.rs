@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use zeroth::base::{DType, format_bytes};
+use zeroth::base::{DType, counted, format_bytes};
 use zeroth::engine::State;
 use zeroth::train::checkpoint::{Checkpoint, free_bytes, list, needed_bytes};
 use zeroth::train::{CheckpointOptions, Interval, RunSteps};
@@ -66,7 +66,7 @@ pub(super) fn lack_of_space(arguments: &TrainArgs, resolved_job: &ResolvedJob) -
     }
     let whose = if given < free { "--disk-space gives" } else { "the disk has" };
     let kept = needs.kept(interval, limit);
-    let checkpoints = if kept == 1 { "1 checkpoint".to_owned() } else { format!("{kept} checkpoints") };
+    let checkpoints = counted(kept, "checkpoint");
     // Another number of steps may contradict --load-best-model-at-end.
     let steps_typed = match interval {
         _ if arguments.evaluation.load_best_model_at_end || resolved_job.strategies.saves_best => None,

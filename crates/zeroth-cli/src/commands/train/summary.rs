@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use zeroth::base::{counted, format_bytes, publish};
+use zeroth::base::{counted, format_bytes, publish, was};
 use zeroth::train::checkpoint::{Checkpoint, step_folder};
 use zeroth::train::{
     exported_step, loss_curves, progress, read_evaluation_losses, read_losses, summarize_steps,
@@ -32,8 +32,11 @@ pub(super) fn print(run: &PreparedRun, output: &Output) -> anyhow::Result<Exit> 
     }
     if counts.skipped + counts.non_finite > 0 {
         output::note(&format!(
-            "{} of {} steps were skipped; {} had a non-finite loss",
-            counts.skipped, counts.steps, counts.non_finite
+            "{} of {} {} skipped; {} had a non-finite loss",
+            counts.skipped,
+            counted(counts.steps, "step"),
+            was(counts.skipped),
+            counts.non_finite
         ));
     }
     output::note(&format!("metrics and loss curve in {}", folder.root().display()));
