@@ -143,6 +143,17 @@ fn a_trained_model_is_evaluated_resumed_and_answers() {
     assert!(answers.len() > 1, "{sampled}");
     let printed = zeroth(&[generate[0], &["--prompt", &source]].concat());
     assert_eq!(printed.stdout.trim(), first["text"].as_str().unwrap(), "{}", printed.stderr);
+    // Sources are truncated as those of training, and that is said.
+    let said = |more: &[&str]| zeroth(&[generate[0], more].concat()).stderr;
+    let short = said(&[&rows[..], &["--max-source-length", "2"]].concat());
+    assert!(
+        short
+            .contains("note: the sources of 60 rows were truncated to --max-source-length: the longest has "),
+        "{short}"
+    );
+    let short = said(&["--prompt", &source, "--max-source-length", "2"]);
+    assert!(short.contains("note: the source was truncated to 2 tokens, of "), "{short}");
+    assert!(!printed.stderr.contains("truncated"), "{}", printed.stderr);
 }
 
 #[test]
@@ -233,6 +244,11 @@ fn bad_pairs_are_refused_with_their_place() {
         "{}",
         ended.stderr
     );
+    let evaluated =
+        ["--eval-data", text(&data), "--eval-steps", "1", "--max_source_length", "2", "--dry-run"];
+    let ended = train(&model, &data, &[&LANGUAGES[..], &evaluated].concat());
+    let note = "note: --eval-data: 60 rows were truncated to 2 source and 128 target tokens";
+    assert!(ended.stderr.contains(note), "{}", ended.stderr);
 
     // Texts in two columns.
     let columns = written(folder, "columns.jsonl", &[r#"{"de": "eins", "en": "one"}"#]);

@@ -166,7 +166,8 @@ impl Encoder {
     }
 
     /// Tokenises a source of an encoder-decoder, with the prefix and up to the maximum length of [`EncoderOptions::pairs`].
-    pub fn source(&self, text: &str) -> Result<Vec<i32>, RowProblem> {
+    /// Returns its tokens, and how many were truncated.
+    pub fn source(&self, text: &str) -> Result<(Vec<i32>, usize), RowProblem> {
         let tokenizer = self.tokenizer(Format::PromptCompletion)?;
         let end = tokenizer.named_id("eos_token").ok_or(RowProblem::NoEndOfText)?;
         let (prefix, most) = match &self.options.pairs {
@@ -175,9 +176,9 @@ impl Encoder {
         };
         let mut ids = Vec::new();
         let whole = pair_rows::with_end(tokenizer, &[prefix, text].concat(), end)?;
-        pair_rows::truncate(whole, most, tokenizer.truncation_side(), end as i32, &mut ids);
+        let truncated = pair_rows::truncate(whole, most, tokenizer.truncation_side(), end as i32, &mut ids);
         self.check(tokenizer, &ids)?;
-        Ok(ids)
+        Ok((ids, truncated))
     }
 
     /// Tokenises a conversation of roles and texts up to the generation prompt.

@@ -15,6 +15,8 @@ pub struct EvalRow {
     pub place: RowLocation,
     /// Tokens before the answer, including earlier turns; the source of a pair.
     pub prompt: Vec<i32>,
+    /// Tokens that were truncated from the source of a pair.
+    pub truncated: usize,
     /// Tokens of the answer, including its end token; the trained labels of a pair.
     pub expected: Vec<i32>,
 }
@@ -44,7 +46,8 @@ pub fn eval_rows(
             at: outcome.at,
             problem,
         })?;
-        rows.push(EvalRow { place: RowLocation { file: outcome.file, at: outcome.at }, prompt, expected });
+        let (place, [truncated, _]) = (RowLocation { file: outcome.file, at: outcome.at }, outcome.cut);
+        rows.push(EvalRow { place, prompt, truncated, expected });
         let enough = max_samples.is_some_and(|most| rows.len() as u64 >= most.get());
         Ok(if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;

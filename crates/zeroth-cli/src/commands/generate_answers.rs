@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
-use zeroth::base::{counted, format_bytes};
+use zeroth::base::{counted, format_bytes, grouped};
 use zeroth::data::PairOptions;
 use zeroth::kernel::Tier;
 use zeroth::train::{BatchSize, BeamSettings, End, Generated, Generation};
@@ -38,7 +38,15 @@ fn source(setup: &Setup, arguments: &GenerateArgs) -> anyhow::Result<Vec<i32>> {
              --prompt-ids or --data"
         ),
     };
-    Ok(setup.encoder.source(&text)?)
+    let (ids, truncated) = setup.encoder.source(&text)?;
+    if truncated > 0 {
+        output::note(&format!(
+            "note: the source was truncated to {}, of {} (--max-source-length)",
+            counted(ids.len() as u64, "token"),
+            grouped((ids.len() + truncated) as u64)
+        ));
+    }
+    Ok(ids)
 }
 
 pub(super) fn answer(

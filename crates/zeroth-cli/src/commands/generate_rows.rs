@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use zeroth::base::{counted, grouped};
+use zeroth::base::{counted, grouped, was};
 use zeroth::data::{EvalRow, eval_rows};
 use zeroth::train::{End, Generated, Generation};
 
@@ -31,6 +31,17 @@ struct Answer {
 pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
     let files = data_inputs::files(&arguments.prompt.data)?;
     let rows = eval_rows(&files, &setup.encoder, arguments.rows.max_eval_samples)?;
+    let truncated: Vec<&EvalRow> = rows.iter().filter(|row| row.truncated > 0).collect();
+    if let Some(longest) = truncated.iter().map(|row| row.prompt.len() + row.truncated).max() {
+        let rows = truncated.len() as u64;
+        output::note(&format!(
+            "note: the {} of {} {} truncated to --max-source-length: the longest has {}",
+            if rows == 1 { "source" } else { "sources" },
+            counted(rows, "row"),
+            was(rows),
+            counted(longest as u64, "token")
+        ));
+    }
     let longest = rows.iter().map(|row| row.expected.len() as u64).max().unwrap_or(0);
     let max_new_tokens = arguments.max_new_tokens.unwrap_or(longest);
     let beyond = rows.iter().filter(|row| row.expected.len() as u64 > max_new_tokens).count() as u64;

@@ -246,6 +246,10 @@ pub(super) fn resolve_job(
         micro_batch: arguments.evaluation.per_device_eval_batch_size,
         best: strategies::best_policy(arguments),
     });
+    if let (Some(evaluation), false) = (&evaluation, arguments.eval_data.is_empty()) {
+        let found = evaluation.samples.totals().notes(reading.limits());
+        notes.extend(found.into_iter().map(|note| format!("--eval-data: {note}")));
+    }
     if !arguments.eval_data.is_empty() && evaluation.is_none() {
         notes.push("--eval-data is not read: --eval-strategy is no".to_owned());
     }
