@@ -27,41 +27,66 @@ pub(crate) fn most_tokens(
     let needs = |tiles: u64| {
         let shape = Shape { micro_batch: 1, ..shape.scaled_to(TILE * tiles) };
         let needs = least_footprint(&PlanRequest { shape: Some(shape), ..request.clone() }, placement)?;
-        Ok(excess(request, &needs))
+        Ok(Point { tiles, excess: excess(request, &needs), activations: needs.device.activations })
     };
     let start = shape.micro_batch.saturating_mul(shape.max_length).div_ceil(TILE).clamp(1, MOST);
     // What fits, and what does not.
-    let (mut fits, mut exceeds) = (0, MOST + 1);
-    // The two latest points of the curve. That of the request is on it if nothing was chosen for it.
-    let (mut before, mut last) = (None, (1, needs(1)?));
+    let mut fits = if asked.fits(request) == Some(true) { start } else { 0 };
+    let mut exceeds = MOST + 1;
+    let (mut before, mut last) = (None, needs(start)?);
     for step in 1_u32.. {
-        *(if last.1 <= 0 { &mut fits } else { &mut exceeds }) = last.0;
-        if asked.fits(request) == Some(true) {
-            fits = fits.max(start);
+        if last.excess <= 0 {
+            fits = fits.max(last.tiles);
+        } else {
+            exceeds = exceeds.min(last.tiles);
         }
         let next_row = (TILE * fits / shape.max_length + 1).saturating_mul(shape.max_length).div_ceil(TILE);
         let is_close = exceeds - fits <= 1 + fits / 50;
-        if is_close && next_row >= exceeds {
+        if exceeds <= fits || (is_close && next_row >= exceeds) {
             break;
         }
-        let middle = match (fits, exceeds) {
-            (0, _) => 1,
-            (fits, exceeds) if exceeds > MOST => (2 * fits).min(MOST),
-            _ => fits.midpoint(exceeds),
-        };
-        // Every fourth step halves, whatever the curve is like.
-        let root = before.filter(|_| step % 4 > 0).and_then(|before| root(before, last));
+        // Every fifth step halves, whatever the curve is like.
+        let root = if step % 5 == 0 { None } else { root(before, last) };
         let next = match root {
             _ if is_close => next_row,
-            // Far from the first tile, the line through two distant points is a better guess than doubling.
-            None if before.is_none() => start.max(2),
-            root => root.unwrap_or(middle),
+            // Just below the root, and once that fits just above: two steps bracket it.
+            Some(root) => {
+                let below = root - root.div_ceil(200);
+                if below > fits { below } else { fits + fits.div_ceil(60) }
+            }
+            None if exceeds > MOST => 2 * fits,
+            None => fits.midpoint(exceeds),
         };
         before = Some(last);
-        let next = next.clamp(fits + 1, exceeds - 1);
-        last = (next, needs(next)?);
+        last = needs(next.clamp(fits + 1, exceeds - 1))?;
     }
     Ok(Some(TILE * fits))
+}
+
+/// A point of the curve of bytes over tokens.
+#[derive(Clone, Copy)]
+struct Point {
+    tiles: u64,
+    /// Bytes beyond the budgets; negative where they leave some free.
+    excess: i128,
+    activations: u64,
+}
+
+/// Where the line through the two latest points crosses 0, rounded down; after one point, the line that activations
+/// rise by alone. `None` where it does not rise.
+fn root(before: Option<Point>, last: Point) -> Option<u64> {
+    let (rise, run) = match before {
+        Some(before) => {
+            let run = i128::from(last.tiles) - i128::from(before.tiles);
+            ((last.excess - before.excess) * run.signum(), run.abs())
+        }
+        None => (i128::from(last.activations), i128::from(last.tiles)),
+    };
+    if rise <= 0 {
+        return None;
+    }
+    let at = i128::from(last.tiles) + (-last.excess * run).div_euclid(rise);
+    u64::try_from(at.clamp(0, i128::from(MOST))).ok()
 }
 
 /// Bytes beyond the budgets; negative where they leave some free.
@@ -71,15 +96,4 @@ fn excess(request: &PlanRequest, needs: &Footprint) -> i128 {
     let beyond = |need: u64, budget: Option<u64>| Some(i128::from(need) - i128::from(budget?));
     let [device, host] = [beyond(device, request.device_memory), beyond(host, request.host_memory)];
     device.max(host).unwrap_or(0)
-}
-
-/// Where the line through two points crosses 0, rounded down; `None` where it does not rise.
-fn root((x0, y0): (u64, i128), (x1, y1): (u64, i128)) -> Option<u64> {
-    let (x0, x1) = (i128::from(x0), i128::from(x1));
-    let slope = (y1 - y0) * (x1 - x0).signum();
-    if slope <= 0 {
-        return None;
-    }
-    let at = x1 + (-y1 * (x1 - x0).abs()).div_euclid(slope);
-    u64::try_from(at.max(0)).ok()
 }

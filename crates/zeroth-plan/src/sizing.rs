@@ -152,6 +152,17 @@ impl<'a> Sizing<'a> {
         Ok(Compiled::new(graph, self.shape.ranks, &self.settings, self.target, self.row_sizes.clone())?)
     }
 
+    /// The same without what only a run needs, and with the smallest and the largest size alone: for the bytes of a step.
+    fn compile_for_bytes(&self) -> Result<Compiled, SizingError> {
+        let graph = forward_distilled(self.model, self.table, self.distilled, batch_of(&self.row_sizes))?;
+        let mut sizes: Vec<Vec<u64>> = self.row_sizes.iter().map(<[u64]>::to_vec).collect();
+        if sizes.len() > 2 {
+            sizes.drain(1..sizes.len() - 1);
+        }
+        let sizes = StreamSizes::of_streams(sizes);
+        Ok(Compiled::for_bytes(graph, self.shape.ranks, &self.settings, self.target, sizes)?)
+    }
+
     /// Chooses the row counts for the largest micro-batch.
     fn size_rows(&mut self) {
         self.row_sizes = RowSizes::of_streams((self.largest_micro_batch)(self.shape));
@@ -176,7 +187,8 @@ impl<'a> Sizing<'a> {
     /// needs least. Runs and plans both search here.
     pub(crate) fn search(&mut self, budget: Budget, freedom: Freedom) -> Result<Found, SizingError> {
         let asked = self.clone();
-        let (mut compiled, shortfall) = self.first_within(budget, asked.candidates(freedom)?)?;
+        let (mut compiled, shortfall) =
+            self.first_within(budget, asked.candidates(freedom)?, Self::compile)?;
         if shortfall.is_none() {
             compiled = self.fewest_blocks(compiled, budget, asked.settings.recompute)?;
             compiled = self.widen(compiled, budget)?;
@@ -195,7 +207,7 @@ impl<'a> Sizing<'a> {
         // What a device gives up goes to the host, which may have no room for it: then other placements may fit.
         let placements = if budget.host.is_some() { asked.placements(freedom).len() } else { 1 };
         candidates.truncate(placements);
-        let (compiled, shortfall) = self.first_within(budget, candidates)?;
+        let (compiled, shortfall) = self.first_within(budget, candidates, Self::compile_for_bytes)?;
         Ok(Found { compiled, choices: self.choices(&asked), shortfall })
     }
 
@@ -223,6 +235,7 @@ impl<'a> Sizing<'a> {
         &mut self,
         budget: Budget,
         candidates: Vec<Candidate>,
+        compile: impl Fn(&Self) -> Result<Compiled, SizingError>,
     ) -> Result<(Compiled, Option<Shortfall>), SizingError> {
         let asked = self.clone();
         let mut least: Option<(Self, Compiled, Shortfall)> = None;
@@ -233,7 +246,7 @@ impl<'a> Sizing<'a> {
             self.settings.prefetch = candidate.prefetch;
             self.settings.frozen = candidate.frozen;
             self.settings.offload.stream = candidate.stream;
-            let compiled = self.compile()?;
+            let compiled = compile(self)?;
             let Some(shortfall) = budget.shortfall(self, &compiled) else {
                 return Ok((compiled, None));
             };

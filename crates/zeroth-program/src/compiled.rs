@@ -7,10 +7,11 @@ use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph, GraphError, Group};
 use zeroth_kernel::{LOSSES, Span, Tier};
 
+use crate::plan_memory::{Detail, place_buffers};
 use crate::{
     Action, BufferId, CachedTokens, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program,
     ProgramError, Settings, StreamSizes, World, compile, compile_inference, cross_streams, in_place,
-    plan_memory, plan_memory_guarded,
+    plan_memory,
 };
 
 /// A program ready to run.
@@ -79,6 +80,17 @@ impl Compiled {
         Self::guarded(graph, world, settings, target, row_sizes, 0)
     }
 
+    /// As [`Self::new`], for its bytes and not to run: without the waits between instructions.
+    pub fn for_bytes(
+        graph: Graph,
+        world: impl Into<World>,
+        settings: &Settings,
+        target: Target,
+        row_sizes: impl Into<StreamSizes>,
+    ) -> Result<Self, CompileError> {
+        Self::in_detail(graph, world.into(), settings, target, row_sizes.into(), Detail::Bytes)
+    }
+
     /// As [`Self::new`], with `guard` bytes after every buffer, which the chaos executor checks.
     pub fn guarded(
         graph: Graph,
@@ -88,20 +100,30 @@ impl Compiled {
         row_sizes: impl Into<StreamSizes>,
         guard: u64,
     ) -> Result<Self, CompileError> {
-        let world = world.into();
-        let row_sizes = row_sizes.into();
+        let detail = Detail::Runnable { guard };
+        Self::in_detail(graph, world.into(), settings, target, row_sizes.into(), detail)
+    }
+
+    fn in_detail(
+        graph: Graph,
+        world: World,
+        settings: &Settings,
+        target: Target,
+        row_sizes: StreamSizes,
+        detail: Detail,
+    ) -> Result<Self, CompileError> {
         check_rows(&graph, &row_sizes)?;
         check_losses(&graph)?;
         let backward = graph.backward()?;
         check_views(&graph, settings, target)?;
         let mut settings = settings.for_target(target);
-        if guard > 0 {
+        if matches!(detail, Detail::Runnable { guard: 1.. }) {
             // With guards in between, shards are not page-aligned and cannot be mapped.
             settings.gather = Some(Gather::Copy);
         }
         let made = |settings: &Settings| -> Result<(Program, Memory), ProgramError> {
             let program = in_place(compile(&graph, &backward, world, settings)?, &graph, &backward, target);
-            let memory = plan_memory_guarded(&program, &graph, &backward, target, &row_sizes, guard);
+            let memory = place_buffers(&program, &graph, &backward, target, &row_sizes, detail);
             Ok((program, memory))
         };
         let (mut program, mut memory) = made(&settings)?;

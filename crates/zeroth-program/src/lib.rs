@@ -57,7 +57,7 @@ pub use lowering_parts::{LoweringDifference, LoweringPart};
 pub use memory::{LiveRange, Memory, PlacedBuffer, SectionMemory};
 pub use operands::Operands;
 pub use passes::in_place;
-pub use plan_memory::{plan_memory, plan_memory_guarded};
+pub use plan_memory::plan_memory;
 pub use program::{Program, Residency};
 pub use router_counts::RouterCounts;
 pub use settings::{

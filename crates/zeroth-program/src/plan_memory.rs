@@ -30,18 +30,31 @@ pub fn plan_memory(
     target: Target,
     row_sizes: &StreamSizes,
 ) -> Memory {
-    plan_memory_guarded(program, graph, backward, target, row_sizes, 0)
+    place_buffers(program, graph, backward, target, row_sizes, Detail::Runnable { guard: 0 })
 }
 
-/// As [`plan_memory()`], with `guard` bytes after every buffer.
-pub fn plan_memory_guarded(
+/// How much of a memory plan is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Detail {
+    /// All of it, with so many bytes after every buffer.
+    Runnable { guard: u64 },
+    /// The bytes: no waits are derived.
+    Bytes,
+}
+
+/// As [`plan_memory()`], in this detail.
+pub(super) fn place_buffers(
     program: &Program,
     graph: &Graph,
     backward: &Backward,
     target: Target,
     row_sizes: &StreamSizes,
-    guard: u64,
+    detail: Detail,
 ) -> Memory {
+    let (guard, has_waits) = match detail {
+        Detail::Runnable { guard } => (guard, true),
+        Detail::Bytes => (0, false),
+    };
     let source = BufferAnalysis { program, graph, backward, target };
     let guarded = |buffer: Buffer| Buffer {
         bytes: (buffer.bytes + guard).next_multiple_of(buffer.tier.alignment()),
@@ -94,7 +107,8 @@ pub fn plan_memory_guarded(
         transient.collect::<Vec<_>>()
     };
     let transient: Vec<Vec<TransientBuffer>> = (0..program.sections.len()).map(transient).collect();
-    let mut waits: Vec<Waits> = program.sections.iter().map(waits::derive).collect();
+    let derived = |section| if has_waits { waits::derive(section) } else { Waits::new() };
+    let mut waits: Vec<Waits> = program.sections.iter().map(derived).collect();
     let mut offsets: Vec<Vec<u64>> = transient.iter().map(|transient| vec![0; transient.len()]).collect();
     for group in cross_section_buffers.groups(program.sections.len()) {
         for tier in Tier::ALL {
@@ -114,7 +128,9 @@ pub fn plan_memory_guarded(
                         placed.iter().zip(&ours).map(|(at, transient)| end - at - transient.buffer.bytes);
                     placed = flipped.collect();
                 }
-                guard_reuse(section, &ours, &placed, &mut waits[at]);
+                if has_waits {
+                    guard_reuse(section, &ours, &placed, &mut waits[at]);
+                }
                 let ours = (0..transient[at].len()).filter(|place| of_tier(&&transient[at][*place]));
                 ours.zip(placed).for_each(|(place, offset)| offsets[at][place] = offset);
             }
@@ -142,7 +158,7 @@ pub fn plan_memory_guarded(
             cross_step_waits: CrossStepWaits::new(),
         });
     }
-    if waits::update_overlaps(&program.sections) {
+    if has_waits && waits::update_overlaps(&program.sections) {
         let found = cross_step_waits::derive(&program.sections, &sections);
         sections.iter_mut().zip(found).for_each(|(section, waits)| section.cross_step_waits = waits);
     }
