@@ -10,7 +10,7 @@ use zeroth_program::{Bytes, Compiled, GradientStorage, Program, Recompute, Setti
 use crate::budget::Budget;
 use crate::overhead::{DataSize, Overhead};
 use crate::row::{Basis, Footprint, Frozen};
-use crate::sizing::{BatchShape, EVERY_BLOCK, Found, Freedom, Sizing};
+use crate::sizing::{BatchShape, Detail, EVERY_BLOCK, Found, Freedom, Sizing};
 use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PlannedTeacher, PrefetchLimit, TrainType};
 
 /// A model that can be trained, and the devices to train it on.
@@ -93,28 +93,19 @@ impl PlanDevice {
     }
 }
 
-/// How much of a fit a question needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Extent {
-    /// The program that a run takes.
-    Whole,
-    /// Whether anything fits, by the program with the least on the device.
-    Verdict,
-}
-
 /// The program that a run of this placement takes, as [`crate::plan()`] counts it; where nothing fits, the one that needs
 /// least. `None` where the request is for what cannot be compiled yet.
 pub fn compile(request: &PlanRequest, placement: &Placement) -> Result<Option<Compiled>, PlanError> {
-    Ok(search(request, placement, Extent::Whole)?.map(|(found, _)| found.compiled))
+    Ok(search(request, placement, Detail::Run)?.map(|(found, _)| found.compiled))
 }
 
 /// The footprint of the compiled step; `None` where the request is for what cannot be compiled yet.
 pub(crate) fn footprint(
     request: &PlanRequest,
     placement: &Placement,
-    extent: Extent,
+    detail: Detail,
 ) -> Result<Option<Footprint>, PlanError> {
-    let found = search(request, placement, extent)?;
+    let found = search(request, placement, detail)?;
     Ok(found.map(|(Found { compiled, choices, .. }, settings)| {
         let ranks_on_host = request.ranks_on_host();
         let process = Overhead::of(DataSize::default(), &compiled, request.processes).total;
@@ -131,7 +122,7 @@ pub(crate) fn footprint(
 fn search(
     request: &PlanRequest,
     placement: &Placement,
-    extent: Extent,
+    detail: Detail,
 ) -> Result<Option<(Found, Settings)>, PlanError> {
     let (Some(model), Some(shape), Some(settings)) = (&request.model, &request.shape, placement.settings)
     else {
@@ -159,9 +150,10 @@ fn search(
     let budget = Budget::given(request.device_memory, host, model.shares_host_memory(), request.processes);
     // Without a budget nothing has to be chosen, and frozen parameters are shown as the stage has the trained ones.
     let freedom = if budget.is_limited() { freedom } else { Freedom::default() };
-    let found = match extent {
-        Extent::Whole => sizing.search(budget, freedom),
-        Extent::Verdict => sizing.search_least(budget, freedom),
+    sizing.detail = detail;
+    let found = match detail {
+        Detail::Run | Detail::Bytes => sizing.search(budget, freedom),
+        Detail::Verdict => sizing.search_least(budget, freedom),
     };
     let refused = |source| PlanError::Compile { preset: placement.preset.clone(), source: Box::new(source) };
     Ok(Some((found.map_err(refused)?, sizing.settings)))

@@ -49,5 +49,5 @@ pub use request::{
 };
 pub use row::{Basis, Footprint, Frozen, Row, footprint};
 pub use row_sizes::RowSizes;
-pub use sizing::{BatchShape, Freedom, Sizing, SizingError, batch_of};
+pub use sizing::{BatchShape, Detail, Freedom, Sizing, SizingError, batch_of};
 pub use teacher::{PlannedSource, PlannedTeacher};

@@ -33,7 +33,10 @@ pub(crate) fn most_tokens(
     // What fits, and what does not.
     let mut fits = if asked.fits(request) == Some(true) { start } else { 0 };
     let mut exceeds = MOST + 1;
-    let (mut before, mut last) = (None, needs(start)?);
+    // Where states alone are too much, one tile is as well.
+    let transient = asked.device.activations.saturating_add(asked.device.buffers);
+    let is_hopeless = fits == 0 && excess(request, asked) > i128::from(transient);
+    let (mut before, mut last) = (None, needs(if is_hopeless { 1 } else { start })?);
     for step in 1_u32.. {
         if last.excess <= 0 {
             fits = fits.max(last.tiles);

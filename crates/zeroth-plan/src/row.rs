@@ -5,10 +5,10 @@ use zeroth_base::format_bytes;
 use zeroth_program::Bytes;
 
 use crate::PrefetchLimit;
-use crate::by_program::Extent;
 use crate::choice::{Choice, summary};
 use crate::deepspeed::Estimate;
 use crate::format::pair;
+use crate::sizing::Detail;
 use crate::{
     BytesPerParameter, Offload, Placement, PlanError, PlanRequest, TrainType, by_program,
     bytes_sent_per_step, device_buffers, device_states, gathered_layer, host_buffers, host_states,
@@ -149,13 +149,13 @@ fn device_needs(device: Bytes, gathered_layer: u64, basis: Basis) -> u64 {
 /// The memory that a placement needs: of the compiled step, or else in closed form. Request and placement are not
 /// validated.
 pub fn footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
-    let compiled = by_program::footprint(request, placement, Extent::Whole)?;
+    let compiled = by_program::footprint(request, placement, Detail::Bytes)?;
     Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
 }
 
 /// The same, for whether something fits at all.
 pub(crate) fn least_footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
-    let compiled = by_program::footprint(request, placement, Extent::Verdict)?;
+    let compiled = by_program::footprint(request, placement, Detail::Verdict)?;
     Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
 }
 

@@ -74,6 +74,8 @@ pub struct Sizing<'a> {
     pub largest_micro_batch: &'a dyn Fn(BatchShape) -> [u64; 2],
     /// The size of the data in a rank's memory.
     pub data: DataSize,
+    /// How much of a program is compiled.
+    pub detail: Detail,
 }
 
 /// A job that cannot be compiled.
@@ -121,6 +123,17 @@ struct Candidate {
     stream: Option<StateStream>,
 }
 
+/// How much of a program is compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// All of it, to run it.
+    Run,
+    /// The bytes, to the last.
+    Bytes,
+    /// The bytes by its smallest and its largest row count, to decide whether anything fits.
+    Verdict,
+}
+
 /// A micro-batch of the largest of these sizes.
 pub fn batch_of(sizes: &StreamSizes) -> Batch {
     let rows = sizes.iter().last().unwrap_or_default();
@@ -139,9 +152,19 @@ impl<'a> Sizing<'a> {
         largest_micro_batch: &'a dyn Fn(BatchShape) -> [u64; 2],
     ) -> Self {
         let (row_sizes, data) = (Vec::new().into(), DataSize::default());
-        let distilled = None;
-        let mut sizing =
-            Self { model, table, distilled, target, shape, settings, row_sizes, largest_micro_batch, data };
+        let (distilled, detail) = (None, Detail::Run);
+        let mut sizing = Self {
+            model,
+            table,
+            distilled,
+            target,
+            shape,
+            settings,
+            row_sizes,
+            largest_micro_batch,
+            data,
+            detail,
+        };
         sizing.size_rows();
         sizing
     }
@@ -149,18 +172,15 @@ impl<'a> Sizing<'a> {
     /// Compiles one optimizer step, with the placement of every buffer.
     pub fn compile(&self) -> Result<Compiled, SizingError> {
         let graph = forward_distilled(self.model, self.table, self.distilled, batch_of(&self.row_sizes))?;
-        Ok(Compiled::new(graph, self.shape.ranks, &self.settings, self.target, self.row_sizes.clone())?)
-    }
-
-    /// The same without what only a run needs, and with the smallest and the largest size alone: for the bytes of a step.
-    fn compile_for_bytes(&self) -> Result<Compiled, SizingError> {
-        let graph = forward_distilled(self.model, self.table, self.distilled, batch_of(&self.row_sizes))?;
-        let mut sizes: Vec<Vec<u64>> = self.row_sizes.iter().map(<[u64]>::to_vec).collect();
-        if sizes.len() > 2 {
-            sizes.drain(1..sizes.len() - 1);
+        let (ranks, mut sizes) = (self.shape.ranks, self.row_sizes.clone());
+        if self.detail == Detail::Run {
+            return Ok(Compiled::new(graph, ranks, &self.settings, self.target, sizes)?);
         }
-        let sizes = StreamSizes::of_streams(sizes);
-        Ok(Compiled::for_bytes(graph, self.shape.ranks, &self.settings, self.target, sizes)?)
+        if self.detail == Detail::Verdict && sizes.len() > 2 {
+            let ends = sizes.iter().take(1).chain(sizes.iter().skip(sizes.len() - 1));
+            sizes = StreamSizes::of_streams(ends.map(<[u64]>::to_vec).collect());
+        }
+        Ok(Compiled::for_bytes(graph, ranks, &self.settings, self.target, sizes)?)
     }
 
     /// Chooses the row counts for the largest micro-batch.
@@ -187,8 +207,7 @@ impl<'a> Sizing<'a> {
     /// needs least. Runs and plans both search here.
     pub(crate) fn search(&mut self, budget: Budget, freedom: Freedom) -> Result<Found, SizingError> {
         let asked = self.clone();
-        let (mut compiled, shortfall) =
-            self.first_within(budget, asked.candidates(freedom)?, Self::compile)?;
+        let (mut compiled, shortfall) = self.first_within(budget, asked.candidates(freedom)?)?;
         if shortfall.is_none() {
             compiled = self.fewest_blocks(compiled, budget, asked.settings.recompute)?;
             compiled = self.widen(compiled, budget)?;
@@ -207,7 +226,7 @@ impl<'a> Sizing<'a> {
         // What a device gives up goes to the host, which may have no room for it: then other placements may fit.
         let placements = if budget.host.is_some() { asked.placements(freedom).len() } else { 1 };
         candidates.truncate(placements);
-        let (compiled, shortfall) = self.first_within(budget, candidates, Self::compile_for_bytes)?;
+        let (compiled, shortfall) = self.first_within(budget, candidates)?;
         Ok(Found { compiled, choices: self.choices(&asked), shortfall })
     }
 
@@ -235,21 +254,31 @@ impl<'a> Sizing<'a> {
         &mut self,
         budget: Budget,
         candidates: Vec<Candidate>,
-        compile: impl Fn(&Self) -> Result<Compiled, SizingError>,
     ) -> Result<(Compiled, Option<Shortfall>), SizingError> {
         let asked = self.clone();
         let mut least: Option<(Self, Compiled, Shortfall)> = None;
-        for candidate in candidates {
+        let last = candidates.len() - 1;
+        // What lies on the device for the whole step is more than its budget, whatever is recomputed.
+        let mut hopeless = Vec::new();
+        for (at, candidate) in candidates.into_iter().enumerate() {
+            let placement = (candidate.frozen, candidate.stream);
+            if at < last && hopeless.contains(&placement) {
+                continue;
+            }
             *self = asked.clone();
             self.halve_micro_batch(candidate.halvings);
             self.settings.recompute = candidate.recompute;
             self.settings.prefetch = candidate.prefetch;
             self.settings.frozen = candidate.frozen;
             self.settings.offload.stream = candidate.stream;
-            let compiled = compile(self)?;
+            let compiled = self.compile()?;
             let Some(shortfall) = budget.shortfall(self, &compiled) else {
                 return Ok((compiled, None));
             };
+            let (fixed, _) = compiled.memory.shared[Tier::Device];
+            if budget.device.or(budget.together).is_some_and(|given| fixed > given) {
+                hopeless.push(placement);
+            }
             if least.as_ref().is_none_or(|(.., known)| shortfall.needed < known.needed) {
                 least = Some((self.clone(), compiled, shortfall));
             }

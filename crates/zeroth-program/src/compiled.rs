@@ -7,7 +7,7 @@ use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph, GraphError, Group};
 use zeroth_kernel::{LOSSES, Span, Tier};
 
-use crate::plan_memory::{Detail, place_buffers};
+use crate::plan_memory::{MemoryDetail, place_buffers};
 use crate::{
     Action, BufferId, CachedTokens, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program,
     ProgramError, Settings, StreamSizes, World, compile, compile_inference, cross_streams, in_place,
@@ -88,7 +88,7 @@ impl Compiled {
         target: Target,
         row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
-        Self::in_detail(graph, world.into(), settings, target, row_sizes.into(), Detail::Bytes)
+        Self::in_detail(graph, world.into(), settings, target, row_sizes.into(), MemoryDetail::Bytes)
     }
 
     /// As [`Self::new`], with `guard` bytes after every buffer, which the chaos executor checks.
@@ -100,7 +100,7 @@ impl Compiled {
         row_sizes: impl Into<StreamSizes>,
         guard: u64,
     ) -> Result<Self, CompileError> {
-        let detail = Detail::Runnable { guard };
+        let detail = MemoryDetail::Runnable { guard };
         Self::in_detail(graph, world.into(), settings, target, row_sizes.into(), detail)
     }
 
@@ -110,14 +110,14 @@ impl Compiled {
         settings: &Settings,
         target: Target,
         row_sizes: StreamSizes,
-        detail: Detail,
+        detail: MemoryDetail,
     ) -> Result<Self, CompileError> {
         check_rows(&graph, &row_sizes)?;
         check_losses(&graph)?;
         let backward = graph.backward()?;
         check_views(&graph, settings, target)?;
         let mut settings = settings.for_target(target);
-        if matches!(detail, Detail::Runnable { guard: 1.. }) {
+        if matches!(detail, MemoryDetail::Runnable { guard: 1.. }) {
             // With guards in between, shards are not page-aligned and cannot be mapped.
             settings.gather = Some(Gather::Copy);
         }

@@ -30,12 +30,12 @@ pub fn plan_memory(
     target: Target,
     row_sizes: &StreamSizes,
 ) -> Memory {
-    place_buffers(program, graph, backward, target, row_sizes, Detail::Runnable { guard: 0 })
+    place_buffers(program, graph, backward, target, row_sizes, MemoryDetail::Runnable { guard: 0 })
 }
 
 /// How much of a memory plan is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Detail {
+pub(super) enum MemoryDetail {
     /// All of it, with so many bytes after every buffer.
     Runnable { guard: u64 },
     /// The bytes: no waits are derived.
@@ -49,11 +49,11 @@ pub(super) fn place_buffers(
     backward: &Backward,
     target: Target,
     row_sizes: &StreamSizes,
-    detail: Detail,
+    detail: MemoryDetail,
 ) -> Memory {
     let (guard, has_waits) = match detail {
-        Detail::Runnable { guard } => (guard, true),
-        Detail::Bytes => (0, false),
+        MemoryDetail::Runnable { guard } => (guard, true),
+        MemoryDetail::Bytes => (0, false),
     };
     let source = BufferAnalysis { program, graph, backward, target };
     let guarded = |buffer: Buffer| Buffer {

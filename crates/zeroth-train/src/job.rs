@@ -8,7 +8,8 @@ use zeroth_graph::Param;
 use zeroth_kernel::Recipe;
 use zeroth_model::{ModelConfig, ParameterKind, ParameterTable};
 use zeroth_plan::{
-    BatchShape, Budget, Choice, DataSize, Freedom, Misfit, Overhead, Processes, RowSizes, Sizing, SizingError,
+    BatchShape, Budget, Choice, DataSize, Detail, Freedom, Misfit, Overhead, Processes, RowSizes, Sizing,
+    SizingError,
 };
 use zeroth_program::Compiled;
 use zeroth_program::Settings;
@@ -140,6 +141,7 @@ impl Job {
             row_sizes: self.row_sizes.clone(),
             largest_micro_batch,
             data: self.data_size(),
+            detail: Detail::Run,
         }
     }
 
