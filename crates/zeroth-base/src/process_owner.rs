@@ -108,9 +108,9 @@ fn digits<T: FromStr>(text: &str) -> Option<T> {
 
 /// Start time of the process `pid` in clock ticks since the boot, if it is alive.
 pub fn process_start(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The parenthesised name may contain anything; after it, field 1 is the state and field 20 the start time.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let mut fields = fields.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     let start = fields.nth(18)?.parse().ok()?;
     // A zombie has exited but was not reaped yet.

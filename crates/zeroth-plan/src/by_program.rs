@@ -150,7 +150,9 @@ fn search(
     let budget = Budget::given(request.device_memory, host, model.shares_host_memory(), request.processes);
     // Without a budget nothing has to be chosen, and frozen parameters are shown as the stage has the trained ones.
     let freedom = if budget.is_limited() { freedom } else { Freedom::default() };
-    sizing.detail = detail;
+    // Host memory counts the program of every row count.
+    let is_exact = detail == Detail::Verdict && (budget.host.or(budget.together)).is_some();
+    sizing.detail = if is_exact { Detail::Bytes } else { detail };
     let found = match detail {
         Detail::Run | Detail::Bytes => sizing.search(budget, freedom),
         Detail::Verdict => sizing.search_least(budget, freedom),

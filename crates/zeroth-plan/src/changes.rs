@@ -130,7 +130,8 @@ impl<'a> Search<'a> {
     fn change(&self, kind: ChangeKind, from: u64, to: u64) -> Option<Change> {
         let placement = self.try_at(kind, to)?;
         // As a run of it would choose.
-        let needs = footprint(&with_change(self.request, kind, to), placement).ok()?;
+        let changed = with_change(self.request, kind, to);
+        let needs = footprint(&changed, placement).ok().filter(|needs| needs.fits(&changed) == Some(true))?;
         let device = needs.device_needs();
         let host = self.request.host_needs(device, needs.host_needs());
         let did = match kind {

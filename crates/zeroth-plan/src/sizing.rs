@@ -257,14 +257,7 @@ impl<'a> Sizing<'a> {
     ) -> Result<(Compiled, Option<Shortfall>), SizingError> {
         let asked = self.clone();
         let mut least: Option<(Self, Compiled, Shortfall)> = None;
-        let last = candidates.len() - 1;
-        // What lies on the device for the whole step is more than its budget, whatever is recomputed.
-        let mut hopeless = Vec::new();
-        for (at, candidate) in candidates.into_iter().enumerate() {
-            let placement = (candidate.frozen, candidate.stream);
-            if at < last && hopeless.contains(&placement) {
-                continue;
-            }
+        for candidate in candidates {
             *self = asked.clone();
             self.halve_micro_batch(candidate.halvings);
             self.settings.recompute = candidate.recompute;
@@ -275,10 +268,6 @@ impl<'a> Sizing<'a> {
             let Some(shortfall) = budget.shortfall(self, &compiled) else {
                 return Ok((compiled, None));
             };
-            let (fixed, _) = compiled.memory.shared[Tier::Device];
-            if budget.device.or(budget.together).is_some_and(|given| fixed > given) {
-                hopeless.push(placement);
-            }
             if least.as_ref().is_none_or(|(.., known)| shortfall.needed < known.needed) {
                 least = Some((self.clone(), compiled, shortfall));
             }
