@@ -107,7 +107,7 @@ fn ended(arguments: &[&str]) -> (Option<i32>, String) {
         .unwrap();
     let begin = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if begin.elapsed() > Duration::from_secs(60) {
+        if begin.elapsed() > Duration::from_mins(1) {
             child.kill().unwrap();
             child.wait().unwrap();
             panic!("{arguments:?} did not end");

@@ -102,13 +102,12 @@ fn run(
     let said = |rank: usize| cache.join(format!("said-{rank}"));
     let mut ranks = Ranks(Vec::new());
     for rank in 0..2 {
-        let mut command = match difference {
-            Some(difference) => difference.command(rank, arguments)?,
-            None => {
-                let mut command = Command::new(env!("CARGO_BIN_EXE_zeroth"));
-                command.args(arguments).args(["--threads-per-rank", "1"]);
-                command
-            }
+        let mut command = if let Some(difference) = difference {
+            difference.command(rank, arguments)?
+        } else {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_zeroth"));
+            command.args(arguments).args(["--threads-per-rank", "1"]);
+            command
         };
         let number = rank.to_string();
         command

@@ -93,7 +93,7 @@ fn damage_is_noticed_by_train_distill_cache_and_verify() {
     assert_eq!(verified["cache"]["tokens_done"], tokens);
 
     let last = tokens - 1;
-    let damages: [(&str, Damage, i32, &str); 7] = [
+    let cases: [(&str, Damage, i32, &str); 7] = [
         ("swapped ids", |cache| swap_ids(cache, 3), 1, "the records of tokens 0 to 101"),
         (
             "swapped ids at the end",
@@ -126,7 +126,7 @@ fn damage_is_noticed_by_train_distill_cache_and_verify() {
             "its last field is not the CRC32C",
         ),
     ];
-    for (what, damage, code, part) in damages {
+    for (what, damage, code, part) in cases {
         let damaged = copied(&whole, &at(&what.replace(' ', "-")));
         damage(&damaged);
         let before: Vec<Option<Vec<u8>>> =

@@ -154,7 +154,7 @@ fn a_full_disk_holds_up_metrics_and_not_the_run() {
     let other = fill(&small);
     let said = folder.path().join("said");
     let notes = || fs::read_to_string(&said).unwrap().matches("cannot be written: No space left").count();
-    run.wait_until(Duration::from_secs(60), "it cannot write metrics", || notes() > 0);
+    run.wait_until(Duration::from_mins(1), "it cannot write metrics", || notes() > 0);
     fs::remove_file(other).unwrap();
     let lines = || fs::read_to_string(output.join("metrics.jsonl")).unwrap().lines().count();
     let before = lines();

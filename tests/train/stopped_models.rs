@@ -37,14 +37,16 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-fn is_unfinished(name: &String) -> bool {
+fn is_unfinished(name: &str) -> bool {
     name.contains("safetensors.unfinished-")
 }
 
 /// Starts a command, and waits until it writes weights to a folder.
 fn start(folder: &Path, to: &Path, arguments: &[&str]) -> Running {
     let mut running = Running::start(folder, arguments);
-    running.wait_until(Duration::from_secs(30), "it writes weights", || names(to).iter().any(is_unfinished));
+    running.wait_until(Duration::from_secs(30), "it writes weights", || {
+        names(to).iter().any(|name| is_unfinished(name))
+    });
     running
 }
 
@@ -58,7 +60,7 @@ fn stop_and_repeat(folder: &Path, to: &Path, arguments: &[&str], whole: &[&str])
             assert!(running.said().contains("; no unfinished files are left"), "{}", running.said());
             assert!(!to.exists(), "{name}: {:?}", names(to));
         } else {
-            assert!(names(to).iter().any(is_unfinished), "{:?}", names(to));
+            assert!(names(to).iter().any(|name| is_unfinished(name)), "{:?}", names(to));
         }
     }
     let ended = zeroth(arguments);

@@ -75,8 +75,8 @@ fn a_view_that_is_killed_or_stopped_leaves_a_terminal_whose_ctrl_c_reaches_the_r
         });
         signal(view, sent);
         wait("the terminal is restored", || {
-            let modes = modes(&tty);
-            let is_set = |mode: &str| modes.split_whitespace().any(|word| word.trim_end_matches(';') == mode);
+            let now = modes(&tty);
+            let is_set = |mode: &str| now.split_whitespace().any(|word| word.trim_end_matches(';') == mode);
             ["icanon", "isig", "echo"].into_iter().all(is_set).then_some(())
         });
         terminal.0.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();

@@ -175,11 +175,11 @@ impl MessageSearch<'_> {
     /// Locates some of the messages, and returns the generation prompt.
     fn mark(
         &self,
-        some: Range<usize>,
+        range: Range<usize>,
         places: &mut [Option<Range<usize>>],
     ) -> Result<Option<String>, RowProblem> {
         let mut messages = self.conversation.messages.clone();
-        for (message, index) in messages[some].iter_mut().zip(0..) {
+        for (message, index) in messages[range].iter_mut().zip(0..) {
             *message = marked(message, index);
         }
         let prompts = self.prompts();

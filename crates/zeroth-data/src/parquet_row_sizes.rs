@@ -108,9 +108,9 @@ impl RowSizes {
                 let count = (header >> 1).min(left);
                 let Some((value, rest)) = data.split_at_checked(width.div_ceil(8)) else { return Ok(()) };
                 if value.iter().all(|byte| *byte == 0) {
-                    self.starts(count)
+                    self.starts(count);
                 } else {
-                    self.continues(count)?
+                    self.continues(count)?;
                 }
                 (data, left) = (rest, left - count);
             } else {

@@ -64,18 +64,18 @@ fn certainly_too_long_rows_are_not_tokenised() {
     ];
     for row in rows {
         let row = row.as_object().unwrap();
-        let encoded = |skips| {
+        let read = |skips| {
             let mut into = Encoded { skips, ..Encoded::default() };
             encoder.encode(row, &mut into).unwrap();
             into
         };
-        let tokens = encoded(None).ids.len() as u64;
+        let tokens = read(None).ids.len() as u64;
         // The longest token of this tokenizer has 25 bytes.
-        let skipped = encoded(Some(SkipRule { tokens: 64, bytes: 0 }));
+        let skipped = read(Some(SkipRule { tokens: 64, bytes: 0 }));
         assert_eq!((skipped.ids.len(), skipped.skipped), (0, Some(80)), "{tokens} tokens");
         assert!(tokens > 80);
         for rule in [SkipRule { tokens: 80, bytes: 0 }, SkipRule { tokens: 64, bytes: 5000 }] {
-            let found = encoded(Some(rule));
+            let found = read(Some(rule));
             assert_eq!((found.ids.len() as u64, found.skipped), (tokens, None), "{rule:?}");
         }
     }

@@ -293,8 +293,11 @@ fn other_curves_displace_none_of_ours() {
     let mut many = String::new();
     for number in 0..20 {
         for step in 1..=3 {
-            let names: String = (0..20).map(|name| format!(",\"x{}\":1", number * 20 + name)).collect();
-            writeln!(many, "{{\"step\":{step}{names}}}").unwrap();
+            write!(many, "{{\"step\":{step}").unwrap();
+            for name in 0..20 {
+                write!(many, ",\"x{}\":1", number * 20 + name).unwrap();
+            }
+            writeln!(many, "}}").unwrap();
         }
     }
     fs::write(folder.path().join("metrics.jsonl"), many + &line(4)).unwrap();

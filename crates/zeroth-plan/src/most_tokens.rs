@@ -27,7 +27,8 @@ pub(crate) fn most_tokens(
     let needs = |tiles: u64| {
         let shape = Shape { micro_batch: 1, ..shape.scaled_to(TILE * tiles) };
         let needs = least_footprint(&PlanRequest { shape: Some(shape), ..request.clone() }, placement)?;
-        Ok(Point { tiles, excess: excess(request, &needs), activations: needs.device.activations })
+        let transient = needs.device.activations.saturating_add(needs.device.buffers);
+        Ok(Point { tiles, excess: excess(request, &needs), transient })
     };
     let start = shape.micro_batch.saturating_mul(shape.max_length).div_ceil(TILE).clamp(1, MOST);
     // What fits, and what does not.
@@ -72,18 +73,19 @@ struct Point {
     tiles: u64,
     /// Bytes beyond the budgets; negative where they leave some free.
     excess: i128,
-    activations: u64,
+    /// Bytes of activations and buffers, most of which rise with the tokens.
+    transient: u64,
 }
 
 /// Where the line through the two latest points crosses 0, rounded down; after one point, the line that activations
-/// rise by alone. `None` where it does not rise.
+/// and buffers rise by. `None` where it does not rise.
 fn root(before: Option<Point>, last: Point) -> Option<u64> {
     let (rise, run) = match before {
         Some(before) => {
             let run = i128::from(last.tiles) - i128::from(before.tiles);
             ((last.excess - before.excess) * run.signum(), run.abs())
         }
-        None => (i128::from(last.activations), i128::from(last.tiles)),
+        None => (i128::from(last.transient), i128::from(last.tiles)),
     };
     if rise <= 0 {
         return None;

@@ -257,7 +257,15 @@ impl<'a> Sizing<'a> {
     ) -> Result<(Compiled, Option<Shortfall>), SizingError> {
         let asked = self.clone();
         let mut least: Option<(Self, Compiled, Shortfall)> = None;
-        for candidate in candidates {
+        // Where what lies on the device for the whole step is more than its budget, recomputation changes nothing, and the
+        // last candidate of a plan says well enough how much is missing.
+        let (final_index, is_plan) = (candidates.len() - 1, self.detail != Detail::Run);
+        let mut hopeless = Vec::new();
+        for (at, candidate) in candidates.into_iter().enumerate() {
+            let placement = (candidate.frozen, candidate.stream);
+            if is_plan && at < final_index && hopeless.contains(&placement) {
+                continue;
+            }
             *self = asked.clone();
             self.halve_micro_batch(candidate.halvings);
             self.settings.recompute = candidate.recompute;
@@ -268,6 +276,10 @@ impl<'a> Sizing<'a> {
             let Some(shortfall) = budget.shortfall(self, &compiled) else {
                 return Ok((compiled, None));
             };
+            let (fixed, _) = compiled.memory.shared[Tier::Device];
+            if budget.device.is_some_and(|given| fixed > given) {
+                hopeless.push(placement);
+            }
             if least.as_ref().is_none_or(|(.., known)| shortfall.needed < known.needed) {
                 least = Some((self.clone(), compiled, shortfall));
             }

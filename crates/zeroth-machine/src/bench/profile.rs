@@ -198,7 +198,7 @@ impl Profile {
                 format!(
                     "{}, {}, {} GiB, {}",
                     machine.cpu,
-                    counted(machine.threads as u64, "thread"),
+                    counted(u64::from(machine.threads), "thread"),
                     machine.memory_gib,
                     machine.isa
                 )

@@ -235,12 +235,11 @@ fn setting_lines(setting: &Setting, column: usize, width: usize, theme: Theme) -
     let room = width.saturating_sub(2).max(1);
     let mut rest: Vec<Line<'static>> =
         wrapped(value, room).into_iter().map(|part| Line::raw(format!("  {part}"))).collect();
-    match rest.last_mut().filter(|last| last.width() + 2 + length(origin) <= width) {
-        Some(last) => last.push_span(Span::styled(format!("  {origin}"), theme.dim())),
-        None => {
-            let parts = wrapped(origin, room).into_iter();
-            rest.extend(parts.map(|part| Line::styled(format!("  {part}"), theme.dim())));
-        }
+    if let Some(last) = rest.last_mut().filter(|last| last.width() + 2 + length(origin) <= width) {
+        last.push_span(Span::styled(format!("  {origin}"), theme.dim()));
+    } else {
+        let parts = wrapped(origin, room).into_iter();
+        rest.extend(parts.map(|part| Line::styled(format!("  {part}"), theme.dim())));
     }
     keys.chain(rest).collect()
 }

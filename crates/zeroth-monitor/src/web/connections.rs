@@ -23,7 +23,7 @@ struct Admitted {
     strangers: VecDeque<(u64, TcpStream)>,
     guests: usize,
     /// Counts connections.
-    admitted: u64,
+    count: u64,
 }
 
 impl Connections {
@@ -37,8 +37,8 @@ impl Connections {
             // Its thread waits for the socket, and ends with it.
             let _ = oldest.shutdown(Shutdown::Both);
         }
-        all.admitted += 1;
-        let id = all.admitted;
+        all.count += 1;
+        let id = all.count;
         all.strangers.push_back((id, handle));
         Ok(Connection { of: Arc::clone(self), id, is_guest: false })
     }

@@ -22,24 +22,19 @@ struct Table {
 
 impl Table {
     /// Opens a file with this header. Keeps rows whose first cell is at most `last`, or none without `last`.
-    fn open(
-        path: PathBuf,
-        head: &str,
-        ending: &'static str,
-        last: Option<u64>,
-    ) -> Result<Self, MetricsError> {
-        let old = match last.map(|last| (last, fs::read_to_string(&path))) {
+    fn open(path: &Path, head: &str, ending: &'static str, last: Option<u64>) -> Result<Self, MetricsError> {
+        let old = match last.map(|last| (last, fs::read_to_string(path))) {
             Some((last, Ok(text))) if !text.is_empty() => {
-                kept(&text, head, last).map_err(io_error("resume", &path))?
+                kept(&text, head, last).map_err(io_error("resume", path))?
             }
             Some((_, Err(error))) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(io_error("read", &path)(error));
+                return Err(io_error("read", path)(error));
             }
             _ => format!("{head}{ending}"),
         };
-        publish(&path, old.as_bytes())?;
-        let file = OpenOptions::new().append(true).open(&path).map_err(io_error("open", &path))?;
-        Ok(Self { file: AppendFile::new(&path, file), ending })
+        publish(path, old.as_bytes())?;
+        let file = OpenOptions::new().append(true).open(path).map_err(io_error("open", path))?;
+        Ok(Self { file: AppendFile::new(path, file), ending })
     }
 
     fn row(&mut self, cells: &[String]) {
@@ -88,7 +83,7 @@ const HEAD: &str = "step,loss,grad_norm,lr,tokens,tokens_per_second,step_ms,loss
 
 impl MetricsTable {
     /// `parts` are the names of the loss's parts, where there are any.
-    pub(super) fn open(path: PathBuf, parts: &[&str], last: Option<u64>) -> Result<Self, MetricsError> {
+    pub(super) fn open(path: &Path, parts: &[&str], last: Option<u64>) -> Result<Self, MetricsError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error("create", folder))?;
         }
@@ -160,7 +155,7 @@ impl DeepSpeedTables {
             let metric = tag.rsplit('/').next().unwrap_or(tag);
             let path = folder.join(format!("{}.csv", tag.replace(['/', ' '], "_")));
             // Python's csv module writes CRLF.
-            Table::open(path, &format!("step,{metric}"), "\r\n", last)
+            Table::open(&path, &format!("step,{metric}"), "\r\n", last)
         };
         Ok(Self(tags.iter().map(table).collect::<Result<_, _>>()?))
     }
@@ -208,7 +203,7 @@ mod tests {
     fn one_table_holds_steps_and_evaluations() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.csv");
-        let mut table = MetricsTable::open(path.clone(), &[], None).unwrap();
+        let mut table = MetricsTable::open(&path, &[], None).unwrap();
         table.step(&STEP);
         table.step(&StepMetrics { step: 2, loss: f64::NAN, skipped: true, ..STEP });
         let found = EvalMetrics {
@@ -238,18 +233,18 @@ mod tests {
     fn resuming_removes_later_and_torn_rows() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.csv");
-        let mut table = MetricsTable::open(path.clone(), &[], None).unwrap();
+        let mut table = MetricsTable::open(&path, &[], None).unwrap();
         for step in 1..=3 {
             table.step(&StepMetrics { step, ..STEP });
         }
         let whole = fs::read_to_string(&path).unwrap();
         let two = whole.split_inclusive('\n').take(3).collect::<String>();
         fs::write(&path, format!("{whole}4,2.5,0.1")).unwrap();
-        drop(MetricsTable::open(path.clone(), &[], Some(2)).unwrap());
+        drop(MetricsTable::open(&path, &[], Some(2)).unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), two);
         // A run into another folder starts a new file.
         let other = folder.path().join("other.csv");
-        drop(MetricsTable::open(other.clone(), &[], Some(2)).unwrap());
+        drop(MetricsTable::open(&other, &[], Some(2)).unwrap());
         assert_eq!(fs::read_to_string(other).unwrap(), format!("{HEAD}\n"));
     }
 
@@ -258,7 +253,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.csv");
         fs::write(&path, "when,what\n1,2\n").unwrap();
-        let message = MetricsTable::open(path.clone(), &[], Some(2)).unwrap_err().to_string();
+        let message = MetricsTable::open(&path, &[], Some(2)).unwrap_err().to_string();
         assert!(message.contains("metrics.csv: its first line is \"when,what\""), "{message}");
         assert_eq!(fs::read_to_string(path).unwrap(), "when,what\n1,2\n");
     }

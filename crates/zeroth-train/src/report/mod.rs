@@ -285,7 +285,7 @@ impl Reporters {
             csv: plan
                 .csv
                 .as_ref()
-                .map(|path| MetricsTable::open(path.clone(), &plan.loss_parts, step))
+                .map(|path| MetricsTable::open(path, &plan.loss_parts, step))
                 .transpose()?,
             deepspeed_tensorboard: plan
                 .deepspeed_tensorboard
