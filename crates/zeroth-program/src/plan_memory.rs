@@ -5,7 +5,7 @@
 //!
 //! With one micro-batch per step, gradients reuse the memory of activations ([`super::cross_section_buffers`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::Target;
 use zeroth_graph::{Backward, Graph};
@@ -83,26 +83,27 @@ pub(super) fn place_buffers(
     let views = Views::new(program);
     let transient = |at: usize| {
         let (section, scratch) = (&program.sections[at], &scratch[at]);
-        let mut lives: BTreeMap<BufferId, Vec<usize>> = BTreeMap::new();
+        let mut accesses: Vec<(BufferId, usize)> = Vec::new();
         for (at, instruction) in section.instructions.iter().enumerate() {
             let own = (scratch[at] > 0).then_some(BufferId::Scratch(at));
-            for id in instruction.operands.accesses().map(|(id, _)| id).chain(own) {
-                lives.entry(id).or_default().push(at);
-            }
+            accesses.extend(instruction.operands.accesses().map(|(id, _)| id).chain(own).map(|id| (id, at)));
         }
-        lives.retain(|id, _| views.offset(*id).is_none());
-        lives.retain(|id, _| !static_ids.contains(id));
+        accesses.sort_unstable();
+        let lives = accesses.chunk_by(|(one, _), (other, _)| one == other);
+        let lives = lives.map(|accesses| (accesses[0].0, accesses));
+        let lives = lives.filter(|(id, _)| views.offset(*id).is_none() && !static_ids.contains(id));
         let buffer =
             |id| cross_section_buffers.buffer(id).unwrap_or_else(|| source.transient(section, id, scratch));
-        let transient = lives.into_iter().map(|(id, accessed_by)| TransientBuffer {
+        let transient = lives.map(|(id, accesses)| TransientBuffer {
             buffer: guarded(buffer(id)),
             lifetime: cross_section_buffers.lifetime(
                 program,
                 at,
                 id,
-                accessed_by[0]..=accessed_by[accessed_by.len() - 1],
+                accesses[0].1..=accesses[accesses.len() - 1].1,
             ),
-            accessed_by,
+            // Only waits and the engine follow single accesses.
+            accessed_by: if has_waits { accesses.iter().map(|(_, at)| *at).collect() } else { Vec::new() },
         });
         transient.collect::<Vec<_>>()
     };
