@@ -93,10 +93,10 @@ impl PlanDevice {
     }
 }
 
-/// The program that a run of this placement takes, as [`crate::plan()`] counts it; where nothing fits, the one that needs
-/// least. `None` where the request is for what cannot be compiled yet.
-pub fn compile(request: &PlanRequest, placement: &Placement) -> Result<Option<Compiled>, PlanError> {
-    Ok(search(request, placement, Detail::Run)?.map(|(found, _)| found.compiled))
+/// The program that a run of this placement takes, as [`crate::plan()`] counts it, and whether it is within the budgets;
+/// where nothing is, the one that needs least. `None` where the request is for what cannot be compiled yet.
+pub fn compile(request: &PlanRequest, placement: &Placement) -> Result<Option<(Compiled, bool)>, PlanError> {
+    Ok(search(request, placement, Detail::Run)?.map(|(found, _)| (found.compiled, found.shortfall.is_none())))
 }
 
 /// The footprint of the compiled step; `None` where the request is for what cannot be compiled yet.

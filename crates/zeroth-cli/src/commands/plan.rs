@@ -78,10 +78,10 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
 /// Writes the program of the only placement.
 fn dump(file: &Path, request: &PlanRequest, placements: &[Placement]) -> anyhow::Result<Exit> {
     let placement = placements.first().context("--dump-program needs --deepspeed")?;
-    let compiled = compile(request, placement)?
+    let (compiled, fits) = compile(request, placement)?
         .context("--dump-program needs a model that can be trained, without --states")?;
     dump_program::write(file, &compiled)?;
-    Ok(if plan(request, placements)?.is_possible() { Exit::Done } else { Exit::DoesNotFit })
+    Ok(if fits { Exit::Done } else { Exit::DoesNotFit })
 }
 
 /// A note about flags that have no effect without a model.
