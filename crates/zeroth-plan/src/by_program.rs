@@ -10,7 +10,7 @@ use zeroth_program::{Bytes, Compiled, GradientStorage, Program, Recompute, Setti
 use crate::budget::Budget;
 use crate::overhead::{DataSize, Overhead};
 use crate::row::{Basis, Footprint, Frozen};
-use crate::sizing::{BatchShape, Detail, EVERY_BLOCK, Found, Freedom, Sizing};
+use crate::sizing::{BatchShape, Detail, EVERY_BLOCK, EarlierSteps, Found, Freedom, Sizing};
 use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PlannedTeacher, PrefetchLimit, TrainType};
 
 /// A model that can be trained, and the devices to train it on.
@@ -96,7 +96,8 @@ impl PlanDevice {
 /// The program that a run of this placement takes, as [`crate::plan()`] counts it, and whether it is within the budgets;
 /// where nothing is, the one that needs least. `None` where the request is for what cannot be compiled yet.
 pub fn compile(request: &PlanRequest, placement: &Placement) -> Result<Option<(Compiled, bool)>, PlanError> {
-    Ok(search(request, placement, Detail::Run)?.map(|(found, _)| (found.compiled, found.shortfall.is_none())))
+    let found = search(request, placement, Detail::Run, &mut EarlierSteps::default())?;
+    Ok(found.map(|(found, _)| (found.compiled, found.shortfall.is_none())))
 }
 
 /// The footprint of the compiled step; `None` where the request is for what cannot be compiled yet.
@@ -104,17 +105,20 @@ pub(crate) fn footprint(
     request: &PlanRequest,
     placement: &Placement,
     detail: Detail,
+    earlier: &mut EarlierSteps,
 ) -> Result<Option<Footprint>, PlanError> {
-    let found = search(request, placement, detail)?;
+    let found = search(request, placement, detail, earlier)?;
     Ok(found.map(|(Found { compiled, choices, .. }, settings)| {
         let ranks_on_host = request.ranks_on_host();
         let process = Overhead::of(DataSize::default(), &compiled, request.processes).total;
-        Footprint {
+        let footprint = Footprint {
             prefetch: PrefetchLimit::of(&compiled, &settings),
             process: process.saturating_mul(ranks_on_host),
             choices,
             ..Footprint::of_program(&compiled, ranks_on_host)
-        }
+        };
+        earlier.keep(settings, compiled);
+        footprint
     }))
 }
 
@@ -123,6 +127,7 @@ fn search(
     request: &PlanRequest,
     placement: &Placement,
     detail: Detail,
+    earlier: &mut EarlierSteps,
 ) -> Result<Option<(Found, Settings)>, PlanError> {
     let (Some(model), Some(shape), Some(settings)) = (&request.model, &request.shape, placement.settings)
     else {
@@ -155,7 +160,7 @@ fn search(
     sizing.detail = if is_exact { Detail::Bytes } else { detail };
     let found = match detail {
         Detail::Run | Detail::Bytes => sizing.search(budget, freedom),
-        Detail::Verdict => sizing.search_least(budget, freedom),
+        Detail::Verdict => sizing.search_least(budget, freedom, earlier),
     };
     let refused = |source| PlanError::Compile { preset: placement.preset.clone(), source: Box::new(source) };
     Ok(Some((found.map_err(refused)?, sizing.settings)))

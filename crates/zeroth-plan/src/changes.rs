@@ -5,6 +5,7 @@
 use crate::format::exact;
 use crate::recommend::precedence;
 use crate::row::{Footprint, footprint, least_footprint};
+use crate::sizing::EarlierSteps;
 use crate::{Placement, PlanRequest, Shape, TrainType};
 use serde::Serialize;
 use zeroth_base::{counted, format_bytes, format_count};
@@ -122,7 +123,7 @@ impl<'a> Search<'a> {
         let request = with_change(self.request, kind, to);
         self.placements.iter().find_map(|placement| {
             // A change that cannot be compiled is none to offer.
-            let needs = least_footprint(&request, placement).ok()?;
+            let needs = least_footprint(&request, placement, &mut EarlierSteps::default()).ok()?;
             (needs.fits(&request) == Some(true)).then_some(*placement)
         })
     }
@@ -255,8 +256,10 @@ impl<'a> Search<'a> {
     /// The smallest need of one memory among placements within the other's budget.
     fn memory(&self, kind: ChangeKind, now: u64, total: impl Fn(Footprint) -> u64) -> Option<Change> {
         let unbounded = with_change(self.request, kind, u64::MAX);
-        let needs =
-            self.placements.iter().filter_map(|placement| least_footprint(self.request, placement).ok());
+        let needs = |placement: &&Placement| {
+            least_footprint(self.request, placement, &mut EarlierSteps::default()).ok()
+        };
+        let needs = self.placements.iter().filter_map(needs);
         let within =
             needs.filter(|needs| unbounded.missing(needs.device_needs(), needs.host_needs()) == (0, 0));
         let least = within.map(total).min()?;

@@ -1,6 +1,7 @@
 //! The largest micro-batch that fits the budgets.
 
 use crate::row::{Footprint, least_footprint};
+use crate::sizing::EarlierSteps;
 use crate::{Placement, PlanError, PlanRequest, Shape};
 
 /// Rows of a micro-batch are padded to a multiple of this many tokens.
@@ -24,9 +25,14 @@ pub(crate) fn most_tokens(
     if request.device_memory.is_none() && request.host_memory.is_none() {
         return Ok(None);
     }
+    let mut earlier = EarlierSteps::default();
     let needs = |tiles: u64| {
         let shape = Shape { micro_batch: 1, ..shape.scaled_to(TILE * tiles) };
-        let needs = least_footprint(&PlanRequest { shape: Some(shape), ..request.clone() }, placement)?;
+        let needs = least_footprint(
+            &PlanRequest { shape: Some(shape), ..request.clone() },
+            placement,
+            &mut earlier,
+        )?;
         let transient = needs.device.activations.saturating_add(needs.device.buffers);
         Ok(Point { tiles, excess: excess(request, &needs), transient })
     };
@@ -44,7 +50,7 @@ fn most_tiles(
     mut bracket: Bracket,
     first: u64,
     row: u64,
-    needs: impl Fn(u64) -> Result<Point, PlanError>,
+    mut needs: impl FnMut(u64) -> Result<Point, PlanError>,
 ) -> Result<u64, PlanError> {
     let mut next = first;
     loop {

@@ -8,7 +8,7 @@ use crate::PrefetchLimit;
 use crate::choice::{Choice, summary};
 use crate::deepspeed::Estimate;
 use crate::format::pair;
-use crate::sizing::Detail;
+use crate::sizing::{Detail, EarlierSteps};
 use crate::{
     BytesPerParameter, Offload, Placement, PlanError, PlanRequest, TrainType, by_program,
     bytes_sent_per_step, device_buffers, device_states, gathered_layer, host_buffers, host_states,
@@ -149,13 +149,18 @@ fn device_needs(device: Bytes, gathered_layer: u64, basis: Basis) -> u64 {
 /// The memory that a placement needs: of the compiled step, or else in closed form. Request and placement are not
 /// validated.
 pub fn footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
-    let compiled = by_program::footprint(request, placement, Detail::Bytes)?;
+    let compiled = by_program::footprint(request, placement, Detail::Bytes, &mut EarlierSteps::default())?;
     Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
 }
 
-/// The same, for whether something fits at all.
-pub(crate) fn least_footprint(request: &PlanRequest, placement: &Placement) -> Result<Footprint, PlanError> {
-    let compiled = by_program::footprint(request, placement, Detail::Verdict)?;
+/// The same, for whether something fits at all, with the steps of earlier calls for this job and placement with other
+/// rows.
+pub(crate) fn least_footprint(
+    request: &PlanRequest,
+    placement: &Placement,
+    earlier: &mut EarlierSteps,
+) -> Result<Footprint, PlanError> {
+    let compiled = by_program::footprint(request, placement, Detail::Verdict, earlier)?;
     Ok(compiled.unwrap_or_else(|| estimate(request, placement)))
 }
 

@@ -114,6 +114,22 @@ pub(crate) struct Found {
     pub(crate) shortfall: Option<Shortfall>,
 }
 
+/// Steps that earlier searches of a job compiled for other row counts, with their settings.
+#[derive(Default)]
+pub(crate) struct EarlierSteps(Vec<(Settings, Compiled)>);
+
+impl EarlierSteps {
+    /// Keeps a step for later searches.
+    pub(crate) fn keep(&mut self, settings: Settings, compiled: Compiled) {
+        self.0.push((settings, compiled));
+    }
+
+    fn take(&mut self, settings: &Settings) -> Option<Compiled> {
+        let at = self.0.iter().position(|(of, _)| of == settings)?;
+        Some(self.0.swap_remove(at).1)
+    }
+}
+
 /// Settings that a search tries.
 struct Candidate {
     halvings: u32,
@@ -171,16 +187,22 @@ impl<'a> Sizing<'a> {
 
     /// Compiles one optimizer step, with the placement of every buffer.
     pub fn compile(&self) -> Result<Compiled, SizingError> {
-        let graph = forward_distilled(self.model, self.table, self.distilled, batch_of(&self.row_sizes))?;
+        self.compile_from(None)
+    }
+
+    /// Compiles a step; from an earlier one with these settings, faster.
+    fn compile_from(&self, earlier: Option<Compiled>) -> Result<Compiled, SizingError> {
         let (ranks, mut sizes) = (self.shape.ranks, self.row_sizes.clone());
-        if self.detail == Detail::Run {
-            return Ok(Compiled::new(graph, ranks, &self.settings, self.target, sizes)?);
-        }
         if self.detail == Detail::Verdict && sizes.len() > 2 {
             let ends = sizes.iter().take(1).chain(sizes.iter().skip(sizes.len() - 1));
             sizes = StreamSizes::of_streams(ends.map(<[u64]>::to_vec).collect());
         }
-        Ok(Compiled::for_bytes(graph, ranks, &self.settings, self.target, sizes)?)
+        if let Some(earlier) = earlier.filter(|_| self.detail != Detail::Run) {
+            return Ok(earlier.resized(ranks, &self.settings, sizes)?);
+        }
+        let graph = forward_distilled(self.model, self.table, self.distilled, batch_of(&self.row_sizes))?;
+        let compile = if self.detail == Detail::Run { Compiled::new } else { Compiled::for_bytes };
+        Ok(compile(graph, ranks, &self.settings, self.target, sizes)?)
     }
 
     /// Chooses the row counts for the largest micro-batch.
@@ -207,7 +229,7 @@ impl<'a> Sizing<'a> {
     /// needs least. Runs and plans both search here.
     pub(crate) fn search(&mut self, budget: Budget, freedom: Freedom) -> Result<Found, SizingError> {
         let asked = self.clone();
-        let (mut compiled, shortfall) = self.first_within(budget, asked.candidates(freedom)?)?;
+        let (mut compiled, shortfall) = self.first_within(budget, asked.candidates(freedom)?, &mut EarlierSteps::default())?;
         if shortfall.is_none() {
             compiled = self.fewest_blocks(compiled, budget, asked.settings.recompute)?;
             compiled = self.widen(compiled, budget)?;
@@ -219,14 +241,19 @@ impl<'a> Sizing<'a> {
 
     /// Whether anything is within the budget, by the candidates with the least on the device alone: far fewer programs than
     /// [`Self::search`] compiles.
-    pub(crate) fn search_least(&mut self, budget: Budget, freedom: Freedom) -> Result<Found, SizingError> {
+    pub(crate) fn search_least(
+        &mut self,
+        budget: Budget,
+        freedom: Freedom,
+        earlier: &mut EarlierSteps,
+    ) -> Result<Found, SizingError> {
         let asked = self.clone();
         let mut candidates = asked.candidates(freedom)?;
         candidates.reverse();
         // What a device gives up goes to the host, which may have no room for it: then other placements may fit.
         let placements = if budget.host.is_some() { asked.placements(freedom).len() } else { 1 };
         candidates.truncate(placements);
-        let (compiled, shortfall) = self.first_within(budget, candidates)?;
+        let (compiled, shortfall) = self.first_within(budget, candidates, earlier)?;
         Ok(Found { compiled, choices: self.choices(&asked), shortfall })
     }
 
@@ -254,6 +281,7 @@ impl<'a> Sizing<'a> {
         &mut self,
         budget: Budget,
         candidates: Vec<Candidate>,
+        earlier: &mut EarlierSteps,
     ) -> Result<(Compiled, Option<Shortfall>), SizingError> {
         let asked = self.clone();
         let mut least: Option<(Self, Compiled, Shortfall)> = None;
@@ -272,7 +300,7 @@ impl<'a> Sizing<'a> {
             self.settings.prefetch = candidate.prefetch;
             self.settings.frozen = candidate.frozen;
             self.settings.offload.stream = candidate.stream;
-            let compiled = self.compile()?;
+            let compiled = self.compile_from(earlier.take(&self.settings))?;
             let Some(shortfall) = budget.shortfall(self, &compiled) else {
                 return Ok((compiled, None));
             };
@@ -440,8 +468,9 @@ impl<'a> Sizing<'a> {
 
     /// How often the micro-batch may be halved.
     fn max_halvings(&self, freedom: Freedom) -> Result<u32, SizingError> {
-        let is_free = freedom.micro_batch && !self.balances_micro_batches()?;
-        Ok(if is_free { self.shape.micro_batch.trailing_zeros() } else { 0 })
+        let most = self.shape.micro_batch.trailing_zeros();
+        let is_free = freedom.micro_batch && most > 0 && !self.balances_micro_batches()?;
+        Ok(if is_free { most } else { 0 })
     }
 
     /// Whether the split of a batch into micro-batches changes the training: the auxiliary loss of a mixture of experts

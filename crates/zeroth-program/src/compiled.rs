@@ -7,6 +7,7 @@ use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph, GraphError, Group};
 use zeroth_kernel::{LOSSES, Span, Tier};
 
+use crate::grad_producers::grad_producers;
 use crate::plan_memory::{MemoryDetail, place_buffers};
 use crate::{
     Action, BufferId, CachedTokens, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program,
@@ -88,7 +89,26 @@ impl Compiled {
         target: Target,
         row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
-        Self::in_detail(graph, world.into(), settings, target, row_sizes.into(), MemoryDetail::Bytes)
+        let (world, row_sizes) = (world.into(), row_sizes.into());
+        Self::in_detail(graph, world, settings, target, row_sizes, MemoryDetail::Bytes, None)
+    }
+
+    /// As [`Self::for_bytes`] with the world and settings of this step, for micro-batches of other sizes. Only memory is
+    /// planned again where the passes would make the same program.
+    pub fn resized(
+        self,
+        world: impl Into<World>,
+        settings: &Settings,
+        row_sizes: impl Into<StreamSizes>,
+    ) -> Result<Self, CompileError> {
+        let (Self { mut graph, backward, program, target, .. }, row_sizes) = (self, row_sizes.into());
+        let largest = row_sizes.iter().last().unwrap_or_default();
+        graph.streams.iter_mut().zip(largest).for_each(|(stream, rows)| stream.rows = *rows);
+        // How many sub-groups are in flight depends on how large they are, and who writes a gradient on its head's slices.
+        let is_same = program.update_window.is_none_or(|window| window == 0)
+            && program.grad_producers == grad_producers(&graph, &backward, &settings.for_target(target));
+        let made = is_same.then_some(program);
+        Self::in_detail(graph, world.into(), settings, target, row_sizes, MemoryDetail::Bytes, made)
     }
 
     /// As [`Self::new`], with `guard` bytes after every buffer, which the chaos executor checks.
@@ -101,7 +121,7 @@ impl Compiled {
         guard: u64,
     ) -> Result<Self, CompileError> {
         let detail = MemoryDetail::Runnable { guard };
-        Self::in_detail(graph, world.into(), settings, target, row_sizes.into(), detail)
+        Self::in_detail(graph, world.into(), settings, target, row_sizes.into(), detail, None)
     }
 
     fn in_detail(
@@ -111,6 +131,7 @@ impl Compiled {
         target: Target,
         row_sizes: StreamSizes,
         detail: MemoryDetail,
+        made: Option<Program>,
     ) -> Result<Self, CompileError> {
         check_rows(&graph, &row_sizes)?;
         check_losses(&graph)?;
@@ -121,20 +142,22 @@ impl Compiled {
             // With guards in between, shards are not page-aligned and cannot be mapped.
             settings.gather = Some(Gather::Copy);
         }
-        let made = |settings: &Settings| -> Result<(Program, Memory), ProgramError> {
-            let program = in_place(compile(&graph, &backward, world, settings)?, &graph, &backward, target);
-            let memory = place_buffers(&program, &graph, &backward, target, &row_sizes, detail);
-            Ok((program, memory))
+        let make = |settings: &Settings| -> Result<Program, ProgramError> {
+            Ok(in_place(compile(&graph, &backward, world, settings)?, &graph, &backward, target))
         };
-        let (mut program, mut memory) = made(&settings)?;
+        let place =
+            |program: &Program| place_buffers(program, &graph, &backward, target, &row_sizes, detail);
+        let mut program = made.map_or_else(|| make(&settings), Ok)?;
+        let mut memory = place(&program);
         // Keep as many sub-groups in flight as fit the window. More would overlap the memory of the next forward.
         let (asked, arena) = (settings.offload.sub_group_buffers, memory.arena(Tier::Device));
         settings.offload.sub_group_buffers =
             memory.sub_groups_within(program.update_window.unwrap_or(0)).max(asked);
         while settings.offload.sub_group_buffers > asked {
-            let deeper = made(&settings)?;
-            if deeper.1.arena(Tier::Device) <= arena {
-                (program, memory) = deeper;
+            let deeper = make(&settings)?;
+            let with_deeper = place(&deeper);
+            if with_deeper.arena(Tier::Device) <= arena {
+                (program, memory) = (deeper, with_deeper);
                 break;
             }
             settings.offload.sub_group_buffers -= 1;

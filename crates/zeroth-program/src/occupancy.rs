@@ -55,11 +55,17 @@ impl Occupancy {
             return;
         }
         let (throughout, anywhere) = (&mut self.throughout, &mut self.anywhere);
+        // What a node knows, all above it know as well, so the way up ends at the first that knew.
+        for leaf in [*lifetime.start(), *lifetime.end()] {
+            let mut node = (self.leaves + leaf) / 2;
+            while node > 0 && anywhere[node].insert(range.clone()) {
+                node /= 2;
+            }
+        }
         cover(self.leaves, lifetime, |node| {
             throughout[node].insert(range.clone());
             anywhere[node].insert(range.clone());
         });
-        above(self.leaves, lifetime, |node| anywhere[node].insert(range.clone()));
     }
 }
 
@@ -96,16 +102,22 @@ pub(super) fn above(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: 
 struct Ranges(Vec<Range<u64>>);
 
 impl Ranges {
-    fn insert(&mut self, mut range: Range<u64>) {
+    /// Whether this adds anything.
+    fn insert(&mut self, mut range: Range<u64>) -> bool {
         let first = self.0.partition_point(|known| known.end < range.start);
         let after = first + self.0[first..].partition_point(|known| known.start <= range.end);
         if first == after {
             self.0.insert(first, range);
-            return;
+            return true;
+        }
+        let known = &self.0[first];
+        if known.start <= range.start && range.end <= known.end {
+            return false;
         }
         range = self.0[first].start.min(range.start)..self.0[after - 1].end.max(range.end);
         self.0[first] = range;
         self.0.drain(first + 1..after);
+        true
     }
 
     /// Where the occupied range ends that is in the way of `bytes` at an offset. Nothing before it has room for them.

@@ -102,6 +102,9 @@ pub struct Binding<'a> {
     pub decayed: &'a dyn Fn(ParamId) -> bool,
 }
 
+/// A buffer that is large enough for everything. Sizes do not depend on placement.
+const SOMEWHERE: Span = Span::device(0, u64::MAX / 4);
+
 /// Lowers the instructions of a program.
 pub struct Lowering<'a> {
     source: BufferAnalysis<'a>,
@@ -111,7 +114,8 @@ pub struct Lowering<'a> {
 struct At<'a> {
     source: BufferAnalysis<'a>,
     section: &'a Section,
-    span: &'a dyn Fn(BufferId) -> Span,
+    /// Where buffers are; `None` where only sizes are asked for.
+    span: Option<&'a dyn Fn(BufferId) -> Span>,
     binding: Binding<'a>,
     /// Rows of every stream.
     rows: &'a [u64],
@@ -129,8 +133,6 @@ impl<'a> Lowering<'a> {
     /// Scratch bytes of every instruction of a section: the maximum over all row sizes.
     pub fn scratch(&self, section: &Section, row_sizes: &StreamSizes) -> Vec<u64> {
         let count = section.instructions.len();
-        // Sizes do not depend on placement: every buffer counts as large enough.
-        let span = |_: BufferId| Span::device(0, u64::MAX / 4);
         let binding = Binding { rank: 0, seed: 0, decayed: &|_| true };
         let of = |index: usize| {
             let count = match &section.instructions[index].action {
@@ -140,7 +142,7 @@ impl<'a> Lowering<'a> {
                 _ => row_sizes.len(),
             };
             let sizes = row_sizes.iter().take(count).map(|rows| {
-                let at = self.at(section, index, &span, binding, rows);
+                let at = self.at(section, index, None, binding, rows);
                 let kernels = at.kernels();
                 let (target, dtype) = (self.source.target, self.source.program.types.compute);
                 let most = kernels.iter().map(|kernel| target.scratch(kernel, dtype));
@@ -161,7 +163,7 @@ impl<'a> Lowering<'a> {
         rows: &[u64],
     ) -> Vec<Work> {
         let work = |index: usize| {
-            let at = self.at(section, index, span, binding, rows);
+            let at = self.at(section, index, Some(span), binding, rows);
             // On one rank there are no collectives: its parameters are uploaded, not gathered.
             let alone = self.source.program.layout.ranks == 1;
             if section.instructions[index].action.is_collective() && !alone {
@@ -185,7 +187,7 @@ impl<'a> Lowering<'a> {
         &'b self,
         section: &'b Section,
         index: usize,
-        span: &'b dyn Fn(BufferId) -> Span,
+        span: Option<&'b dyn Fn(BufferId) -> Span>,
         binding: Binding<'b>,
         rows: &'b [u64],
     ) -> At<'b> {
@@ -232,9 +234,10 @@ impl At<'_> {
 
     /// The span of `count` elements of a buffer from `first` on.
     fn part(&self, id: BufferId, first: u64, count: u64, size: u64) -> Span {
+        let Some(span) = self.span else { return SOMEWHERE.part(first, count, size) };
         let action = &self.section.instructions[self.index].action;
         debug_assert!(self.may_access(id), "{action:?} accesses {id:?}, which is not an operand");
-        (self.span)(id).part(first, count, size)
+        span(id).part(first, count, size)
     }
 
     /// The span of `count` elements of a flat from `first` on, in a buffer that holds them as they are kept. Both begin at a
@@ -246,11 +249,15 @@ impl At<'_> {
 
     /// The span of a value, limited to the rows of this micro-batch.
     fn value(&self, value: Value) -> Span {
+        let (rows, row_bytes) = (self.rows(value), self.source.row_bytes(value.index()));
+        if self.span.is_none() {
+            return SOMEWHERE.part(0, rows, row_bytes);
+        }
         // The forward value, or its recomputed or reloaded copy.
         let holder = self.program().shared_buffers.holder(self.section.kind, value.index());
         let holds = |id: BufferId| (id.value() == Some(holder)).then_some(id);
         let id = self.operands().find_map(holds).expect("the values of an op are operands");
-        self.part(id, 0, self.rows(value), self.source.row_bytes(value.index()))
+        self.part(id, 0, rows, row_bytes)
     }
 
     /// The rows of a value in this micro-batch.
