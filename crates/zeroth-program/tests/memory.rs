@@ -12,7 +12,8 @@ use zeroth_kernel::{Optimizer, Tier};
 use zeroth_model::{Batch, ModelConfig, forward, table};
 use zeroth_program::Target;
 use zeroth_program::{
-    Category, Gather, Memory, Offload, Recompute, Settings, Types, compile, in_place, plan_memory,
+    Category, Compiled, Gather, Memory, Offload, Recompute, Settings, StateStream, Types, compile, in_place,
+    plan_memory,
 };
 
 const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
@@ -304,4 +305,42 @@ fn recomputation_stores_less_and_offload_moves_it_to_the_host() {
     let [device, host] = peaks(Recompute::Block { blocks: None, checkpoints: None, offloaded: true });
     assert!(device < block, "{device} {block}");
     assert!((entering * 3 / 4..=entering).contains(&host), "{host} {entering}");
+}
+
+#[test]
+fn steps_of_other_sizes_are_those_that_are_compiled_for_them() {
+    // Rows of one slice of the head, and of several: then another op writes the gradient of its weight.
+    let sizes: [Vec<u64>; 4] = [vec![64], vec![32, 512], vec![512, 6000], vec![16, 48]];
+    let cpu = Target::Cpu { threads: 2 };
+    let streamed = |window, gradients| Offload {
+        optimizer: Some(1.0),
+        update_window: window,
+        stream: Some(StateStream { window: window.unwrap_or(0), gradients }),
+        ..Offload::NOTHING
+    };
+    let block = Recompute::Block { blocks: None, checkpoints: None, offloaded: true };
+    let mut producers = std::collections::BTreeSet::new();
+    for (target, settings) in [
+        (cpu, Settings { stage: 0, head_rounds: true, ..SETTINGS }),
+        (cpu, Settings { stage: 2, accumulation: 3, head_rounds: true, ..SETTINGS }),
+        (cpu, Settings { gather: None, recompute: Recompute::NormSwiGlu, ..SETTINGS }),
+        (Target::Cuda, Settings { recompute: block, overlap: true, prefetch: 1_000_000, ..SETTINGS }),
+        (Target::Cuda, Settings { stage: 2, offload: streamed(None, Tier::Device), ..SETTINGS }),
+        (Target::Cuda, Settings { stage: 2, offload: streamed(Some(3 << 20), Tier::Host), ..SETTINGS }),
+    ] {
+        let compiled = |rows: &[u64]| {
+            let (graph, _) = model([64, 192, 4, 2, 16, 3, 8000], rows[rows.len() - 1]);
+            Compiled::for_bytes(graph, 2, &settings, target, rows.to_vec()).unwrap()
+        };
+        let mut step = compiled(&sizes[3]);
+        for rows in &sizes {
+            step = step.resized(2, &settings, rows.clone()).unwrap();
+            let expected = compiled(rows);
+            assert!(step.program == expected.program, "{settings:?} {rows:?}");
+            assert_eq!(step.memory, expected.memory, "{settings:?} {rows:?}");
+            assert_eq!(step.row_sizes, expected.row_sizes);
+            producers.insert(format!("{:?}", step.program.grad_producers));
+        }
+    }
+    assert!(producers.len() > 1, "no size changed who writes a gradient");
 }
