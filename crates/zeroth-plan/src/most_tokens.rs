@@ -28,11 +28,8 @@ pub(crate) fn most_tokens(
     let mut earlier = EarlierSteps::default();
     let needs = |tiles: u64| {
         let shape = Shape { micro_batch: 1, ..shape.scaled_to(TILE * tiles) };
-        let needs = least_footprint(
-            &PlanRequest { shape: Some(shape), ..request.clone() },
-            placement,
-            &mut earlier,
-        )?;
+        let needs =
+            least_footprint(&PlanRequest { shape: Some(shape), ..request.clone() }, placement, &mut earlier)?;
         let transient = needs.device.activations.saturating_add(needs.device.buffers);
         Ok(Point { tiles, excess: excess(request, &needs), transient })
     };

@@ -229,7 +229,8 @@ impl<'a> Sizing<'a> {
     /// needs least. Runs and plans both search here.
     pub(crate) fn search(&mut self, budget: Budget, freedom: Freedom) -> Result<Found, SizingError> {
         let asked = self.clone();
-        let (mut compiled, shortfall) = self.first_within(budget, asked.candidates(freedom)?, &mut EarlierSteps::default())?;
+        let (mut compiled, shortfall) =
+            self.first_within(budget, asked.candidates(freedom)?, &mut EarlierSteps::default())?;
         if shortfall.is_none() {
             compiled = self.fewest_blocks(compiled, budget, asked.settings.recompute)?;
             compiled = self.widen(compiled, budget)?;

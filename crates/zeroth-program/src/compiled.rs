@@ -107,8 +107,8 @@ impl Compiled {
         // How many sub-groups are in flight depends on how large they are, and who writes a gradient on its head's slices.
         let is_same = program.update_window.is_none_or(|window| window == 0)
             && program.grad_producers == grad_producers(&graph, &backward, &settings.for_target(target));
-        let made = is_same.then_some(program);
-        Self::in_detail(graph, world.into(), settings, target, row_sizes, MemoryDetail::Bytes, made)
+        let earlier = is_same.then_some(program);
+        Self::in_detail(graph, world.into(), settings, target, row_sizes, MemoryDetail::Bytes, earlier)
     }
 
     /// As [`Self::new`], with `guard` bytes after every buffer, which the chaos executor checks.
@@ -131,7 +131,7 @@ impl Compiled {
         target: Target,
         row_sizes: StreamSizes,
         detail: MemoryDetail,
-        made: Option<Program>,
+        earlier: Option<Program>,
     ) -> Result<Self, CompileError> {
         check_rows(&graph, &row_sizes)?;
         check_losses(&graph)?;
@@ -145,9 +145,8 @@ impl Compiled {
         let make = |settings: &Settings| -> Result<Program, ProgramError> {
             Ok(in_place(compile(&graph, &backward, world, settings)?, &graph, &backward, target))
         };
-        let place =
-            |program: &Program| place_buffers(program, &graph, &backward, target, &row_sizes, detail);
-        let mut program = made.map_or_else(|| make(&settings), Ok)?;
+        let place = |program: &Program| place_buffers(program, &graph, &backward, target, &row_sizes, detail);
+        let mut program = earlier.map_or_else(|| make(&settings), Ok)?;
         let mut memory = place(&program);
         // Keep as many sub-groups in flight as fit the window. More would overlap the memory of the next forward.
         let (asked, arena) = (settings.offload.sub_group_buffers, memory.arena(Tier::Device));

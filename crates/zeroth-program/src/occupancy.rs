@@ -56,8 +56,9 @@ impl Occupancy {
         }
         let (throughout, anywhere) = (&mut self.throughout, &mut self.anywhere);
         // What a node knows, all above it know as well, so the way up ends at the first that knew.
-        for leaf in [*lifetime.start(), *lifetime.end()] {
-            let mut node = (self.leaves + leaf) / 2;
+        for at in [lifetime.start(), lifetime.end()] {
+            let leaf = self.leaves + at;
+            let mut node = leaf / 2;
             while node > 0 && anywhere[node].insert(range.clone()) {
                 node /= 2;
             }
