@@ -14,7 +14,7 @@ use crate::limits::{
     MAX_BLOCKS, MAX_EXPERTS, MAX_EXPERTS_OF_ALL_BLOCKS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH,
 };
 use crate::rope;
-use crate::table::{Parameter, ParameterKind, ParameterTable, Part, Routing, Unit, UnitName};
+use crate::table::{Parameter, ParameterKind, ParameterRole, ParameterTable, Part, Routing, Unit, UnitName};
 
 /// `sliding_window` where a config of a family with windows has none.
 const DEFAULT_WINDOW: u64 = 4096;
@@ -226,7 +226,7 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
     let mut head = Unit::new(UnitName::Head);
     head.push_norm("model.norm", config.hidden);
     if !config.tied_head {
-        head.push_linear("lm_head", ParameterKind::Head, [config.vocab, config.hidden], false);
+        head.push_head("lm_head", [config.vocab, config.hidden]);
     }
     units.push(head);
     let routing = config.experts.as_ref().map(|e| Routing { experts: e.count, per_token: e.per_token });
@@ -234,36 +234,37 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
 }
 
 fn block(config: &ModelConfig, index: u64) -> Unit {
-    use ParameterKind::{Linear, Router};
+    use ParameterRole::{AttentionOutput, FeedForwardInput, FeedForwardOutput, Key, Query, Router, Value};
     let (hidden, q, kv) = (config.hidden, config.attention_width(), config.kv_width());
     let mut unit = Unit::new(UnitName::Block(index));
     let at = |part: &str| format!("model.layers.{index}.{part}");
 
     unit.push_norm(&at("input_layernorm"), hidden);
-    unit.push_linear(&at("self_attn.q_proj"), Linear, [q, hidden], config.qkv_bias);
-    unit.push_linear(&at("self_attn.k_proj"), Linear, [kv, hidden], config.qkv_bias);
-    unit.push_linear(&at("self_attn.v_proj"), Linear, [kv, hidden], config.qkv_bias);
+    unit.push_linear(&at("self_attn.q_proj"), Query, [q, hidden], config.qkv_bias);
+    unit.push_linear(&at("self_attn.k_proj"), Key, [kv, hidden], config.qkv_bias);
+    unit.push_linear(&at("self_attn.v_proj"), Value, [kv, hidden], config.qkv_bias);
     if config.qk_norm {
         unit.push_norm(&at("self_attn.q_norm"), config.head_dim);
         unit.push_norm(&at("self_attn.k_norm"), config.head_dim);
     }
-    unit.push_linear(&at("self_attn.o_proj"), Linear, [hidden, q], config.output_bias);
+    unit.push_linear(&at("self_attn.o_proj"), AttentionOutput, [hidden, q], config.output_bias);
 
     unit.push_norm(&at("post_attention_layernorm"), hidden);
     match config.experts.as_ref().zip(config.family.mixture()) {
         Some((experts, mixture)) if config.has_experts(index) => {
             let shape = vec![experts.count, hidden];
             let stored = Part::whole(at(&format!("{}.gate.weight", mixture.module)), shape.clone());
-            let mut router = Parameter::new(at("mlp.gate.weight"), shape, Router);
+            let router = Parameter::new(at("mlp.gate.weight"), shape, ParameterKind::Router);
+            let mut router = Parameter { role: Some(Router), ..router };
             if stored.name != router.name {
                 router.parts = vec![stored];
             }
             unit.push(router);
         }
         _ => {
-            unit.push_linear(&at("mlp.gate_proj"), Linear, [config.ffn, hidden], config.mlp_bias);
-            unit.push_linear(&at("mlp.up_proj"), Linear, [config.ffn, hidden], config.mlp_bias);
-            unit.push_linear(&at("mlp.down_proj"), Linear, [hidden, config.ffn], config.mlp_bias);
+            unit.push_linear(&at("mlp.gate_proj"), FeedForwardInput, [config.ffn, hidden], config.mlp_bias);
+            unit.push_linear(&at("mlp.up_proj"), FeedForwardInput, [config.ffn, hidden], config.mlp_bias);
+            unit.push_linear(&at("mlp.down_proj"), FeedForwardOutput, [hidden, config.ffn], config.mlp_bias);
         }
     }
     unit
@@ -278,14 +279,17 @@ fn experts_unit(hidden: u64, experts: &Experts, mixture: Mixture, index: u64) ->
         let name = format!("model.layers.{index}.{}.experts.{expert}.{projection}.weight", mixture.module);
         Part::whole(name, shape.to_vec())
     };
-    let parameter = |name: &str, shape: [u64; 2], parts: Vec<Part>| {
+    let parameter = |name: &str, role: ParameterRole, [out, input]: [u64; 2], parts: Vec<Part>| {
         let name = format!("model.layers.{index}.mlp.experts.{name}");
-        Parameter { parts, ..Parameter::new(name, vec![count, shape[0], shape[1]], ParameterKind::Expert) }
+        let experts = Parameter::new(name, vec![count, out, input], ParameterKind::Expert);
+        Parameter { role: Some(role), parts, ..experts }
     };
     let into = |expert| [gate, up].map(|projection| part(expert, projection, [width, hidden]));
     let mut unit = Unit::new(UnitName::Experts(index));
-    unit.push(parameter("gate_up_proj", [2 * width, hidden], (0..count).flat_map(into).collect()));
+    let parts = (0..count).flat_map(into).collect();
+    unit.push(parameter("gate_up_proj", ParameterRole::FeedForwardInput, [2 * width, hidden], parts));
     let out = |expert| part(expert, down, [hidden, width]);
-    unit.push(parameter("down_proj", [hidden, width], (0..count).map(out).collect()));
+    let parts = (0..count).map(out).collect();
+    unit.push(parameter("down_proj", ParameterRole::FeedForwardOutput, [hidden, width], parts));
     unit
 }

@@ -6,9 +6,10 @@
 mod decoder;
 mod encoder_decoder;
 
-use zeroth_graph::{ActivationFn, Builder, Graph, GraphError, ParamId, ParamSpec, Value};
+use std::collections::HashMap;
 
-use crate::lora::adapter_name;
+use zeroth_graph::{ActivationFn, Builder, Graph, GraphError, ParamId, ParamSpec, Routing, Value};
+
 use crate::table::Adapters;
 use crate::{Activation, Family, ModelConfig, Parameter, ParameterTable, Unit};
 
@@ -151,34 +152,60 @@ impl Residual {
     }
 }
 
-/// A module's linear map, with its bias and adapter where it has them.
-fn linear(
-    b: &mut Builder,
-    module: &str,
-    x: Value,
-    has_bias: bool,
+/// The parameters of a model by their names in its table, and the adapters of its linear maps.
+struct NamedParams<'a> {
+    /// What the graph's names have before those of the table.
+    prefix: &'static str,
     adapters: Option<Adapters>,
-) -> Result<Value, GraphError> {
-    let weight = b.param(&format!("{module}.weight"))?;
-    let bias = if has_bias { Some(b.param(&format!("{module}.bias"))?) } else { None };
-    let y = b.linear(x, weight, bias)?;
-    match adapters {
-        Some(adapters) => adapted(b, module, adapters, x, y),
-        None => Ok(y),
-    }
+    matrices: HashMap<&'a str, [&'a Parameter; 2]>,
 }
 
-/// Adds what the adapter of a module makes of the module's input `x` to its output `y`, where it has one.
-fn adapted(
-    b: &mut Builder,
-    module: &str,
-    adapters: Adapters,
-    x: Value,
-    y: Value,
-) -> Result<Value, GraphError> {
-    let Ok(inner) = b.param(&adapter_name(module, "lora_A")) else { return Ok(y) };
-    let outer = b.param(&adapter_name(module, "lora_B"))?;
-    let dropped = b.dropout(x, adapters.dropout)?;
-    let u = b.linear(dropped, inner, None)?; // [T, rank]
-    b.linear_add(y, u, outer, adapters.scale)
+impl<'a> NamedParams<'a> {
+    fn new(table: &'a ParameterTable, prefix: &'static str) -> Self {
+        Self { prefix, adapters: table.adapters, matrices: table.adapter_matrices() }
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    fn get(&self, b: &Builder, name: &str) -> Result<ParamId, GraphError> {
+        b.param(&self.name(name))
+    }
+
+    /// How the adapter of a matrix acts, with its inner and outer matrix; `None` where it has no adapter.
+    fn adapter(&self, b: &Builder, weight: &str) -> Result<Option<(Adapters, [ParamId; 2])>, GraphError> {
+        let (Some(adapters), Some([inner, outer])) = (self.adapters, self.matrices.get(weight)) else {
+            return Ok(None);
+        };
+        Ok(Some((adapters, [self.get(b, &inner.name)?, self.get(b, &outer.name)?])))
+    }
+
+    /// A module's linear map, with its bias and adapter where it has them.
+    fn linear(&self, b: &mut Builder, module: &str, x: Value, has_bias: bool) -> Result<Value, GraphError> {
+        let name = format!("{module}.weight");
+        let weight = self.get(b, &name)?;
+        let bias = if has_bias { Some(self.get(b, &format!("{module}.bias"))?) } else { None };
+        let y = b.linear(x, weight, bias)?;
+        let Some((adapters, [inner, outer])) = self.adapter(b, &name)? else { return Ok(y) };
+        let dropped = b.dropout(x, adapters.dropout)?;
+        let u = b.linear(dropped, inner, None)?; // [T, rank]
+        b.linear_add(y, u, outer, adapters.scale)
+    }
+
+    /// The linear maps of all experts, with their adapters where they have them; `scale` is that of the adapters.
+    fn grouped_linear(
+        &self,
+        b: &mut Builder,
+        name: &str,
+        x: Value,
+        routing: &Routing,
+        scale: fn(Adapters) -> f64,
+    ) -> Result<Value, GraphError> {
+        let weight = self.get(b, name)?;
+        let y = b.grouped_linear(x, weight, routing)?;
+        let Some((adapters, [inner, outer])) = self.adapter(b, name)? else { return Ok(y) };
+        let u = b.grouped_linear(x, inner, routing)?; // [T · k, rank]
+        b.grouped_linear_add(y, u, outer, scale(adapters), routing)
+    }
 }

@@ -58,4 +58,7 @@ pub use safetensors::{
     WeightWriter, WeightsError, WrittenWeights, f32_to_stored, has_weights, is_weight_file, read_header,
     stored_to_f32, write_header,
 };
-pub use table::{Adapters, Parameter, ParameterKind, ParameterTable, Part, Routing, Unit, UnitName};
+pub use table::{
+    AdaptedParameter, Adapters, Parameter, ParameterKind, ParameterRole, ParameterTable, Part, Routing, Unit,
+    UnitName,
+};

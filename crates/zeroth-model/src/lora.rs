@@ -3,7 +3,10 @@
 use fancy_regex::Regex;
 
 use crate::error::did_you_mean;
-use crate::table::{Adapters, Parameter, ParameterKind, ParameterTable, Part, Unit, module_of};
+use crate::table::{
+    AdaptedParameter, Adapters, Parameter, ParameterKind, ParameterRole, ParameterTable, Part, Unit,
+    module_of,
+};
 use zeroth_base::nearest;
 
 /// Which adapters to add.
@@ -217,7 +220,7 @@ pub fn add_adapters(base: &ParameterTable, lora: &Lora) -> Result<ParameterTable
 }
 
 /// The name of a matrix of a module's adapter, `part` being `lora_A` or `lora_B`.
-pub(crate) fn adapter_name(module: &str, part: &str) -> String {
+fn adapter_name(module: &str, part: &str) -> String {
     format!("base_model.model.{module}.{part}.weight")
 }
 
@@ -348,7 +351,11 @@ impl<'a> Targets<'a> {
                 names.any(|name| self.choice.means(name))
             }
             ParameterKind::Linear => {
-                let is_dense = self.has_experts && parameter.module().contains(".mlp.");
+                let is_feed_forward = matches!(
+                    parameter.role,
+                    Some(ParameterRole::FeedForwardInput | ParameterRole::FeedForwardOutput)
+                );
+                let is_dense = self.has_experts && is_feed_forward;
                 !is_dense && self.choice.means(parameter.module())
             }
             ParameterKind::Head => {
@@ -385,11 +392,15 @@ impl<'a> Targets<'a> {
     /// The two matrices of a map's adapter. `unit` is the map's.
     fn adapter(&self, linear: &Parameter, unit: &Unit) -> [Parameter; 2] {
         let ([out, input], rank) = (sides(linear), self.rank_of(linear));
-        let name = |part: &str| adapter_name(adapted_name(linear), part);
+        let matrix = |part: &str, kind, shape: Vec<u64>| Parameter {
+            role: linear.role,
+            adapts: Some(AdaptedParameter { name: linear.name.clone(), kind: linear.kind }),
+            ..Parameter::new(adapter_name(adapted_name(linear), part), shape, kind)
+        };
         if linear.kind != ParameterKind::Expert {
             return [
-                Parameter::new(name("lora_A"), vec![rank, input], ParameterKind::LoraA),
-                Parameter::new(name("lora_B"), vec![out, rank], ParameterKind::LoraB),
+                matrix("lora_A", ParameterKind::LoraA, vec![rank, input]),
+                matrix("lora_B", ParameterKind::LoraB, vec![out, rank]),
             ];
         }
         // PEFT wraps the module of all experts once for each adapted parameter: the first, gate_up, is inside.
@@ -399,7 +410,7 @@ impl<'a> Targets<'a> {
         let experts = linear.shape[0];
         let matrix = |part: &str, kind, shape: [u64; 3], stored: [u64; 2]| Parameter {
             parts: vec![Part::whole(adapter_name(&module, part), stored.to_vec())],
-            ..Parameter::new(name(part), shape.to_vec(), kind)
+            ..matrix(part, kind, shape.to_vec())
         };
         [
             matrix("lora_A", ParameterKind::LoraA, [experts, rank, input], [experts * rank, input]),

@@ -10,8 +10,7 @@ use crate::family::Family;
 use crate::fields::{Fields, Given, check_attention_width, read_dtype};
 use crate::init::INITIALIZER_RANGE;
 use crate::limits::{MAX_BLOCKS, MAX_VOCAB, MAX_WIDTH};
-use crate::lora::last;
-use crate::table::{Parameter, ParameterKind, ParameterTable, Unit, UnitName};
+use crate::table::{Parameter, ParameterKind, ParameterRole, ParameterTable, Unit, UnitName};
 
 /// How `feed_forward_proj` is written, whether it has a gate, and its function. `gated-gelu` has always meant the
 /// tanh approximation.
@@ -128,12 +127,13 @@ fn target_tokens(family: Family, fields: &Fields<'_>, vocab: u64) -> Result<Targ
 
 /// The standard deviation of a parameter's new values, the value of its norms: those of transformers.
 pub(crate) fn initial_deviation(config: &ModelConfig, parameter: &Parameter) -> f64 {
+    use ParameterRole::{AttentionOutput, FeedForwardOutput, Query};
     let inverse_root = |width: u64| (width as f64).powf(-0.5);
-    let relative = match (parameter.kind, last(parameter.module())) {
+    let relative = match (parameter.kind, parameter.role) {
         // The scale of attention is in q.
-        (ParameterKind::Linear, "q") => inverse_root(config.hidden * config.head_dim),
-        (ParameterKind::Linear, "o") => inverse_root(config.attention_width()),
-        (ParameterKind::Linear, "wo") => inverse_root(config.ffn),
+        (ParameterKind::Linear, Some(Query)) => inverse_root(config.hidden * config.head_dim),
+        (ParameterKind::Linear, Some(AttentionOutput)) => inverse_root(config.attention_width()),
+        (ParameterKind::Linear, Some(FeedForwardOutput)) => inverse_root(config.ffn),
         (ParameterKind::Linear | ParameterKind::PositionBias, _) => inverse_root(config.hidden),
         _ => 1.0,
     };
@@ -191,7 +191,7 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
     units.extend(position_biases(config, UnitName::EncoderPositions, "encoder"));
     units.extend((0..config.encoder_blocks).map(|index| {
         let mut unit = Unit::new(UnitName::EncoderBlock(index));
-        attention(&mut unit, config, &format!("encoder.block.{index}.layer.0"), "SelfAttention");
+        attention(&mut unit, config, &format!("encoder.block.{index}.layer.0"), OWN);
         feed_forward(&mut unit, config, &format!("encoder.block.{index}.layer.1"));
         unit
     }));
@@ -202,15 +202,15 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
     units.extend(position_biases(config, UnitName::DecoderPositions, "decoder"));
     units.extend((0..config.blocks).map(|index| {
         let mut unit = Unit::new(UnitName::Block(index));
-        attention(&mut unit, config, &format!("decoder.block.{index}.layer.0"), "SelfAttention");
-        attention(&mut unit, config, &format!("decoder.block.{index}.layer.1"), "EncDecAttention");
+        attention(&mut unit, config, &format!("decoder.block.{index}.layer.0"), OWN);
+        attention(&mut unit, config, &format!("decoder.block.{index}.layer.1"), CROSS);
         feed_forward(&mut unit, config, &format!("decoder.block.{index}.layer.2"));
         unit
     }));
     let mut head = Unit::new(UnitName::Head);
     head.push_norm("decoder.final_layer_norm", config.hidden);
     if !config.tied_head {
-        head.push_linear("lm_head", ParameterKind::Head, [config.vocab, config.hidden], false);
+        head.push_head("lm_head", [config.vocab, config.hidden]);
     }
     units.push(head);
     ParameterTable { units, routing: None, adapters: None }
@@ -228,13 +228,26 @@ fn position_biases(config: &ModelConfig, name: UnitName, stack: &str) -> Option<
     Some(unit)
 }
 
-fn attention(unit: &mut Unit, config: &ModelConfig, at: &str, name: &str) {
+/// The module of an attention, and the roles of its keys and values.
+const OWN: (&str, [ParameterRole; 2]) = ("SelfAttention", [ParameterRole::Key, ParameterRole::Value]);
+const CROSS: (&str, [ParameterRole; 2]) =
+    ("EncDecAttention", [ParameterRole::CrossKey, ParameterRole::CrossValue]);
+
+fn attention(
+    unit: &mut Unit,
+    config: &ModelConfig,
+    at: &str,
+    (name, [key, value]): (&str, [ParameterRole; 2]),
+) {
     let (hidden, width) = (config.hidden, config.attention_width());
     unit.push_norm(&format!("{at}.layer_norm"), hidden);
-    for (part, shape) in
-        [("q", [width, hidden]), ("k", [width, hidden]), ("v", [width, hidden]), ("o", [hidden, width])]
-    {
-        unit.push_linear(&format!("{at}.{name}.{part}"), ParameterKind::Linear, shape, false);
+    for (part, role, shape) in [
+        ("q", ParameterRole::Query, [width, hidden]),
+        ("k", key, [width, hidden]),
+        ("v", value, [width, hidden]),
+        ("o", ParameterRole::AttentionOutput, [hidden, width]),
+    ] {
+        unit.push_linear(&format!("{at}.{name}.{part}"), role, shape, false);
     }
 }
 
@@ -243,8 +256,8 @@ fn feed_forward(unit: &mut Unit, config: &ModelConfig, at: &str) {
     let inputs: &[&str] = if config.gated { &["wi_0", "wi_1"] } else { &["wi"] };
     for part in inputs {
         let module = format!("{at}.DenseReluDense.{part}");
-        unit.push_linear(&module, ParameterKind::Linear, [config.ffn, config.hidden], false);
+        unit.push_linear(&module, ParameterRole::FeedForwardInput, [config.ffn, config.hidden], false);
     }
     let module = format!("{at}.DenseReluDense.wo");
-    unit.push_linear(&module, ParameterKind::Linear, [config.hidden, config.ffn], false);
+    unit.push_linear(&module, ParameterRole::FeedForwardOutput, [config.hidden, config.ffn], false);
 }

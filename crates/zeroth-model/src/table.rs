@@ -78,8 +78,12 @@ pub struct Parameter {
     pub name: String,
     /// Its shape; a linear's is [out, in], that of all experts of a block [experts, out, in].
     pub shape: Vec<u64>,
-    /// The value found.
+    /// What it is.
     pub kind: ParameterKind,
+    /// Which linear map of a block it belongs to; `None` elsewhere. An adapter's is that of the map it adapts.
+    pub role: Option<ParameterRole>,
+    /// What it adapts, if it is a matrix of a LoRA adapter.
+    pub adapts: Option<AdaptedParameter>,
     /// Other names under which a file may hold the same tensor, because modules share it.
     pub aliases: &'static [&'static str],
     /// The parts of tensors on disk that it is the concatenation of, in order. Empty where it is always one whole tensor of
@@ -135,6 +139,38 @@ pub enum ParameterKind {
     LoraB,
 }
 
+/// Which linear map of a block a parameter belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ParameterRole {
+    /// Queries.
+    Query,
+    /// Keys of the block's own tokens.
+    Key,
+    /// Values of the block's own tokens.
+    Value,
+    /// Keys of the encoder's output.
+    CrossKey,
+    /// Values of the encoder's output.
+    CrossValue,
+    /// What attention ends with.
+    AttentionOutput,
+    /// The score of each expert.
+    Router,
+    /// What a feed-forward part, or an expert, begins with: gate and up.
+    FeedForwardInput,
+    /// What a feed-forward part, or an expert, ends with.
+    FeedForwardOutput,
+}
+
+/// The parameter that a matrix of a LoRA adapter belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdaptedParameter {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: ParameterKind,
+}
+
 impl ParameterKind {
     /// Whether it is the matrix of a linear map, adapters not counted.
     pub const fn is_linear(self) -> bool {
@@ -150,7 +186,27 @@ impl ParameterKind {
 
 impl Parameter {
     pub(crate) fn new(name: String, shape: Vec<u64>, kind: ParameterKind) -> Self {
-        Self { name, shape, kind, aliases: &[], parts: Vec::new(), trained: true, quantized: false }
+        Self {
+            name,
+            shape,
+            kind,
+            role: None,
+            adapts: None,
+            aliases: &[],
+            parts: Vec::new(),
+            trained: true,
+            quantized: false,
+        }
+    }
+
+    /// Whether it is a matrix of a LoRA adapter.
+    pub const fn is_adapter(&self) -> bool {
+        self.adapts.is_some()
+    }
+
+    /// What it is, or what it adapts is.
+    pub fn adapted_kind(&self) -> ParameterKind {
+        self.adapts.as_ref().map_or(self.kind, |adapted| adapted.kind)
     }
 
     /// Its name and the other names it may have in a file.
@@ -188,12 +244,19 @@ impl Unit {
         self.push(Parameter::new(format!("{module}.weight"), vec![width], ParameterKind::Norm));
     }
 
-    /// Adds the matrix [out, in] of a linear map, and its bias.
-    pub(crate) fn push_linear(&mut self, module: &str, kind: ParameterKind, shape: [u64; 2], bias: bool) {
-        self.push(Parameter::new(format!("{module}.weight"), shape.to_vec(), kind));
+    /// Adds the matrix [out, in] of a block's linear map, and its bias.
+    pub(crate) fn push_linear(&mut self, module: &str, role: ParameterRole, shape: [u64; 2], bias: bool) {
+        let weight = Parameter::new(format!("{module}.weight"), shape.to_vec(), ParameterKind::Linear);
+        self.push(Parameter { role: Some(role), ..weight });
         if bias {
-            self.push(Parameter::new(format!("{module}.bias"), vec![shape[0]], ParameterKind::Bias));
+            let bias = Parameter::new(format!("{module}.bias"), vec![shape[0]], ParameterKind::Bias);
+            self.push(Parameter { role: Some(role), ..bias });
         }
+    }
+
+    /// Adds the output projection [vocabulary, in].
+    pub(crate) fn push_head(&mut self, module: &str, shape: [u64; 2]) {
+        self.push(Parameter::new(format!("{module}.weight"), shape.to_vec(), ParameterKind::Head));
     }
 
     /// How many numbers its parameters hold.
@@ -220,6 +283,18 @@ impl ParameterTable {
     /// The parameters by name.
     pub fn by_name(&self) -> HashMap<&str, &Parameter> {
         self.iter().map(|parameter| (parameter.name.as_str(), parameter)).collect()
+    }
+
+    /// The inner and the outer matrix of every LoRA adapter, by the name of what they adapt.
+    pub fn adapter_matrices(&self) -> HashMap<&str, [&Parameter; 2]> {
+        let of_kind = |kind| {
+            let matrices = self.iter().filter(move |parameter| parameter.kind == kind);
+            matrices.filter_map(|matrix| Some((matrix.adapts.as_ref()?.name.as_str(), matrix)))
+        };
+        let outer: HashMap<&str, &Parameter> = of_kind(ParameterKind::LoraB).collect();
+        of_kind(ParameterKind::LoraA)
+            .filter_map(|(name, inner)| Some((name, [inner, outer.get(name).copied()?])))
+            .collect()
     }
 
     /// The number of parameters of the model; a tied one counts once.

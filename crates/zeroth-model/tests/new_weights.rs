@@ -21,6 +21,8 @@ mod new_weights {
             name: name.to_owned(),
             shape: shape.to_vec(),
             kind: ParameterKind::Linear,
+            role: None,
+            adapts: None,
             aliases: &[],
             parts: Vec::new(),
             trained: true,

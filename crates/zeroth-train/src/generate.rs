@@ -24,7 +24,7 @@ use zeroth_engine::{Engine, MicroBatch, NewToken, Rank, RunError};
 use zeroth_kernel::{Device, Recipe};
 use zeroth_model::{
     Adapter, AdapterError, Batch, ForwardError, Lora, LoraError, ModelConfig, ModelError, Parameter,
-    ParameterKind, ParameterTable, WeightFiles, WeightsError, add_adapters, forward, has_weights, table,
+    ParameterTable, WeightFiles, WeightsError, add_adapters, forward, has_weights, table,
 };
 use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
@@ -291,8 +291,8 @@ impl Inference {
             names.iter().filter_map(|name| known.get(name.as_str()).copied()).collect();
         engine.load(&mut |param, range, elements| {
             let parameter = found[param.index()];
-            match (&self.adapter, parameter.kind) {
-                (Some(adapter), ParameterKind::LoraA | ParameterKind::LoraB) => {
+            match &self.adapter {
+                Some(adapter) if parameter.is_adapter() => {
                     adapter.read_f32(&parameter.name, range, elements)?;
                 }
                 _ => self.weights.read_f32(&parameter.name, range, elements)?,

@@ -26,12 +26,12 @@ pub struct LoraJob {
 
 /// The parameters of an adapted table that are the base's.
 pub fn base_table(table: &ParameterTable) -> ParameterTable {
-    ParameterTable { adapters: None, ..filtered(table, |parameter| !is_adapter(parameter)) }
+    ParameterTable { adapters: None, ..filtered(table, |parameter| !parameter.is_adapter()) }
 }
 
 /// The parameters of an adapted table that are adapters'. Units without any are left out.
 pub fn adapter_table(table: &ParameterTable) -> ParameterTable {
-    let mut adapters = filtered(table, is_adapter);
+    let mut adapters = filtered(table, Parameter::is_adapter);
     adapters.units.retain(|unit| !unit.parameters.is_empty());
     adapters
 }
@@ -42,10 +42,6 @@ fn filtered(table: &ParameterTable, keep: impl Fn(&Parameter) -> bool) -> Parame
         parameters: unit.parameters.iter().filter(|parameter| keep(parameter)).cloned().collect(),
     };
     ParameterTable { units: table.units.iter().map(unit).collect(), ..table.clone() }
-}
-
-pub(crate) fn is_adapter(parameter: &Parameter) -> bool {
-    matches!(parameter.kind, ParameterKind::LoraA | ParameterKind::LoraB)
 }
 
 /// The last parts of the names of the adapted modules, each once, in order: `q_proj, v_proj`.

@@ -16,7 +16,7 @@ use crate::distill::{TeacherLoad, read_teacher};
 use crate::export_record::recorded_base;
 use crate::initial_weights::{AT_ONCE, InitialWeights};
 use crate::load_progress::LoadProgress;
-use crate::lora::{LoraJob, base_table, is_adapter};
+use crate::lora::{LoraJob, base_table};
 use crate::resume::{ResumeError, restore_optimizer};
 use crate::train_error::TrainError;
 
@@ -110,10 +110,10 @@ impl LoraWeights {
             }
             let Some(parameter) = found[param.index()] else { return Ok(()) };
             match from {
-                Some(from) if is_adapter(parameter) => {
+                Some(from) if parameter.is_adapter() => {
                     from.read_f32(State::Weights, &parameter.name, range, elements)?;
                 }
-                _ if is_adapter(parameter) => self.start_adapter(job, lora, parameter, range, elements)?,
+                _ if parameter.is_adapter() => self.start_adapter(job, lora, parameter, range, elements)?,
                 _ => {
                     self.base.read(parameter, range.clone(), elements)?;
                     let own = owned.get(&param.index()).map_or(&[][..], Vec::as_slice);

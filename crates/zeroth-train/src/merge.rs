@@ -1,7 +1,6 @@
 //! Merges adapters into the weights of their base and writes a Hugging Face folder, streamed: W + scale · B·A is computed
 //! in f32 and rounded once, tensor by tensor.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -9,8 +8,8 @@ use rayon::prelude::*;
 use zeroth_base::{DType, ExclusiveFolder};
 use zeroth_engine::State;
 use zeroth_model::{
-    Adapter, Lora, ModelConfig, NewTensor, Parameter, ParameterKind, ParameterTable, WeightFiles,
-    WeightWriter, WeightsError, WrittenWeights, has_weights, lora_table, table,
+    Adapter, Lora, ModelConfig, NewTensor, Parameter, ParameterTable, WeightFiles, WeightWriter,
+    WeightsError, WrittenWeights, has_weights, lora_table, table,
 };
 
 use crate::ModelFiles;
@@ -187,13 +186,11 @@ impl MergeBase {
         let dtype = output.dtype.map_or_else(|| self.dtype(), Ok)?;
         let beside = StagedFiles::of_model(&ModelFiles::read(&self.folder)?, folder, dtype)?;
         let mut writer = WeightWriter::create(&to, tensors.to_vec(), output.shard_bytes)?;
-        let matrices = matrices_by_weight(adapters.table);
+        let matrices = adapters.table.adapter_matrices();
         let mut hash = BaseHash::default();
         for parameter in self.table.iter() {
-            // An adapter is named after its module, or after the parameter of all experts.
             let adapted = matrices.get(parameter.name.as_str());
-            let adapted = adapted.or_else(|| matrices.get(parameter.name.strip_suffix(".weight")?));
-            let product = adapted.map(|(a, b)| Product::read(a, b, adapters)).transpose()?;
+            let product = adapted.map(|[a, b]| Product::read(a, b, adapters)).transpose()?;
             let key = name_key(&parameter.name);
             let dtype = self.written_dtype(parameter, output)?;
             stream(parameter, dtype, Some(&mut writer), &mut |range, elements| {
@@ -228,23 +225,6 @@ impl MergeBase {
             _ => Ok(()),
         }
     }
-}
-
-/// The two matrices of every adapter by the name of what they adapt.
-fn matrices_by_weight(adapters: &ParameterTable) -> HashMap<String, (&Parameter, &Parameter)> {
-    let by_name = adapters.by_name();
-    let mut matrices = HashMap::new();
-    for a in adapters.iter().filter(|parameter| parameter.kind == ParameterKind::LoraA) {
-        let Some(module) = a.name.strip_suffix(".lora_A.weight") else { continue };
-        let (Some(b), Some(of_base)) = (
-            by_name.get(format!("{module}.lora_B.weight").as_str()),
-            module.strip_prefix("base_model.model."),
-        ) else {
-            continue;
-        };
-        matrices.insert(of_base.to_owned(), (a, *b));
-    }
-    matrices
 }
 
 /// The product of an adapter's matrices, computed where it is added.

@@ -165,6 +165,8 @@ impl Session {
                 name: spec.name.clone(),
                 shape: spec.shape.clone(),
                 kind,
+                role: None,
+                adapts: None,
                 aliases: &[],
                 parts: Vec::new(),
                 trained: spec.trainable,

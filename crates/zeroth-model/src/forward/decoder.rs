@@ -5,9 +5,8 @@
 
 use zeroth_graph::{BalanceSums, Builder, GraphError, ParamId, Role, Routing, Value};
 
-use super::{ForwardError, Residual, UNIT_ORDER, activation_fn, linear, not_fitting, param_specs};
+use super::{ForwardError, NamedParams, Residual, UNIT_ORDER, activation_fn, not_fitting, param_specs};
 use crate::distill::TEACHER_PREFIX;
-use crate::lora::adapter_name;
 use crate::rotary::rotary;
 use crate::table::Adapters;
 use crate::{Experts, ModelConfig, Parameter, ParameterKind, ParameterTable, Positions, Unit, UnitName};
@@ -16,6 +15,7 @@ use crate::{Experts, ModelConfig, Parameter, ParameterKind, ParameterTable, Posi
 pub(crate) struct Decoder<'a> {
     config: &'a ModelConfig,
     table: &'a ParameterTable,
+    params: NamedParams<'a>,
     /// Whether it is the teacher of a distillation: its units are a group of their own, and the names of its parameters have
     /// [`TEACHER_PREFIX`].
     is_teacher: bool,
@@ -41,13 +41,13 @@ impl DecoderOutput {
 }
 
 impl<'a> Decoder<'a> {
-    pub(crate) const fn new(config: &'a ModelConfig, table: &'a ParameterTable) -> Self {
-        Self { config, table, is_teacher: false }
+    pub(crate) fn new(config: &'a ModelConfig, table: &'a ParameterTable) -> Self {
+        Self { config, table, params: NamedParams::new(table, ""), is_teacher: false }
     }
 
     /// The same as the teacher of a distillation.
-    pub(crate) const fn teacher(config: &'a ModelConfig, table: &'a ParameterTable) -> Self {
-        Self { is_teacher: true, ..Self::new(config, table) }
+    pub(crate) fn teacher(config: &'a ModelConfig, table: &'a ParameterTable) -> Self {
+        Self { config, table, params: NamedParams::new(table, TEACHER_PREFIX), is_teacher: true }
     }
 
     /// Adds all units but the loss.
@@ -56,13 +56,13 @@ impl<'a> Decoder<'a> {
         b: &mut Builder,
         is_trained: &dyn Fn(&Parameter) -> bool,
     ) -> Result<DecoderOutput, ForwardError> {
-        let Self { config, table, .. } = *self;
+        let (config, table) = (self.config, self.table);
         let Positions::Rope(rope) = &config.positions else {
             return Err(not_fitting(config, "positions that are rotated"));
         };
         let aux = config.experts.as_ref().and_then(|experts| experts.aux_loss).filter(|_| !self.is_teacher);
         if let Some(coefficient) = aux
-            && !table.iter().any(|parameter| is_of_router(parameter) && is_trained(parameter))
+            && !table.iter().any(|p| p.adapted_kind() == ParameterKind::Router && is_trained(p))
         {
             return Err(ForwardError::FrozenRouters { coefficient });
         }
@@ -75,7 +75,7 @@ impl<'a> Decoder<'a> {
             self.add_unit(b, unit, is_trained)?;
             stream = match (unit.name, stream) {
                 (UnitName::Embedding | UnitName::Tied, _) => {
-                    let embed = self.param(b, "model.embed_tokens.weight")?;
+                    let embed = self.params.get(b, "model.embed_tokens.weight")?;
                     let ids = b.ids();
                     Some(Stream::Block(Residual { sum: None, branch: b.embedding(ids, embed)? }))
                 }
@@ -91,10 +91,10 @@ impl<'a> Decoder<'a> {
                     Some(Stream::Block(Residual { sum: Some(sum), branch }))
                 }
                 (UnitName::Head, Some(Stream::Block(residual))) => {
-                    let norm = self.param(b, "model.norm.weight")?;
+                    let norm = self.params.get(b, "model.norm.weight")?;
                     let (_, normed) = residual.norm(b, norm, config.norm_eps, false)?;
                     let head = if config.tied_head { "model.embed_tokens.weight" } else { "lm_head.weight" };
-                    return Ok(DecoderOutput { normed, head: self.param(b, head)?, balance });
+                    return Ok(DecoderOutput { normed, head: self.params.get(b, head)?, balance });
                 }
                 _ => break,
             };
@@ -109,9 +109,9 @@ impl<'a> Decoder<'a> {
         unit: &Unit,
         is_trained: &dyn Fn(&Parameter) -> bool,
     ) -> Result<(), GraphError> {
-        let params = param_specs(unit, is_trained, |name| self.name(name));
+        let params = param_specs(unit, is_trained, |name| self.params.name(name));
         if self.is_teacher {
-            b.teacher_unit(self.name(&unit.name.to_string()), params)?;
+            b.teacher_unit(self.params.name(&unit.name.to_string()), params)?;
             return Ok(());
         }
         let role = match unit.name {
@@ -123,20 +123,6 @@ impl<'a> Decoder<'a> {
         b.unit(unit.name.to_string(), role, params)?;
         Ok(())
     }
-
-    fn name(&self, name: &str) -> String {
-        if self.is_teacher { format!("{TEACHER_PREFIX}{name}") } else { name.to_owned() }
-    }
-
-    fn param(&self, b: &Builder, name: &str) -> Result<ParamId, GraphError> {
-        b.param(&self.name(name))
-    }
-}
-
-/// Whether it is a router, or the adapter of one.
-fn is_of_router(parameter: &Parameter) -> bool {
-    let is_adapter = matches!(parameter.kind, ParameterKind::LoraA | ParameterKind::LoraB);
-    parameter.kind == ParameterKind::Router || (is_adapter && parameter.name.contains(".mlp.gate.lora_"))
 }
 
 /// The loss that balances the experts: transformers computes it over the blocks with experts together.
@@ -170,22 +156,20 @@ impl Decoder<'_> {
         residual: Residual,
         balance: BalanceSums,
     ) -> Result<Stream, GraphError> {
-        let config = self.config;
-        let adapters = self.table.adapters;
+        let (config, params) = (self.config, &self.params);
         let ModelConfig { heads, kv_heads, head_dim, norm_eps, .. } = *config;
-        let at = |part: &str| self.name(&format!("model.layers.{index}.{part}"));
-        let projection = |b: &mut Builder, x: Value, part: &str, has_bias: bool| {
-            linear(b, &at(part), x, has_bias, adapters)
-        };
+        let at = |part: &str| format!("model.layers.{index}.{part}");
+        let projection =
+            |b: &mut Builder, x: Value, part: &str, has_bias: bool| params.linear(b, &at(part), x, has_bias);
         let rotated = |b: &mut Builder, x: Value, norm: &str, heads: u64| {
             if !config.qk_norm {
                 return b.rope(x, heads);
             }
-            let weight = b.param(&at(&format!("self_attn.{norm}.weight")))?;
+            let weight = params.get(b, &at(&format!("self_attn.{norm}.weight")))?;
             b.head_norm_rope(x, weight, heads, norm_eps)
         };
 
-        let norm = b.param(&at("input_layernorm.weight"))?;
+        let norm = params.get(b, &at("input_layernorm.weight"))?;
         let (sum, normed) = residual.norm(b, norm, norm_eps, false)?;
         let q = projection(b, normed, "self_attn.q_proj", config.qkv_bias)?; // [T, heads · D]
         let k = projection(b, normed, "self_attn.k_proj", config.qkv_bias)?; // [T, kv_heads · D]
@@ -196,7 +180,7 @@ impl Decoder<'_> {
         let attended = b.attention([q, k, v], heads, kv_heads, window, (head_dim as f64).powf(-0.5))?;
         let branch = projection(b, attended, "self_attn.o_proj", config.output_bias)?; // [T, H]
 
-        let norm = b.param(&at("post_attention_layernorm.weight"))?;
+        let norm = params.get(b, &at("post_attention_layernorm.weight"))?;
         let (sum, normed) = b.add_rms_norm(sum, branch, norm, norm_eps)?;
         if let Some(experts) = config.experts.as_ref().filter(|_| config.has_experts(index)) {
             let logits = projection(b, normed, "mlp.gate", false)?; // [T, experts]
@@ -218,16 +202,15 @@ impl Decoder<'_> {
         normed: Value,
         routing: &Routing,
     ) -> Result<Value, GraphError> {
-        let (activation, adapters) = (activation_fn(self.config.activation), self.table.adapters);
+        let activation = activation_fn(self.config.activation);
         let linear = |b: &mut Builder, x: Value, part: &str, scale: fn(Adapters) -> f64| {
-            let name = self.name(&format!("model.layers.{index}.mlp.experts.{part}"));
-            let weight = b.param(&name)?;
-            let y = b.grouped_linear(x, weight, routing)?;
-            let inner = b.param(&adapter_name(&name, "lora_A"));
-            let (Some(adapters), Ok(inner)) = (adapters, inner) else { return Ok(y) };
-            let outer = b.param(&adapter_name(&name, "lora_B"))?;
-            let u = b.grouped_linear(x, inner, routing)?; // [T · k, rank]
-            b.grouped_linear_add(y, u, outer, scale(adapters), routing)
+            self.params.grouped_linear(
+                b,
+                &format!("model.layers.{index}.mlp.experts.{part}"),
+                x,
+                routing,
+                scale,
+            )
         };
         let x = b.gather_rows(normed, routing)?; // [T · k, H]
         let gate_up = linear(b, x, "gate_up_proj", |adapters| adapters.fused_scale)?; // [T · k, 2F]

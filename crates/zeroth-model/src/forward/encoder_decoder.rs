@@ -9,7 +9,7 @@ use std::slice;
 use zeroth_base::PositionBuckets;
 use zeroth_graph::{AttentionOptions, Builder, GraphError, Role, Value};
 
-use super::{ForwardError, Residual, UNIT_ORDER, activation_fn, linear, not_fitting, param_specs};
+use super::{ForwardError, NamedParams, Residual, UNIT_ORDER, activation_fn, not_fitting, param_specs};
 use crate::{ModelConfig, Parameter, ParameterTable, Positions, Unit, UnitName};
 
 /// The streams of an encoder-decoder.
@@ -20,6 +20,7 @@ const TARGET: usize = 1;
 pub(super) struct EncoderDecoder<'a> {
     config: &'a ModelConfig,
     table: &'a ParameterTable,
+    params: NamedParams<'a>,
 }
 
 /// The units that are not begun yet.
@@ -58,8 +59,8 @@ struct Stack {
 }
 
 impl<'a> EncoderDecoder<'a> {
-    pub(super) const fn new(config: &'a ModelConfig, table: &'a ParameterTable) -> Self {
-        Self { config, table }
+    pub(super) fn new(config: &'a ModelConfig, table: &'a ParameterTable) -> Self {
+        Self { config, table, params: NamedParams::new(table, "") }
     }
 
     /// Adds all units.
@@ -68,7 +69,7 @@ impl<'a> EncoderDecoder<'a> {
         b: &mut Builder,
         is_trained: &dyn Fn(&Parameter) -> bool,
     ) -> Result<(), ForwardError> {
-        let Self { config, table } = *self;
+        let (config, table) = (self.config, self.table);
         let mut units = Units { config, left: table.units.iter(), is_trained };
         units.begin(b, UnitName::Tied)?;
         let shared = b.param("shared.weight")?;
@@ -144,7 +145,7 @@ impl<'a> EncoderDecoder<'a> {
     ) -> Result<Residual, GraphError> {
         let ModelConfig { heads, kv_heads, dropout_rate: dropout, .. } = *self.config;
         let project = |b: &mut Builder, x: Value, part: &str| {
-            linear(b, &format!("{at}.{name}.{part}"), x, false, self.table.adapters)
+            self.params.linear(b, &format!("{at}.{name}.{part}"), x, false)
         };
         let (sum, normed) = self.norm(b, at, residual)?;
         let (read, causal, bias) = match keys {
@@ -165,7 +166,7 @@ impl<'a> EncoderDecoder<'a> {
     fn feed_forward(&self, b: &mut Builder, at: &str, residual: Residual) -> Result<Residual, GraphError> {
         let (config, activation) = (self.config, activation_fn(self.config.activation));
         let project = |b: &mut Builder, x: Value, part: &str| {
-            linear(b, &format!("{at}.DenseReluDense.{part}"), x, false, self.table.adapters)
+            self.params.linear(b, &format!("{at}.DenseReluDense.{part}"), x, false)
         };
         let (sum, normed) = self.norm(b, at, residual)?;
         let activated = if config.gated {

@@ -112,8 +112,7 @@ fn sorted(mut names: Vec<String>) -> Value {
 /// The parameters of `adapter_model.safetensors`, in the order that PEFT writes them (by name); `table` may hold the
 /// base's parameters too.
 pub fn adapter_parameters(table: &ParameterTable) -> Vec<&Parameter> {
-    let is_adapter = |p: &&Parameter| matches!(p.kind, ParameterKind::LoraA | ParameterKind::LoraB);
-    let mut parameters: Vec<&Parameter> = table.iter().filter(is_adapter).collect();
+    let mut parameters: Vec<&Parameter> = table.iter().filter(|parameter| parameter.is_adapter()).collect();
     parameters.sort_by_key(|parameter| parameter.stored_names().next().map(str::to_owned));
     parameters
 }

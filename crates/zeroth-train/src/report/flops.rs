@@ -34,7 +34,7 @@ impl ModelFlops {
             let matrices =
                 table.iter().filter(|parameter| parameter.trained == is_trained && is_matmul(parameter));
             let (experts, dense): (Vec<&Parameter>, Vec<&Parameter>) =
-                matrices.partition(|p| is_of_expert(p));
+                matrices.partition(|p| p.adapted_kind() == ParameterKind::Expert);
             let [experts, dense] =
                 [experts, dense].map(|all| all.into_iter().map(Parameter::elements).sum::<u64>());
             // All experts of all blocks are equal, so the division leaves nothing.
@@ -115,13 +115,7 @@ impl ModelFlops {
 
 /// Whether tokens are multiplied with it; the head of a tied model is counted with its embedding.
 pub(super) fn is_matmul(parameter: &Parameter) -> bool {
-    parameter.kind.is_linear() || matches!(parameter.kind, ParameterKind::LoraA | ParameterKind::LoraB)
-}
-
-/// Whether it is an expert's, or the adapter of one.
-fn is_of_expert(parameter: &Parameter) -> bool {
-    parameter.kind == ParameterKind::Expert
-        || (!parameter.kind.is_linear() && parameter.name.contains(".experts."))
+    parameter.kind.is_linear() || parameter.is_adapter()
 }
 
 /// Pairs of tokens in one causal sequence: half of the square, less those outside the window.

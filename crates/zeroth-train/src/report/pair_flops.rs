@@ -4,12 +4,9 @@
 //!
 //! [`ModelFlops`]: super::flops::ModelFlops
 
-use zeroth_model::{ModelConfig, ParameterKind, ParameterTable};
+use zeroth_model::{ModelConfig, Parameter, ParameterKind, ParameterRole, ParameterTable, UnitName};
 
 use super::flops::{is_matmul, pairs_of};
-
-/// Projections of the encoder's output, in every block of the decoder.
-const CROSS: [&str; 2] = [".EncDecAttention.k.", ".EncDecAttention.v."];
 
 /// FLOPs of an encoder-decoder's steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,11 +26,12 @@ impl PairFlops {
             return None;
         }
         let mut per_token = [0; 2];
-        for parameter in table.iter().filter(|parameter| is_matmul(parameter)) {
-            let name = &parameter.name;
-            let reads_source = name.starts_with("encoder.") || CROSS.iter().any(|cross| name.contains(cross));
-            let stream = usize::from(!reads_source);
-            per_token[stream] += if parameter.trained { 6 } else { 4 } * parameter.elements();
+        for unit in &table.units {
+            let in_encoder = matches!(unit.name, UnitName::EncoderBlock(_));
+            for parameter in unit.parameters.iter().filter(|parameter| is_matmul(parameter)) {
+                let stream = usize::from(!in_encoder && !reads_encoder(parameter));
+                per_token[stream] += if parameter.trained { 6 } else { 4 } * parameter.elements();
+            }
         }
         if model.tied_head {
             let is_trained = table.iter().any(|p| p.kind == ParameterKind::Embedding && p.trained);
@@ -56,6 +54,11 @@ impl PairFlops {
             tokens.iter().zip(self.per_token).map(|(tokens, each)| *tokens as f64 * each as f64).sum();
         weights + 12.0 * self.attention_width as f64 * pairs
     }
+}
+
+/// Whether it maps the encoder's output, in a block of the decoder.
+const fn reads_encoder(parameter: &Parameter) -> bool {
+    matches!(parameter.role, Some(ParameterRole::CrossKey | ParameterRole::CrossValue))
 }
 
 #[cfg(test)]
