@@ -24,7 +24,8 @@ pub use graph::{
     UnitId,
 };
 pub use op::{
-    AttentionOptions, AttentionSpec, BalanceSums, DistillSpec, DropoutSpec, Op, Routing, Teacher, TeacherKind,
+    AttentionOptions, AttentionSpec, BalanceSums, DistillSpec, DropoutSpec, NormOptions, Op, Routing,
+    Teacher, TeacherKind,
 };
 pub use value::{Kind, Rows, Value, ValueInfo};
 pub use zeroth_base::{ActivationFn, PositionBuckets};

@@ -1,5 +1,7 @@
 //! The properties in which families of models differ, as plain data: one file of `family/` fills one [`Architecture`].
 
+use zeroth_graph::NormOptions;
+
 /// A family's names in `config.json`, and the properties of its models.
 #[derive(Debug)]
 pub(crate) struct Architecture {
@@ -34,8 +36,12 @@ pub(crate) struct Decoder {
     /// RMSNorm on each head of q and k.
     pub(crate) qk_norm: bool,
     pub(crate) windows: Windows,
-    /// `rms_norm_eps` where a config has none.
-    pub(crate) norm_eps: f64,
+    /// The norms; their eps where a config has no `rms_norm_eps`.
+    pub(crate) norm: NormOptions,
+    /// The weight of a new norm.
+    pub(crate) norm_weight: f32,
+    /// The field that scores are divided by the root of; the head's width where a config has none.
+    pub(crate) score_width: &'static str,
     /// The base of rotary frequencies where a config has none.
     pub(crate) rope_theta: f64,
     /// The mixture of experts, where blocks may have one.
@@ -53,7 +59,9 @@ impl Decoder {
         mlp_bias: Bias::Field("mlp_bias"),
         qk_norm: false,
         windows: Windows::None,
-        norm_eps: 1e-6,
+        norm: NormOptions::rms(1e-6),
+        norm_weight: 1.0,
+        score_width: "head_dim",
         rope_theta: 10_000.0,
         mixture: None,
     };

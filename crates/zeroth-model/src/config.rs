@@ -1,8 +1,10 @@
 //! A model as its `config.json` describes it: what its shapes, its parameter table and its forward pass depend on.
 
 use zeroth_base::DType;
+use zeroth_graph::NormOptions;
 
 use crate::family::Family;
+use crate::layer::{AttentionModule, Layer};
 use crate::rope::Rope;
 
 /// A model as its `config.json` describes it, written by transformers 4 or 5. Where a field is absent it has the
@@ -13,22 +15,12 @@ pub struct ModelConfig {
     pub family: Family,
     /// Width of the residual stream.
     pub hidden: u64,
-    /// Blocks of the decoder (of the only stack, where there is no encoder).
-    pub blocks: u64,
-    /// Blocks of the encoder; 0 without one.
-    pub encoder_blocks: u64,
-    /// Attention heads.
-    pub heads: u64,
-    /// Heads of keys and values; each serves `heads / kv_heads` heads.
-    pub kv_heads: u64,
-    /// Width of one head.
-    pub head_dim: u64,
-    /// Inner width of the dense feed-forward part.
+    /// The blocks of the decoder (of the only stack, where there is no encoder); at least one.
+    pub layers: Vec<Layer>,
+    /// The blocks of the encoder; none without one.
+    pub encoder_layers: Vec<Layer>,
+    /// Inner width of dense feed-forward parts; given where no block has one, too.
     pub ffn: u64,
-    /// Whether the feed-forward part has a gate: two matrices in and one out, instead of one in.
-    pub gated: bool,
-    /// The function between the feed-forward matrices.
-    pub activation: Activation,
     /// Rows of the embedding.
     pub vocab: u64,
     /// Whether the head is the embedding. Where [`ModelConfig::from_folder`] finds weights of a T5, they decide:
@@ -36,24 +28,13 @@ pub struct ModelConfig {
     pub tied_head: bool,
     /// Whether the head's input is scaled by `hidden^-0.5` (T5, not v1.1).
     pub scaled_head: bool,
-    /// What the norms add to the variance.
-    pub norm_eps: f64,
-    /// Biases on q, k and v.
-    pub qkv_bias: bool,
-    /// Bias on the attention's output.
-    pub output_bias: bool,
-    /// Biases in the feed-forward part.
-    pub mlp_bias: bool,
-    /// Norms on each head of q and k.
-    pub qk_norm: bool,
-    /// For each of the `blocks`, how many positions back it attends; `None` is all of them.
-    pub windows: Vec<Option<u64>>,
-    /// How attention knows where a token stands.
-    pub positions: Positions,
+    /// How all norms of the residual stream are computed.
+    pub norm: NormOptions,
     /// The longest sequence the model is meant for; T5 has no such limit.
     pub max_positions: Option<u64>,
-    /// The mixture of experts.
-    pub experts: Option<Experts>,
+    /// The coefficient of the auxiliary loss that balances the experts, where it is trained: `router_aux_loss_coef` with
+    /// `output_router_logits`.
+    pub aux_loss: Option<f64>,
     /// The standard deviation of new weights of a decoder-only model.
     pub initializer_range: f64,
     /// The factor of new weights of an encoder-decoder, whose standard deviations follow from its sizes; 1 elsewhere.
@@ -118,38 +99,27 @@ pub enum Positions {
     },
 }
 
-/// A mixture of experts.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Experts {
-    /// Experts of a block.
-    pub count: u64,
-    /// How many of them a token goes to.
-    pub per_token: u64,
-    /// Inner width of one expert.
-    pub width: u64,
-    /// Whether the weights of a token's experts are scaled to sum to one.
-    pub normalized: bool,
-    /// The coefficient of the auxiliary loss that balances the experts, where it is trained: `router_aux_loss_coef` with
-    /// `output_router_logits`.
-    pub aux_loss: Option<f64>,
-    /// For each block, whether it has experts; a block without them has the dense feed-forward part.
-    pub in_block: Vec<bool>,
-}
-
 impl ModelConfig {
-    /// Width of all heads together: rows of q.
-    pub const fn attention_width(&self) -> u64 {
-        self.heads * self.head_dim
+    /// The attention of the first block of the decoder, to its own tokens.
+    pub fn first_attention(&self) -> &AttentionModule {
+        self.layers
+            .first()
+            .and_then(Layer::attention)
+            .expect("decoders begin with a block that has attention")
     }
 
-    /// Width of all key-value heads together: rows of k and of v.
-    pub const fn kv_width(&self) -> u64 {
-        self.kv_heads * self.head_dim
+    /// For each block of the decoder, how many positions back it attends; `None` is all of them.
+    pub fn windows(&self) -> Vec<Option<u64>> {
+        self.layers.iter().map(|layer| layer.attention().and_then(|attention| attention.window)).collect()
     }
 
-    /// Whether that block has experts instead of a dense feed-forward part.
-    pub fn has_experts(&self, block: u64) -> bool {
-        let in_block = |experts: &Experts| experts.in_block.get(block as usize) == Some(&true);
-        self.experts.as_ref().is_some_and(in_block)
+    /// How many blocks encoder and decoder have.
+    pub const fn blocks(&self) -> u64 {
+        (self.encoder_layers.len() + self.layers.len()) as u64
+    }
+
+    /// The blocks of encoder and decoder.
+    pub fn all_layers(&self) -> impl Iterator<Item = &Layer> {
+        self.encoder_layers.iter().chain(&self.layers)
     }
 }

@@ -8,9 +8,10 @@ use serde_json::{Map, Value, json};
 use zeroth_base::DType;
 
 use crate::architecture::{Bias, Decoder, MixtureConfig, Stack, Windows};
-use crate::config::{Activation, Experts, ModelConfig, Positions};
+use crate::config::{Activation, ModelConfig, Positions};
 use crate::decoder::AUX_LOSS_COEFFICIENT;
 use crate::family::Family;
+use crate::layer::{AttentionModule, ExpertsModule, Layer};
 use crate::rope::{Rope, RopeScaling};
 use crate::t5;
 
@@ -66,6 +67,7 @@ impl ModelConfig {
     }
 
     fn fields(&self, decoder: &Decoder) -> Map<String, Value> {
+        let attention = self.first_attention();
         let mut map = self.shared_fields();
         let mut set = |field: &str, value: Value| {
             map.insert(field.to_owned(), value);
@@ -73,15 +75,18 @@ impl ModelConfig {
         set("vocab_size", json!(self.vocab));
         set("hidden_size", json!(self.hidden));
         set("intermediate_size", json!(self.ffn));
-        set("num_hidden_layers", json!(self.blocks));
-        set("num_attention_heads", json!(self.heads));
-        set("num_key_value_heads", json!(self.kv_heads));
-        set("head_dim", json!(self.head_dim));
-        set("hidden_act", json!(activation_word(self.activation)));
+        set("num_hidden_layers", json!(self.layers.len()));
+        set("num_attention_heads", json!(attention.heads));
+        set("num_key_value_heads", json!(attention.kv_heads));
+        set(decoder.score_width, json!(attention.score_width));
+        set("head_dim", json!(attention.head_dim));
+        set("hidden_act", json!(activation(self).map(activation_word)));
         set("max_position_embeddings", json!(self.max_positions));
-        set("rms_norm_eps", json!(self.norm_eps));
+        set("rms_norm_eps", json!(self.norm.eps));
         set("tie_word_embeddings", json!(self.tied_head));
-        for (bias, value) in [(decoder.qkv_bias, self.qkv_bias), (decoder.mlp_bias, self.mlp_bias)] {
+        let biases =
+            [(decoder.qkv_bias, attention.q.bias), (decoder.mlp_bias, mlp_biases(self).contains(&true))];
+        for (bias, value) in biases {
             if let Bias::Field(field) = bias {
                 set(field, json!(value));
             }
@@ -89,12 +94,13 @@ impl ModelConfig {
         set("attention_dropout", json!(self.attention_dropout));
         set("initializer_range", json!(self.initializer_range));
         self.window_fields(decoder.windows, &mut set);
-        if let Some((experts, mixture)) = self.experts.as_ref().zip(decoder.mixture) {
-            expert_fields(experts, mixture.config, &mut set);
+        let experts = self.layers.iter().find_map(Layer::experts);
+        if let Some((experts, mixture)) = experts.zip(decoder.mixture) {
+            self.expert_fields(experts, mixture.config, &mut set);
         } else if decoder.mixture.is_some() {
             set("num_experts", json!(0));
         }
-        if let Positions::Rope(rope) = &self.positions {
+        if let Some(Positions::Rope(rope)) = &attention.positions {
             let scaling = rope_scaling(rope);
             let mut parameters = Map::from_iter([("rope_theta".to_owned(), json!(rope.theta))]);
             parameters.extend(scaling.clone());
@@ -107,13 +113,14 @@ impl ModelConfig {
     }
 
     fn window_fields(&self, windows: Windows, set: &mut impl FnMut(&str, Value)) {
-        let window = self.windows.iter().copied().find_map(|window| window);
+        let by_block = self.windows();
+        let window = by_block.iter().copied().find_map(|window| window);
         let types = || {
             let name = |window: &Option<u64>| match window {
                 Some(_) => "sliding_attention",
                 None => "full_attention",
             };
-            json!(self.windows.iter().map(name).collect::<Vec<_>>())
+            json!(by_block.iter().map(name).collect::<Vec<_>>())
         };
         match windows {
             Windows::None => {}
@@ -123,7 +130,7 @@ impl ModelConfig {
                 set("layer_types", types());
             }
             Windows::Switched | Windows::SwitchedLayerTypes => {
-                let first = self.windows.iter().position(Option::is_some).unwrap_or(self.windows.len());
+                let first = by_block.iter().position(Option::is_some).unwrap_or(by_block.len());
                 set("use_sliding_window", json!(window.is_some()));
                 set("sliding_window", json!(window));
                 // What transformers before 4.53 reads instead of the list.
@@ -132,26 +139,31 @@ impl ModelConfig {
             }
         }
     }
-}
 
-fn expert_fields(experts: &Experts, config: MixtureConfig, set: &mut impl FnMut(&str, Value)) {
-    match config {
-        MixtureConfig::Qwen => {
-            let dense = experts.in_block.iter().zip(0_u64..).filter(|(has_experts, _)| !**has_experts);
-            set("num_experts", json!(experts.count));
-            set("moe_intermediate_size", json!(experts.width));
-            set("norm_topk_prob", json!(experts.normalized));
-            set("decoder_sparse_step", json!(1));
-            set("mlp_only_layers", json!(dense.map(|(_, block)| block).collect::<Vec<_>>()));
+    fn expert_fields(
+        &self,
+        experts: &ExpertsModule,
+        config: MixtureConfig,
+        set: &mut impl FnMut(&str, Value),
+    ) {
+        match config {
+            MixtureConfig::Qwen => {
+                let dense = (0_u64..).zip(&self.layers).filter(|(_, layer)| layer.experts().is_none());
+                set("num_experts", json!(experts.count));
+                set("moe_intermediate_size", json!(experts.width));
+                set("norm_topk_prob", json!(experts.normalized));
+                set("decoder_sparse_step", json!(1));
+                set("mlp_only_layers", json!(dense.map(|(block, _)| block).collect::<Vec<_>>()));
+            }
+            MixtureConfig::Mixtral => {
+                set("num_local_experts", json!(experts.count));
+                set("router_jitter_noise", json!(0.0));
+            }
         }
-        MixtureConfig::Mixtral => {
-            set("num_local_experts", json!(experts.count));
-            set("router_jitter_noise", json!(0.0));
-        }
+        set("num_experts_per_tok", json!(experts.per_token));
+        set("output_router_logits", json!(self.aux_loss.is_some()));
+        set("router_aux_loss_coef", json!(self.aux_loss.unwrap_or(AUX_LOSS_COEFFICIENT)));
     }
-    set("num_experts_per_tok", json!(experts.per_token));
-    set("output_router_logits", json!(experts.aux_loss.is_some()));
-    set("router_aux_loss_coef", json!(experts.aux_loss.unwrap_or(AUX_LOSS_COEFFICIENT)));
 }
 
 fn owned(fields: Vec<(&str, Value)>) -> Map<String, Value> {
@@ -223,23 +235,50 @@ fn rope_scaling(rope: &Rope) -> Map<String, Value> {
     owned(fields)
 }
 
+/// The function between the matrices of feed-forward parts.
+fn activation(model: &ModelConfig) -> Option<Activation> {
+    let of_layer = |layer: &Layer| {
+        let of_dense = layer.feed_forward().map(|feed_forward| feed_forward.activation);
+        of_dense.or_else(|| layer.experts().map(|experts| experts.activation))
+    };
+    model.layers.iter().find_map(of_layer)
+}
+
+/// Whether the dense feed-forward parts have biases.
+fn mlp_biases(model: &ModelConfig) -> Vec<bool> {
+    model.all_layers().filter_map(|layer| Some(layer.feed_forward()?.up.bias)).collect()
+}
+
 /// The names of what two descriptions of one model disagree on.
 fn differences(a: &ModelConfig, b: &ModelConfig) -> Vec<&'static str> {
+    fn differ<T: PartialEq>(a: &ModelConfig, b: &ModelConfig, fact: impl Fn(&AttentionModule) -> T) -> bool {
+        let facts = |model: &ModelConfig| -> Vec<T> {
+            model.all_layers().flat_map(Layer::attentions).map(&fact).collect()
+        };
+        facts(a) != facts(b)
+    }
+    let gates = |model: &ModelConfig| -> Vec<bool> {
+        model.all_layers().filter_map(|layer| Some(layer.feed_forward()?.gate.is_some())).collect()
+    };
+    let experts = |model: &ModelConfig| -> Vec<Option<ExpertsModule>> {
+        model.layers.iter().map(|layer| layer.experts().cloned()).collect()
+    };
     [
-        ("encoder_blocks", a.encoder_blocks != b.encoder_blocks),
-        ("kv_heads", a.kv_heads != b.kv_heads),
-        ("activation", a.activation != b.activation),
-        ("gated", a.gated != b.gated),
+        ("encoder_blocks", a.encoder_layers.len() != b.encoder_layers.len()),
+        ("kv_heads", differ(a, b, |attention| attention.kv_heads)),
+        ("activation", activation(a) != activation(b)),
+        ("gated", gates(a) != gates(b)),
         ("scaled_head", a.scaled_head != b.scaled_head),
-        ("norm_eps", a.norm_eps != b.norm_eps),
-        ("qkv_bias", a.qkv_bias != b.qkv_bias),
-        ("output_bias", a.output_bias != b.output_bias),
-        ("mlp_bias", a.mlp_bias != b.mlp_bias),
-        ("qk_norm", a.qk_norm != b.qk_norm),
-        ("windows", a.windows != b.windows),
-        ("positions", a.positions != b.positions),
+        ("norm_eps", a.norm != b.norm),
+        ("qkv_bias", differ(a, b, |attention| attention.q.bias)),
+        ("output_bias", differ(a, b, |attention| attention.o.bias)),
+        ("mlp_bias", mlp_biases(a) != mlp_biases(b)),
+        ("qk_norm", differ(a, b, |attention| attention.head_norms.is_some())),
+        ("score_width", differ(a, b, |attention| attention.score_width)),
+        ("windows", differ(a, b, |attention| attention.window)),
+        ("positions", differ(a, b, |attention| attention.positions.clone())),
         ("max_positions", a.max_positions != b.max_positions),
-        ("experts", a.experts != b.experts),
+        ("experts", experts(a) != experts(b) || a.aux_loss != b.aux_loss),
         ("initializer_range", a.initializer_range != b.initializer_range),
         ("initializer_factor", a.initializer_factor != b.initializer_factor),
         ("attention_dropout", a.attention_dropout != b.attention_dropout),

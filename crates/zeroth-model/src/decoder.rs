@@ -1,20 +1,25 @@
 //! Decoder-only families: one stack of blocks with rotary positions, grouped-query attention and a gated MLP. How they
 //! differ is data: [`Decoder`].
 
+mod block;
+
 use serde_json::Value;
 use zeroth_base::counted;
+use zeroth_graph::NormOptions;
 
-use crate::architecture::{Bias, Decoder, Mixture, MixtureConfig, Windows};
-use crate::config::{Activation, Experts, ModelConfig, Positions};
+use self::block::{BlockOfConfig, ExpertsOfConfig};
+use crate::architecture::{Bias, Decoder, MixtureConfig, Windows};
+use crate::config::{Activation, ModelConfig};
 use crate::error::FieldError;
 use crate::family::Family;
 use crate::fields::{Fields, Given, check_attention_width, read_dtype};
 use crate::init::INITIALIZER_RANGE;
+use crate::layer::{Layer, NormModule};
 use crate::limits::{
     MAX_BLOCKS, MAX_EXPERTS, MAX_EXPERTS_OF_ALL_BLOCKS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH,
 };
 use crate::rope;
-use crate::table::{Parameter, ParameterKind, ParameterRole, ParameterTable, Part, Routing, Unit, UnitName};
+use crate::table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName};
 
 /// `sliding_window` where a config of a family with windows has none.
 const DEFAULT_WINDOW: u64 = 4096;
@@ -52,38 +57,56 @@ pub(crate) fn read(
             why,
         });
     }
+    let score_width = fields.size_in(decoder.score_width, 1, MAX_WIDTH)?.value().unwrap_or(head_dim);
     let max_positions = fields.size_or("max_position_embeddings", MAX_POSITIONS, decoder.max_positions)?;
     let bias = |bias: Bias| match bias {
         Bias::Never => Ok(false),
         Bias::Always => Ok(true),
         Bias::Field(field) => Ok(fields.flag(field)?.unwrap_or(false)),
     };
-    Ok(ModelConfig {
-        family,
+    let ffn = fields.size("intermediate_size", MAX_WIDTH)?;
+    let activation = fields.word("hidden_act", &Activation::WORDS, "silu")?;
+    let vocab = fields.size("vocab_size", MAX_VOCAB)?;
+    let tied_head = fields.flag("tie_word_embeddings")?.unwrap_or(false);
+    let eps = fields.positive("rms_norm_eps")?.unwrap_or(decoder.norm.eps);
+    let norm = NormOptions { eps, ..decoder.norm };
+    let (qkv_bias, output_bias) = (bias(decoder.qkv_bias)?, bias(decoder.output_bias)?);
+    let mlp_bias = bias(decoder.mlp_bias)?;
+    let windows = windows(decoder.windows, fields, blocks)?;
+    let rope = rope::read(fields, max_positions, decoder.rope_theta)?;
+    let mixture = match decoder.mixture {
+        Some(mixture) => experts(mixture.config, fields, blocks)?.map(|sizes| (mixture, sizes)),
+        None => None,
+    };
+
+    let block = BlockOfConfig {
         hidden,
-        blocks,
-        encoder_blocks: 0,
         heads,
         kv_heads,
         head_dim,
-        ffn: fields.size("intermediate_size", MAX_WIDTH)?,
-        gated: true,
-        activation: fields.word("hidden_act", &Activation::WORDS, "silu")?,
-        vocab: fields.size("vocab_size", MAX_VOCAB)?,
-        tied_head: fields.flag("tie_word_embeddings")?.unwrap_or(false),
-        scaled_head: false,
-        norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(decoder.norm_eps),
-        qkv_bias: bias(decoder.qkv_bias)?,
-        output_bias: bias(decoder.output_bias)?,
-        mlp_bias: bias(decoder.mlp_bias)?,
+        score_width,
+        qkv_bias,
+        output_bias,
         qk_norm: decoder.qk_norm,
-        windows: windows(decoder.windows, fields, blocks)?,
-        positions: Positions::Rope(rope::read(fields, max_positions, decoder.rope_theta)?),
+        rope,
+        ffn,
+        mlp_bias,
+        activation,
+        norm,
+        mixture,
+    };
+    Ok(ModelConfig {
+        family,
+        hidden,
+        layers: windows.into_iter().enumerate().map(|(index, window)| block.layer(index, window)).collect(),
+        encoder_layers: Vec::new(),
+        ffn,
+        vocab,
+        tied_head,
+        scaled_head: false,
+        norm,
         max_positions: Some(max_positions),
-        experts: match decoder.mixture {
-            Some(mixture) => experts(mixture.config, fields, blocks)?,
-            None => None,
-        },
+        aux_loss: block.mixture.and_then(|(_, experts)| experts.aux_loss),
         initializer_range: fields.not_negative("initializer_range")?.unwrap_or(INITIALIZER_RANGE),
         initializer_factor: 1.0,
         attention_dropout: fields.number("attention_dropout")?.unwrap_or(0.0),
@@ -142,7 +165,11 @@ fn layer_window(
     }
 }
 
-fn experts(config: MixtureConfig, fields: &Fields<'_>, blocks: u64) -> Result<Option<Experts>, FieldError> {
+fn experts(
+    config: MixtureConfig,
+    fields: &Fields<'_>,
+    blocks: u64,
+) -> Result<Option<ExpertsOfConfig>, FieldError> {
     // For qwen3_moe transformers 5 writes `num_local_experts`, 4 wrote `num_experts`.
     let names = match config {
         MixtureConfig::Qwen => ["num_local_experts", "num_experts"],
@@ -199,13 +226,13 @@ fn experts(config: MixtureConfig, fields: &Fields<'_>, blocks: u64) -> Result<Op
             (fields.size("intermediate_size", MAX_WIDTH)?, true, vec![true; blocks as usize])
         }
     };
-    let aux_loss = is_used.then_some(coefficient);
-    Ok(Some(Experts { count, per_token, width, normalized, aux_loss, in_block }))
+    let aux_loss = (is_used && in_block.contains(&true)).then_some(coefficient);
+    Ok(Some(ExpertsOfConfig { count, per_token, width, normalized, aux_loss, in_block }))
 }
 
 /// The parameter table: embedding, blocks, head; the experts of a block are a unit of their own. A tied embedding is a unit of its own, and the head keeps its norm.
 pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
-    let mut units = Vec::with_capacity(config.blocks as usize + 2);
+    let mut units = Vec::with_capacity(2 * config.layers.len() + 2);
     let (name, aliases): (_, &[_]) =
         if config.tied_head { (UnitName::Tied, &["lm_head.weight"]) } else { (UnitName::Embedding, &[]) };
     let shape = vec![config.vocab, config.hidden];
@@ -215,81 +242,18 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
         ..Parameter::new("model.embed_tokens.weight".to_owned(), shape, ParameterKind::Embedding)
     });
     units.push(embedding);
-    for index in 0..config.blocks {
-        units.push(block(config, index));
-        if let Some((experts, mixture)) = config.experts.as_ref().zip(config.family.mixture())
-            && config.has_experts(index)
-        {
-            units.push(experts_unit(config.hidden, experts, mixture, index));
-        }
+    for (index, layer) in (0..).zip(&config.layers) {
+        units.push(layer.unit(UnitName::Block(index)));
+        units.extend(layer.experts().map(|experts| experts.unit(UnitName::Experts(index))));
     }
     let mut head = Unit::new(UnitName::Head);
-    head.push_norm("model.norm", config.hidden);
+    let (name, width, options) = ("model.norm".to_owned(), config.hidden, config.norm);
+    head.push_norm(&NormModule { name, width, options });
     if !config.tied_head {
         head.push_head("lm_head", [config.vocab, config.hidden]);
     }
     units.push(head);
-    let routing = config.experts.as_ref().map(|e| Routing { experts: e.count, per_token: e.per_token });
+    let experts = config.layers.iter().find_map(Layer::experts);
+    let routing = experts.map(|experts| Routing { experts: experts.count, per_token: experts.per_token });
     ParameterTable { units, routing, adapters: None }
-}
-
-fn block(config: &ModelConfig, index: u64) -> Unit {
-    use ParameterRole::{AttentionOutput, FeedForwardInput, FeedForwardOutput, Key, Query, Router, Value};
-    let (hidden, q, kv) = (config.hidden, config.attention_width(), config.kv_width());
-    let mut unit = Unit::new(UnitName::Block(index));
-    let at = |part: &str| format!("model.layers.{index}.{part}");
-
-    unit.push_norm(&at("input_layernorm"), hidden);
-    unit.push_linear(&at("self_attn.q_proj"), Query, [q, hidden], config.qkv_bias);
-    unit.push_linear(&at("self_attn.k_proj"), Key, [kv, hidden], config.qkv_bias);
-    unit.push_linear(&at("self_attn.v_proj"), Value, [kv, hidden], config.qkv_bias);
-    if config.qk_norm {
-        unit.push_norm(&at("self_attn.q_norm"), config.head_dim);
-        unit.push_norm(&at("self_attn.k_norm"), config.head_dim);
-    }
-    unit.push_linear(&at("self_attn.o_proj"), AttentionOutput, [hidden, q], config.output_bias);
-
-    unit.push_norm(&at("post_attention_layernorm"), hidden);
-    match config.experts.as_ref().zip(config.family.mixture()) {
-        Some((experts, mixture)) if config.has_experts(index) => {
-            let shape = vec![experts.count, hidden];
-            let stored = Part::whole(at(&format!("{}.gate.weight", mixture.module)), shape.clone());
-            let router = Parameter::new(at("mlp.gate.weight"), shape, ParameterKind::Router);
-            let mut router = Parameter { role: Some(Router), ..router };
-            if stored.name != router.name {
-                router.parts = vec![stored];
-            }
-            unit.push(router);
-        }
-        _ => {
-            unit.push_linear(&at("mlp.gate_proj"), FeedForwardInput, [config.ffn, hidden], config.mlp_bias);
-            unit.push_linear(&at("mlp.up_proj"), FeedForwardInput, [config.ffn, hidden], config.mlp_bias);
-            unit.push_linear(&at("mlp.down_proj"), FeedForwardOutput, [hidden, config.ffn], config.mlp_bias);
-        }
-    }
-    unit
-}
-
-/// The experts of a block: one parameter for what goes in, with gate and up of an expert behind each other, and one for
-/// what comes out. Names and shapes are those of transformers 5; the parts are the tensors of a folder per expert.
-fn experts_unit(hidden: u64, experts: &Experts, mixture: Mixture, index: u64) -> Unit {
-    let Experts { count, width, .. } = *experts;
-    let [gate, up, down] = mixture.projections;
-    let part = |expert: u64, projection: &str, shape: [u64; 2]| {
-        let name = format!("model.layers.{index}.{}.experts.{expert}.{projection}.weight", mixture.module);
-        Part::whole(name, shape.to_vec())
-    };
-    let parameter = |name: &str, role: ParameterRole, [out, input]: [u64; 2], parts: Vec<Part>| {
-        let name = format!("model.layers.{index}.mlp.experts.{name}");
-        let experts = Parameter::new(name, vec![count, out, input], ParameterKind::Expert);
-        Parameter { role: Some(role), parts, ..experts }
-    };
-    let into = |expert| [gate, up].map(|projection| part(expert, projection, [width, hidden]));
-    let mut unit = Unit::new(UnitName::Experts(index));
-    let parts = (0..count).flat_map(into).collect();
-    unit.push(parameter("gate_up_proj", ParameterRole::FeedForwardInput, [2 * width, hidden], parts));
-    let out = |expert| part(expert, down, [hidden, width]);
-    let parts = (0..count).map(out).collect();
-    unit.push(parameter("down_proj", ParameterRole::FeedForwardOutput, [hidden, width], parts));
-    unit
 }

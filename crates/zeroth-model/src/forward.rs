@@ -3,15 +3,18 @@
 //! The residual add of one part and the norm of the next are one op, so a part ends with its branch and the sum so far, and the
 //! next begins with both.
 
+mod blocks;
 mod decoder;
 mod encoder_decoder;
 
 use std::collections::HashMap;
 
-use zeroth_graph::{ActivationFn, Builder, Graph, GraphError, ParamId, ParamSpec, Routing, Value};
+use zeroth_graph::{
+    ActivationFn, Builder, Graph, GraphError, NormOptions, ParamId, ParamSpec, Routing, Value,
+};
 
 use crate::table::Adapters;
-use crate::{Activation, Family, ModelConfig, Parameter, ParameterTable, Unit};
+use crate::{Activation, Family, LinearModule, ModelConfig, Parameter, ParameterKind, ParameterTable, Unit};
 
 pub(crate) use decoder::Decoder;
 use encoder_decoder::EncoderDecoder;
@@ -136,18 +139,16 @@ struct Residual {
 }
 
 impl Residual {
-    /// Adds the newest branch and normalizes the sum; returns both. `clamp` limits the sum in a run in fp16.
+    /// Adds the newest branch and normalizes the sum; returns both.
     fn norm(
         &self,
         b: &mut Builder,
         weight: ParamId,
-        eps: f64,
-        clamp: bool,
+        options: NormOptions,
     ) -> Result<(Value, Value), GraphError> {
         match self.sum {
-            None => Ok((self.branch, b.rms_norm(self.branch, weight, eps)?)),
-            Some(sum) if clamp => b.clamped_add_rms_norm(sum, self.branch, weight, eps),
-            Some(sum) => b.add_rms_norm(sum, self.branch, weight, eps),
+            None => Ok((self.branch, b.rms_norm(self.branch, weight, options)?)),
+            Some(sum) => b.add_rms_norm(sum, self.branch, weight, options),
         }
     }
 }
@@ -181,11 +182,18 @@ impl<'a> NamedParams<'a> {
         Ok(Some((adapters, [self.get(b, &inner.name)?, self.get(b, &outer.name)?])))
     }
 
-    /// A module's linear map, with its bias and adapter where it has them.
-    fn linear(&self, b: &mut Builder, module: &str, x: Value, has_bias: bool) -> Result<Value, GraphError> {
+    /// A unit's first parameter of a kind.
+    fn of_kind(&self, b: &Builder, unit: &Unit, kind: ParameterKind) -> Result<Option<ParamId>, GraphError> {
+        let found = unit.parameters.iter().find(|parameter| parameter.kind == kind);
+        found.map(|parameter| self.get(b, &parameter.name)).transpose()
+    }
+
+    /// A linear map, with its bias and adapter where it has them.
+    fn linear(&self, b: &mut Builder, linear: &LinearModule, x: Value) -> Result<Value, GraphError> {
+        let LinearModule { name: module, bias, .. } = linear;
         let name = format!("{module}.weight");
         let weight = self.get(b, &name)?;
-        let bias = if has_bias { Some(self.get(b, &format!("{module}.bias"))?) } else { None };
+        let bias = if *bias { Some(self.get(b, &format!("{module}.bias"))?) } else { None };
         let y = b.linear(x, weight, bias)?;
         let Some((adapters, [inner, outer])) = self.adapter(b, &name)? else { return Ok(y) };
         let dropped = b.dropout(x, adapters.dropout)?;

@@ -52,8 +52,8 @@ impl ModelConfig {
         let mut fields = self.to_map();
         fields.retain(|field, _| !LEFT_OUT.contains(&field.as_str()));
         let depends_on_length = matches!(
-            &self.positions,
-            Positions::Rope(rope) if matches!(rope.scaling, RopeScaling::Dynamic { .. })
+            &self.first_attention().positions,
+            Some(Positions::Rope(rope)) if matches!(rope.scaling, RopeScaling::Dynamic { .. })
         );
         if !depends_on_length {
             fields.remove(MAX_POSITIONS);

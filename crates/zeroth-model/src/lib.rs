@@ -1,5 +1,6 @@
-//! The architectures: a Hugging Face model folder's `config.json` becomes a [`ModelConfig`], and that becomes a
-//! [`ParameterTable`]: every parameter with its name on disk, its shape and the unit it belongs to.
+//! The architectures: a Hugging Face model folder's `config.json` becomes a [`ModelConfig`] with a
+//! [`Layer`] for each block, and that becomes a [`ParameterTable`]: every parameter with its name on disk, its shape and
+//! the unit it belongs to.
 //!
 //! The table is shapes only: no weights, no device. The planner counts with these tables and the engine loads with
 //! them, so both speak of the same model. Names and shapes are those of the safetensors files, but for the experts of a
@@ -22,6 +23,7 @@ mod folder;
 mod forward;
 mod function;
 mod init;
+mod layer;
 mod limits;
 mod load;
 mod lora;
@@ -35,7 +37,7 @@ mod table;
 
 pub use auto::hidden_size_for_auto;
 pub use builtin::builtin_names;
-pub use config::{Activation, Experts, ModelConfig, Positions, TargetTokens};
+pub use config::{Activation, ModelConfig, Positions, TargetTokens};
 pub use config_json::UnwritableConfig;
 pub use distill::{Distilled, TEACHER_PREFIX, TeacherForward, forward_distilled};
 pub use error::{FieldError, ModelError, ModelOfRun, Needs};
@@ -44,6 +46,9 @@ pub use folder::{HubCache, NamedConfig, locate, named_config, read_config};
 pub use forward::{Batch, ForwardError, forward, forward_training};
 pub use function::ModelFunction;
 pub use init::{INITIALIZER_RANGE, NewValues, fill_adapter, fill_new};
+pub use layer::{
+    AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, LinearModule, NormModule, Sublayer,
+};
 pub use limits::MAX_PARAMETERS;
 pub use load::table;
 pub use lora::{Lora, LoraError, LoraInit, LoraTargets, adapts_experts, add_adapters, lora_table};

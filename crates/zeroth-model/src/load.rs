@@ -10,6 +10,7 @@ use crate::error::{FieldError, ModelError};
 use crate::family::Family;
 use crate::fields::Fields;
 use crate::folder::{NamedConfig, model_folder, parse, read_config};
+use crate::layer::Layer;
 use crate::limits::MAX_PARAMETERS;
 use crate::safetensors::weights_include;
 use crate::table::ParameterTable;
@@ -64,15 +65,13 @@ pub fn table(config: &ModelConfig) -> ParameterTable {
 /// Refuses sizes that are each within limits and together give more parameters than any model has.
 fn check_parameters(config: ModelConfig) -> Result<ModelConfig, FieldError> {
     let [hidden, vocab, ffn] = [config.hidden, config.vocab, config.ffn].map(u128::from);
-    let attention = 2 * u128::from(config.attention_width() + config.kv_width()) * hidden;
-    // A decoder's block beside an encoder has two attentions; biases and norms are less than one width of each.
-    let block = 2 * (attention + 4 * hidden) + 3 * ffn * (hidden + 1);
-    let blocks = u128::from(config.blocks + config.encoder_blocks) * block;
-    let experts = config.experts.as_ref().map_or(0, |experts| {
-        let of_block = u128::from(experts.count) * u128::from(3 * experts.width + 1) * hidden;
-        u128::from(config.blocks) * of_block
-    });
-    let total = 2 * vocab * hidden + blocks + experts;
+    let of_layer = |layer: &Layer| {
+        let attention = layer.attention().map_or(0, |attention| 2 * (attention.q.out + attention.k.out));
+        let experts = layer.experts().map_or(0, |experts| experts.count * (3 * experts.width + 1));
+        // A decoder's block beside an encoder has two attentions; biases and norms are less than one width of each.
+        2 * hidden * (u128::from(attention) + 4) + 3 * ffn * (hidden + 1) + u128::from(experts) * hidden
+    };
+    let total = 2 * vocab * hidden + config.all_layers().map(of_layer).sum::<u128>();
     if total <= u128::from(MAX_PARAMETERS) {
         return Ok(config);
     }

@@ -2,6 +2,7 @@
 //! have a gated feed-forward part and a head of their own.
 
 use serde_json::{Value, json};
+use zeroth_graph::NormOptions;
 
 use crate::architecture::EncoderDecoder;
 use crate::config::{Activation, ModelConfig, Positions, TargetTokens};
@@ -9,6 +10,7 @@ use crate::error::FieldError;
 use crate::family::Family;
 use crate::fields::{Fields, Given, check_attention_width, read_dtype};
 use crate::init::INITIALIZER_RANGE;
+use crate::layer::{AttentionModule, Branch, FeedForwardModule, Layer, LinearModule, NormModule, Sublayer};
 use crate::limits::{MAX_BLOCKS, MAX_VOCAB, MAX_WIDTH};
 use crate::table::{Parameter, ParameterKind, ParameterRole, ParameterTable, Unit, UnitName};
 
@@ -24,6 +26,10 @@ pub(crate) const FEED_FORWARDS: [(&str, (bool, Activation)); 8] = [
     ("gated-gelu_new", (true, Activation::GeluTanh)),
     ("gated-silu", (true, Activation::Silu)),
 ];
+
+/// The stacks, as the names of their modules begin.
+const ENCODER: &str = "encoder";
+const DECODER: &str = "decoder";
 
 /// `dropout_rate` where a config has none.
 const DROPOUT_RATE: f64 = 0.1;
@@ -41,30 +47,88 @@ pub(crate) fn read(
     let (gated, activation) = fields.word("feed_forward_proj", &FEED_FORWARDS, stacks.feed_forward)?;
     let tied_head = fields.flag("tie_word_embeddings")?.unwrap_or(true);
     let vocab = fields.size("vocab_size", MAX_VOCAB)?;
+    let hidden = fields.size("d_model", MAX_WIDTH)?;
+    let ffn = fields.size("d_ff", MAX_WIDTH)?;
+    // transformers 4 scaled where the head is tied; 5 writes down whether it does, and never scales mT5.
+    let scaled_head = stacks.scales_head && fields.flag("scale_decoder_outputs")?.unwrap_or(tied_head);
+    let eps = fields.positive("layer_norm_epsilon")?.unwrap_or(1e-6);
+    let norm = NormOptions::rms(eps).clamped();
+    let positions = positions(fields)?;
+
+    let attention = |at: &str, causal: bool, reads_encoder: bool| {
+        let name = if reads_encoder { "EncDecAttention" } else { "SelfAttention" };
+        let linear = |part: &str, role, [out, input]: [u64; 2]| LinearModule {
+            name: format!("{at}.{name}.{part}"),
+            role,
+            out,
+            input,
+            bias: false,
+        };
+        let [key, value] = if reads_encoder {
+            [ParameterRole::CrossKey, ParameterRole::CrossValue]
+        } else {
+            [ParameterRole::Key, ParameterRole::Value]
+        };
+        let width = heads * head_dim;
+        Branch::Attention(Box::new(AttentionModule {
+            q: linear("q", ParameterRole::Query, [width, hidden]),
+            k: linear("k", key, [width, hidden]),
+            v: linear("v", value, [width, hidden]),
+            o: linear("o", ParameterRole::AttentionOutput, [hidden, width]),
+            head_norms: None,
+            heads,
+            kv_heads: heads,
+            head_dim,
+            score_width: 1,
+            window: None,
+            causal,
+            reads_encoder,
+            positions: (!reads_encoder).then(|| positions.clone()),
+        }))
+    };
+    let feed_forward = |at: &str| {
+        let linear = |part: &str, role, [out, input]: [u64; 2]| LinearModule {
+            name: format!("{at}.DenseReluDense.{part}"),
+            role,
+            out,
+            input,
+            bias: false,
+        };
+        let into = |part: &str| linear(part, ParameterRole::FeedForwardInput, [ffn, hidden]);
+        Branch::FeedForward(FeedForwardModule {
+            gate: gated.then(|| into("wi_0")),
+            up: into(if gated { "wi_1" } else { "wi" }),
+            down: linear("wo", ParameterRole::FeedForwardOutput, [hidden, ffn]),
+            activation,
+        })
+    };
+    let layer = |stack: &str, index: u64| {
+        let is_decoder = stack == DECODER;
+        let mut parts = Vec::new();
+        let mut push = |branch: &dyn Fn(&str) -> Branch| {
+            let at = format!("{stack}.block.{index}.layer.{}", parts.len());
+            let norm = NormModule { name: format!("{at}.layer_norm"), width: hidden, options: norm };
+            parts.push(Sublayer { norm, branch: branch(&at) });
+        };
+        push(&|at| attention(at, is_decoder, false));
+        if is_decoder {
+            push(&|at| attention(at, false, true));
+        }
+        push(&feed_forward);
+        Layer { parts }
+    };
     Ok(ModelConfig {
         family,
-        hidden: fields.size("d_model", MAX_WIDTH)?,
-        blocks,
-        encoder_blocks,
-        heads,
-        kv_heads: heads,
-        head_dim,
-        ffn: fields.size("d_ff", MAX_WIDTH)?,
-        gated,
-        activation,
+        hidden,
+        layers: (0..blocks).map(|index| layer(DECODER, index)).collect(),
+        encoder_layers: (0..encoder_blocks).map(|index| layer(ENCODER, index)).collect(),
+        ffn,
         vocab,
         tied_head,
-        // transformers 4 scaled where the head is tied; 5 writes down whether it does, and never scales mT5.
-        scaled_head: stacks.scales_head && fields.flag("scale_decoder_outputs")?.unwrap_or(tied_head),
-        norm_eps: fields.positive("layer_norm_epsilon")?.unwrap_or(1e-6),
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        qk_norm: false,
-        windows: vec![None; blocks as usize],
-        positions: positions(fields)?,
+        scaled_head,
+        norm,
         max_positions: None,
-        experts: None,
+        aux_loss: None,
         initializer_range: INITIALIZER_RANGE,
         initializer_factor: fields.not_negative("initializer_factor")?.unwrap_or(1.0),
         attention_dropout: 0.0,
@@ -129,11 +193,13 @@ fn target_tokens(family: Family, fields: &Fields<'_>, vocab: u64) -> Result<Targ
 pub(crate) fn initial_deviation(config: &ModelConfig, parameter: &Parameter) -> f64 {
     use ParameterRole::{AttentionOutput, FeedForwardOutput, Query};
     let inverse_root = |width: u64| (width as f64).powf(-0.5);
+    let inputs = parameter.shape.last().copied().unwrap_or(1);
     let relative = match (parameter.kind, parameter.role) {
         // The scale of attention is in q.
-        (ParameterKind::Linear, Some(Query)) => inverse_root(config.hidden * config.head_dim),
-        (ParameterKind::Linear, Some(AttentionOutput)) => inverse_root(config.attention_width()),
-        (ParameterKind::Linear, Some(FeedForwardOutput)) => inverse_root(config.ffn),
+        (ParameterKind::Linear, Some(Query)) => {
+            inverse_root(config.hidden * config.first_attention().head_dim)
+        }
+        (ParameterKind::Linear, Some(AttentionOutput | FeedForwardOutput)) => inverse_root(inputs),
         (ParameterKind::Linear | ParameterKind::PositionBias, _) => inverse_root(config.hidden),
         _ => 1.0,
     };
@@ -142,23 +208,26 @@ pub(crate) fn initial_deviation(config: &ModelConfig, parameter: &Parameter) -> 
 
 /// The `config.json` of a model, as transformers writes it.
 pub(crate) fn fields(config: &ModelConfig) -> Vec<(&'static str, Value)> {
-    let Positions::Relative { buckets, max_distance } = config.positions else { return Vec::new() };
-    let word = FEED_FORWARDS.iter().find(|(_, meaning)| *meaning == (config.gated, config.activation));
+    let attention = config.first_attention();
+    let Some(Positions::Relative { buckets, max_distance }) = attention.positions else { return Vec::new() };
+    let meaning = |f: &FeedForwardModule| (f.gate.is_some(), f.activation);
+    let meaning = config.layers.first().and_then(Layer::feed_forward).map(meaning);
+    let word = FEED_FORWARDS.iter().find(|(_, known)| Some(*known) == meaning);
     let TargetTokens { start, pad, eos } =
         config.target_tokens.unwrap_or(TargetTokens { start: 0, pad: None, eos: None });
     vec![
         ("vocab_size", json!(config.vocab)),
         ("d_model", json!(config.hidden)),
-        ("d_kv", json!(config.head_dim)),
+        ("d_kv", json!(attention.head_dim)),
         ("d_ff", json!(config.ffn)),
-        ("num_layers", json!(config.encoder_blocks)),
-        ("num_decoder_layers", json!(config.blocks)),
-        ("num_heads", json!(config.heads)),
+        ("num_layers", json!(config.encoder_layers.len())),
+        ("num_decoder_layers", json!(config.layers.len())),
+        ("num_heads", json!(attention.heads)),
         ("relative_attention_num_buckets", json!(buckets)),
         ("relative_attention_max_distance", json!(max_distance)),
         ("feed_forward_proj", json!(word.map(|(word, _)| *word))),
         ("dropout_rate", json!(config.dropout_rate)),
-        ("layer_norm_epsilon", json!(config.norm_eps)),
+        ("layer_norm_epsilon", json!(config.norm.eps)),
         ("initializer_factor", json!(config.initializer_factor)),
         ("is_encoder_decoder", json!(true)),
         ("tie_word_embeddings", json!(config.tied_head)),
@@ -172,7 +241,7 @@ pub(crate) fn fields(config: &ModelConfig) -> Vec<(&'static str, Value)> {
 /// The parameter table. The embedding serves encoder and decoder (and the head, if tied); the position biases lie in
 /// each stack's first block on disk but serve all of its blocks: each is a unit of its own.
 pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
-    let mut units = Vec::with_capacity((config.encoder_blocks + config.blocks) as usize + 5);
+    let mut units = Vec::with_capacity(config.blocks() as usize + 5);
     let mut shared = Unit::new(UnitName::Tied);
     shared.push(Parameter {
         aliases: if config.tied_head {
@@ -188,27 +257,23 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
     });
     units.push(shared);
 
-    units.extend(position_biases(config, UnitName::EncoderPositions, "encoder"));
-    units.extend((0..config.encoder_blocks).map(|index| {
-        let mut unit = Unit::new(UnitName::EncoderBlock(index));
-        attention(&mut unit, config, &format!("encoder.block.{index}.layer.0"), OWN);
-        feed_forward(&mut unit, config, &format!("encoder.block.{index}.layer.1"));
-        unit
-    }));
+    let final_norm = |stack: &str| {
+        let (name, width, options) = (format!("{stack}.final_layer_norm"), config.hidden, config.norm);
+        NormModule { name, width, options }
+    };
+    let blocks = |layers: &[Layer], name: fn(u64) -> UnitName| -> Vec<Unit> {
+        (0..).zip(layers).map(|(index, layer)| layer.unit(name(index))).collect()
+    };
+    units.extend(position_biases(&config.encoder_layers, UnitName::EncoderPositions, ENCODER));
+    units.extend(blocks(&config.encoder_layers, UnitName::EncoderBlock));
     let mut encoder_norm = Unit::new(UnitName::EncoderNorm);
-    encoder_norm.push_norm("encoder.final_layer_norm", config.hidden);
+    encoder_norm.push_norm(&final_norm(ENCODER));
     units.push(encoder_norm);
 
-    units.extend(position_biases(config, UnitName::DecoderPositions, "decoder"));
-    units.extend((0..config.blocks).map(|index| {
-        let mut unit = Unit::new(UnitName::Block(index));
-        attention(&mut unit, config, &format!("decoder.block.{index}.layer.0"), OWN);
-        attention(&mut unit, config, &format!("decoder.block.{index}.layer.1"), CROSS);
-        feed_forward(&mut unit, config, &format!("decoder.block.{index}.layer.2"));
-        unit
-    }));
+    units.extend(position_biases(&config.layers, UnitName::DecoderPositions, DECODER));
+    units.extend(blocks(&config.layers, UnitName::Block));
     let mut head = Unit::new(UnitName::Head);
-    head.push_norm("decoder.final_layer_norm", config.hidden);
+    head.push_norm(&final_norm(DECODER));
     if !config.tied_head {
         head.push_head("lm_head", [config.vocab, config.hidden]);
     }
@@ -217,47 +282,14 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
 }
 
 /// The unit of one stack's position biases.
-fn position_biases(config: &ModelConfig, name: UnitName, stack: &str) -> Option<Unit> {
-    let Positions::Relative { buckets, .. } = config.positions else { return None };
+fn position_biases(layers: &[Layer], name: UnitName, stack: &str) -> Option<Unit> {
+    let attention = layers.first()?.attention()?;
+    let Some(Positions::Relative { buckets, .. }) = attention.positions else { return None };
     let mut unit = Unit::new(name);
     unit.push(Parameter::new(
         format!("{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-        vec![buckets, config.heads],
+        vec![buckets, attention.heads],
         ParameterKind::PositionBias,
     ));
     Some(unit)
-}
-
-/// The module of an attention, and the roles of its keys and values.
-const OWN: (&str, [ParameterRole; 2]) = ("SelfAttention", [ParameterRole::Key, ParameterRole::Value]);
-const CROSS: (&str, [ParameterRole; 2]) =
-    ("EncDecAttention", [ParameterRole::CrossKey, ParameterRole::CrossValue]);
-
-fn attention(
-    unit: &mut Unit,
-    config: &ModelConfig,
-    at: &str,
-    (name, [key, value]): (&str, [ParameterRole; 2]),
-) {
-    let (hidden, width) = (config.hidden, config.attention_width());
-    unit.push_norm(&format!("{at}.layer_norm"), hidden);
-    for (part, role, shape) in [
-        ("q", ParameterRole::Query, [width, hidden]),
-        ("k", key, [width, hidden]),
-        ("v", value, [width, hidden]),
-        ("o", ParameterRole::AttentionOutput, [hidden, width]),
-    ] {
-        unit.push_linear(&format!("{at}.{name}.{part}"), role, shape, false);
-    }
-}
-
-fn feed_forward(unit: &mut Unit, config: &ModelConfig, at: &str) {
-    unit.push_norm(&format!("{at}.layer_norm"), config.hidden);
-    let inputs: &[&str] = if config.gated { &["wi_0", "wi_1"] } else { &["wi"] };
-    for part in inputs {
-        let module = format!("{at}.DenseReluDense.{part}");
-        unit.push_linear(&module, ParameterRole::FeedForwardInput, [config.ffn, config.hidden], false);
-    }
-    let module = format!("{at}.DenseReluDense.wo");
-    unit.push_linear(&module, ParameterRole::FeedForwardOutput, [config.hidden, config.ffn], false);
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use zeroth_graph::{DistillSpec, Graph, Op, Role, Rows};
 use zeroth_model::{
-    Activation, Batch, Distilled, ForwardError, Lora, LoraTargets, ModelConfig, ParameterKind,
+    Activation, Batch, Branch, Distilled, ForwardError, Lora, LoraTargets, ModelConfig, ParameterKind,
     ParameterTable, TargetTokens, TeacherForward, add_adapters, forward, forward_distilled, lora_table,
     table,
 };
@@ -83,7 +83,11 @@ fn configs_without_a_forward_are_refused() {
 
 #[test]
 fn a_config_that_has_no_word_for_its_feed_forward_part_is_not_written() {
-    let config = ModelConfig { activation: Activation::Gelu, ..read(&v1_1()).unwrap() };
+    let mut config = read(&v1_1()).unwrap();
+    for layer in config.encoder_layers.iter_mut().chain(&mut config.layers) {
+        let Branch::FeedForward(last) = &mut layer.parts.last_mut().unwrap().branch else { panic!("dense") };
+        last.activation = Activation::Gelu;
+    }
     let error = config.to_json().unwrap_err().to_string();
     assert!(error.starts_with("a config.json of the family t5 cannot say this model's"), "{error}");
 }

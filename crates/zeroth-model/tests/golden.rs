@@ -125,7 +125,7 @@ mod golden {
         for (label, name, expected) in all() {
             if let Some(windows) = expected["windows"].as_array() {
                 let windows: Vec<Option<u64>> = windows.iter().map(Value::as_u64).collect();
-                assert_eq!(config(&name).windows, windows, "{label}");
+                assert_eq!(config(&name).windows(), windows, "{label}");
             }
         }
     }
@@ -164,8 +164,11 @@ mod golden {
             expected.shift_remove("type");
             let theta = expected["rope_theta"].as_f64().unwrap();
             expected.insert("rope_theta".to_owned(), theta.into());
-            let Positions::Rope(rope) = config(&name).positions else { panic!("{label} has no rope") };
-            assert_eq!(rope_as_json(&rope), Value::Object(expected.clone()), "{label}");
+            let config = config(&name);
+            let Some(Positions::Rope(rope)) = &config.first_attention().positions else {
+                panic!("{label} has no rope")
+            };
+            assert_eq!(rope_as_json(rope), Value::Object(expected.clone()), "{label}");
             kinds.push(expected["rope_type"].as_str().unwrap().to_owned());
         }
         for kind in ["default", "linear", "dynamic", "llama3", "yarn"] {

@@ -129,7 +129,7 @@ impl Golden {
     /// The summed loss of a step's rows, and the summed gradients of all parameters: of each row by itself, or of one
     /// micro-batch where a loss is one of the micro-batch.
     fn step(&self, weights: &[Vec<f64>], rows: &[&Row]) -> (f64, Vec<Vec<f64>>) {
-        if self.config.experts.as_ref().is_none_or(|experts| experts.aux_loss.is_none()) {
+        if self.config.aux_loss.is_none() {
             return self.row_by_row(weights, rows);
         }
         let data = pack(rows);
@@ -274,7 +274,7 @@ fn gradients_agree(goldens: Vec<Golden>) {
 
 #[test]
 fn packed_rows_compute_what_they_compute_alone() {
-    let of_rows = |golden: &Golden| golden.config.experts.as_ref().is_none_or(|e| e.aux_loss.is_none());
+    let of_rows = |golden: &Golden| golden.config.aux_loss.is_none();
     let of_experts = moe_goldens().into_iter().filter(of_rows).take(2);
     for golden in goldens().into_iter().chain(of_experts).chain(t5_goldens()) {
         let rows: Vec<&Row> = golden.rows.iter().take(4).collect();

@@ -11,9 +11,9 @@ mod new_weights {
     use serde_json::Value;
     use zeroth_base::DType;
     use zeroth_model::{
-        ExpertSizes, Family, INITIALIZER_RANGE, Lora, ModelConfig, ModelSizes, NewFolder, NewFolderError,
-        NewValues, Parameter, ParameterKind, Positions, TargetTokens, WeightFiles, fill_new, lora_table,
-        new_folder, table,
+        Branch, ExpertSizes, Family, INITIALIZER_RANGE, Lora, ModelConfig, ModelSizes, NewFolder,
+        NewFolderError, NewValues, Parameter, ParameterKind, Positions, TargetTokens, WeightFiles, fill_new,
+        lora_table, new_folder, table,
     };
 
     fn parameter(name: &str, shape: &[u64]) -> Parameter {
@@ -280,7 +280,8 @@ mod new_weights {
         for (family, tied) in [(Family::T5, true), (Family::T5, false), (Family::Mt5, false)] {
             let none = ModelSizes { kv_heads: None, max_positions: None, rope_theta: None, ..sizes(family) };
             let config = ModelConfig::from_sizes(&ModelSizes { tied, ..none }).unwrap();
-            assert_eq!((config.gated, config.scaled_head, config.dropout_rate), (!tied, tied, 0.1));
+            let gated = config.layers[0].feed_forward().unwrap().gate.is_some();
+            assert_eq!((gated, config.scaled_head, config.dropout_rate), (!tied, tied, 0.1));
             assert_eq!(config.target_tokens, Some(TargetTokens { start: 0, pad: Some(0), eos: Some(1) }));
             let config = ModelConfig { initializer_factor: 1.5, ..config };
             let folder = tempfile::tempdir().unwrap();
@@ -389,8 +390,10 @@ mod new_weights {
     #[test]
     fn what_a_config_json_cannot_say_is_refused_by_name() {
         let config = ModelConfig::from_sizes(&sizes(Family::Mistral)).unwrap();
-        let windows = vec![Some(8), None];
-        let odd = ModelConfig { windows, qkv_bias: true, ..config };
+        let mut odd = config;
+        let Branch::Attention(attention) = &mut odd.layers[0].parts[0].branch else { panic!("attention") };
+        attention.window = Some(8);
+        attention.q.bias = true;
         assert_eq!(
             odd.to_json().unwrap_err().to_string(),
             "a config.json of the family mistral cannot say this model's qkv_bias, windows: it would be read as another \
@@ -447,9 +450,10 @@ mod new_weights {
             ..sizes(Family::Qwen3)
         })
         .unwrap();
-        assert_eq!((config.kv_heads, config.head_dim), (4, 16));
-        assert_eq!(config.windows, [None, None]);
-        let Positions::Rope(rope) = config.positions else { panic!("rotary positions") };
+        let attention = config.first_attention();
+        assert_eq!((attention.kv_heads, attention.head_dim), (4, 16));
+        assert_eq!(config.windows(), [None, None]);
+        let Some(Positions::Rope(rope)) = &attention.positions else { panic!("rotary positions") };
         assert_eq!(rope.theta, 10_000.0);
     }
 }

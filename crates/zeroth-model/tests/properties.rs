@@ -7,8 +7,8 @@ mod properties {
     use proptest::prelude::*;
     use serde_json::{Value, json};
     use zeroth_model::{
-        Lora, ModelConfig, Parameter, ParameterKind, ParameterTable, Unit, hidden_size_for_auto, lora_table,
-        table,
+        Layer, Lora, ModelConfig, Parameter, ParameterKind, ParameterTable, Unit, hidden_size_for_auto,
+        lora_table, table,
     };
 
     prop_compose! {
@@ -86,7 +86,7 @@ mod properties {
         }
         let largest = modules.into_values().max();
         assert_eq!(table.largest_module().map(|(_, elements)| elements), largest);
-        assert_eq!(table.blocks().count() as u64, config.blocks + config.encoder_blocks);
+        assert_eq!(table.blocks().count() as u64, config.blocks());
         assert!(table.largest_unit().unwrap().elements() >= table.largest_parameter().unwrap().elements());
         table
     }
@@ -97,8 +97,10 @@ mod properties {
             let config = read(&json);
             let table = check(&config);
             for (index, unit) in table.blocks().enumerate() {
-                let alike = (0..config.blocks).find(|b| config.has_experts(*b) == config.has_experts(index as u64));
-                let first = table.blocks().nth(alike.unwrap() as usize).unwrap();
+                let has_experts = |layer: &Layer| layer.experts().is_some();
+                let own = has_experts(&config.layers[index]);
+                let alike = config.layers.iter().position(|layer| has_experts(layer) == own);
+                let first = table.blocks().nth(alike.unwrap()).unwrap();
                 prop_assert_eq!(pattern(unit), pattern(first));
             }
         }

@@ -251,7 +251,10 @@ mod refusals {
         config["max_position_embeddings"] = json!(128);
         config["rope_scaling"] =
             json!({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 32});
-        let Positions::Rope(rope) = read(&config).unwrap().positions else { panic!("llama has a rope") };
+        let config = read(&config).unwrap();
+        let Some(Positions::Rope(rope)) = &config.first_attention().positions else {
+            panic!("llama has a rope")
+        };
         let expected = RopeScaling::Yarn {
             factor: 4.0,
             original_max_positions: 32,

@@ -183,10 +183,8 @@ impl Inference {
     /// As [`Self::open`], with the PEFT adapter of another folder, whose products are added as the model runs.
     pub fn open_with(folder: &Path, adapter: Option<&Path>) -> Result<Self, GenerateError> {
         let mut model = ModelConfig::from_folder(folder)?;
-        if let Some(experts) = &mut model.experts {
-            // It trains routers, and here nothing is trained.
-            experts.aux_loss = None;
-        }
+        // It trains routers, and here nothing is trained.
+        model.aux_loss = None;
         let base = table(&model);
         if !has_weights(folder)? {
             return Err(GenerateError::NoWeights { folder: folder.to_owned() });

@@ -3,7 +3,7 @@
 use zeroth_config::resolve::{Origin, Resolved, Setting};
 use zeroth_config::schema::{OffloadDevice, Values};
 use zeroth_machine::Rates;
-use zeroth_model::{Activation, Lora, LoraError, ModelConfig, ParameterTable, lora_table};
+use zeroth_model::{Activation, Layer, Lora, LoraError, ModelConfig, ParameterTable, lora_table};
 use zeroth_plan::{ActivationShape, Adapters, Block, FeedForward, Freedom, Offload, Placement, Shape, Stack};
 use zeroth_program::Settings;
 
@@ -111,35 +111,41 @@ pub fn adapters(table: &ParameterTable, lora: &Lora) -> Result<Adapters, LoraErr
 }
 
 fn activations(model: &ModelConfig) -> ActivationShape {
-    let dense = match (model.gated, model.activation) {
-        (true, _) => FeedForward::Gated { width: model.ffn },
-        (false, Activation::Relu) => FeedForward::Relu { width: model.ffn },
-        (false, _) => FeedForward::Gelu { width: model.ffn },
-    };
-    let block = |feed_forward, cross_attention| Block {
-        heads: model.heads,
-        kv_heads: model.kv_heads,
-        head_dim: model.head_dim,
-        qk_norm: model.qk_norm,
-        cross_attention,
-        feed_forward,
-    };
-    let mut stacks = Vec::new();
-    if model.encoder_blocks > 0 {
-        stacks.push(Stack { blocks: model.encoder_blocks, block: block(dense, false) });
-    }
-    let cross_attention = model.encoder_blocks > 0;
-    let with_experts = (0..model.blocks).filter(|index| model.has_experts(*index)).count() as u64;
-    if let Some(experts) = model.experts.as_ref().filter(|_| with_experts > 0) {
-        let feed_forward = FeedForward::Experts {
+    let feed_forward = |layer: &Layer| match (layer.experts(), layer.feed_forward()) {
+        (Some(experts), _) => Some(FeedForward::Experts {
             width: experts.width,
             per_token: experts.per_token,
             experts: experts.count,
+        }),
+        (None, Some(dense)) => {
+            let width = dense.up.out;
+            Some(match (&dense.gate, dense.activation) {
+                (Some(_), _) => FeedForward::Gated { width },
+                (None, Activation::Relu) => FeedForward::Relu { width },
+                (None, Activation::Silu | Activation::Gelu | Activation::GeluTanh) => {
+                    FeedForward::Gelu { width }
+                }
+            })
+        }
+        (None, None) => None,
+    };
+    let mut stacks: Vec<Stack> = Vec::new();
+    for layer in model.all_layers() {
+        let (Some(attention), Some(feed_forward)) = (layer.attention(), feed_forward(layer)) else {
+            continue;
         };
-        stacks.push(Stack { blocks: with_experts, block: block(feed_forward, cross_attention) });
-    }
-    if model.blocks > with_experts {
-        stacks.push(Stack { blocks: model.blocks - with_experts, block: block(dense, cross_attention) });
+        let block = Block {
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
+            qk_norm: attention.head_norms.is_some(),
+            cross_attention: layer.attentions().any(|attention| attention.reads_encoder),
+            feed_forward,
+        };
+        match stacks.iter_mut().find(|stack| stack.block == block) {
+            Some(stack) => stack.blocks += 1,
+            None => stacks.push(Stack { blocks: 1, block }),
+        }
     }
     ActivationShape { hidden: model.hidden, vocab: model.vocab, stacks }
 }

@@ -34,7 +34,7 @@ fn golden_models() -> Vec<PathBuf> {
 
 fn resolved(preset: usize, model: &ModelConfig, ranks: u64, flags: Flags) -> Resolved {
     let file = check(&parse(PRESETS[preset].source()).unwrap()).values;
-    let facts = ModelFacts { hidden_size: Some(model.hidden), blocks: Some(model.blocks) };
+    let facts = ModelFacts { hidden_size: Some(model.hidden), blocks: Some(model.blocks()) };
     let flags = Flags { per_device_train_batch_size: Some(MICRO_BATCH), ..flags };
     resolve(&Request { file: &file, flags: &flags, ranks, model: Some(facts), steps: Some(2) }).unwrap()
 }

@@ -123,7 +123,7 @@ impl Model {
     }
 
     fn blocks(&self) -> u64 {
-        self.config.blocks + self.config.encoder_blocks
+        self.config.blocks()
     }
 }
 

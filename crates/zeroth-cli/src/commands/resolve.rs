@@ -80,7 +80,7 @@ fn model_facts(name: &str) -> anyhow::Result<NamedModel> {
     let config = named_config(name)?;
     let model = ModelConfig::from_map(&config.map, &config.origin).ok();
     let dtype = model.as_ref().and_then(|model| model.dtype);
-    let blocks = model.map(|model| model.blocks + model.encoder_blocks);
+    let blocks = model.map(|model| model.blocks());
     let facts = ModelFacts { hidden_size: hidden_size_for_auto(&config.map), blocks };
     Ok(NamedModel { facts, dtype, note: builtin_note(name, &config) })
 }

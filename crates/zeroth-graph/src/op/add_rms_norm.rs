@@ -1,6 +1,6 @@
 //! Residual add and RMSNorm. Both in f64 are those of the norm, over the sum.
 
-use super::rms_norm::rms_norm;
+use super::rms_norm::{NormOptions, rms_norm};
 use crate::gradient::Deriver;
 use crate::reference::Machine;
 use crate::{Builder, GradOp, GradWrite, GraphError, Node, Op, ParamId, Value};
@@ -12,29 +12,10 @@ impl Builder {
         residual: Value,
         x: Value,
         weight: ParamId,
-        eps: f64,
+        norm: impl Into<NormOptions>,
     ) -> Result<(Value, Value), GraphError> {
-        self.add_and_norm(Op::AddRmsNorm { eps, clamp: false }, residual, x, weight)
-    }
-
-    /// The same, of a model whose sums leave the range of fp16: a run in fp16 limits them.
-    pub fn clamped_add_rms_norm(
-        &mut self,
-        residual: Value,
-        x: Value,
-        weight: ParamId,
-        eps: f64,
-    ) -> Result<(Value, Value), GraphError> {
-        self.add_and_norm(Op::AddRmsNorm { eps, clamp: true }, residual, x, weight)
-    }
-
-    fn add_and_norm(
-        &mut self,
-        op: Op,
-        residual: Value,
-        x: Value,
-        weight: ParamId,
-    ) -> Result<(Value, Value), GraphError> {
+        let NormOptions { eps, clamp } = norm.into();
+        let op = Op::AddRmsNorm { eps, clamp };
         let width = self.info(residual).width;
         self.expect_like(op, x, residual)?;
         self.expect_vector(op, weight, width)?;

@@ -1,6 +1,6 @@
 //! RMSNorm of each head, then RoPE.
 
-use super::rms_norm::{rms_norm, rms_norm_backward};
+use super::rms_norm::{NormOptions, rms_norm, rms_norm_backward};
 use super::rope::rotate;
 use crate::gradient::Deriver;
 use crate::reference::{Gradients, Machine};
@@ -13,8 +13,9 @@ impl Builder {
         x: Value,
         weight: ParamId,
         heads: u64,
-        eps: f64,
+        norm: impl Into<NormOptions>,
     ) -> Result<Value, GraphError> {
+        let NormOptions { eps, clamp: _ } = norm.into();
         let op = Op::HeadNormRope { heads, eps, rotary: self.rotary.unwrap_or(0) };
         let head_dim = self.rotated_dim(op, x, heads)?;
         self.expect_vector(op, weight, head_dim)?;

@@ -45,7 +45,7 @@ pub use grouped_linear::{grouped_linear, grouped_linear_backward};
 pub use head_loss::head_loss;
 pub use linear::{linear, linear_backward};
 pub use position_bias::{position_bias, position_bias_backward};
-pub use rms_norm::{rms_norm, rms_norm_backward};
+pub use rms_norm::{NormOptions, rms_norm, rms_norm_backward};
 pub use rope::rope;
 pub use route::{BalanceSums, Routed, Routing, route, route_backward};
 

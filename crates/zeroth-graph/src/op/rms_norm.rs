@@ -4,9 +4,43 @@ use crate::gradient::{Deriver, Gradient};
 use crate::reference::{Gradients, Machine};
 use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Node, Op, ParamId, Value};
 
+/// What a model says of a norm; its operands say the rest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormOptions {
+    /// What is added to the variance.
+    pub eps: f64,
+    /// Whether a run in fp16 limits the sums that are normed: they leave its range in some models.
+    pub clamp: bool,
+}
+
+impl NormOptions {
+    /// RMSNorm.
+    pub const fn rms(eps: f64) -> Self {
+        Self { eps, clamp: false }
+    }
+
+    /// The same, of sums that leave the range of fp16.
+    #[must_use]
+    pub const fn clamped(self) -> Self {
+        Self { clamp: true, ..self }
+    }
+}
+
+impl From<f64> for NormOptions {
+    fn from(eps: f64) -> Self {
+        Self::rms(eps)
+    }
+}
+
 impl Builder {
     /// RMSNorm of `x`.
-    pub fn rms_norm(&mut self, x: Value, weight: ParamId, eps: f64) -> Result<Value, GraphError> {
+    pub fn rms_norm(
+        &mut self,
+        x: Value,
+        weight: ParamId,
+        norm: impl Into<NormOptions>,
+    ) -> Result<Value, GraphError> {
+        let NormOptions { eps, clamp: _ } = norm.into();
         let op = Op::RmsNorm { eps };
         let width = self.info(x).width;
         self.expect_vector(op, weight, width)?;

@@ -1,5 +1,7 @@
 //! Mixtral 8x7B and 8x22B: mistral with a mixture of experts in every block.
 
+use zeroth_graph::NormOptions;
+
 use crate::architecture::{Architecture, Bias, Decoder, Mixture, MixtureConfig, Stack, Windows};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -12,7 +14,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
         windows: Windows::Given,
-        norm_eps: 1e-5,
+        norm: NormOptions::rms(1e-5),
         rope_theta: 1_000_000.0,
         mixture: Some(Mixture {
             module: "block_sparse_moe",

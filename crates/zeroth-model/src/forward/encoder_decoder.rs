@@ -7,10 +7,11 @@
 use std::slice;
 
 use zeroth_base::PositionBuckets;
-use zeroth_graph::{AttentionOptions, Builder, GraphError, Role, Value};
+use zeroth_graph::{BalanceSums, Builder, Role, Value};
 
-use super::{ForwardError, NamedParams, Residual, UNIT_ORDER, activation_fn, not_fitting, param_specs};
-use crate::{ModelConfig, Parameter, ParameterTable, Positions, Unit, UnitName};
+use super::blocks::{BlockInputs, BlockOutput, Blocks};
+use super::{ForwardError, Residual, UNIT_ORDER, not_fitting, param_specs};
+use crate::{Layer, ModelConfig, Parameter, ParameterKind, ParameterTable, Positions, Unit, UnitName};
 
 /// The streams of an encoder-decoder.
 const SOURCE: usize = 0;
@@ -18,9 +19,8 @@ const TARGET: usize = 1;
 
 /// An encoder-decoder model, to be added to a graph.
 pub(super) struct EncoderDecoder<'a> {
-    config: &'a ModelConfig,
     table: &'a ParameterTable,
-    params: NamedParams<'a>,
+    blocks: Blocks<'a>,
 }
 
 /// The units that are not begun yet.
@@ -30,37 +30,31 @@ struct Units<'a> {
     is_trained: &'a dyn Fn(&Parameter) -> bool,
 }
 
-impl Units<'_> {
+impl<'a> Units<'a> {
     /// Begins the next unit, which must be this one.
-    fn begin(&mut self, b: &mut Builder, name: UnitName) -> Result<(), ForwardError> {
+    fn begin(&mut self, b: &mut Builder, name: UnitName) -> Result<&'a Unit, ForwardError> {
         let next = self.left.next().filter(|unit| unit.name == name);
         let unit = next.ok_or_else(|| not_fitting(self.config, UNIT_ORDER))?;
         let role = match name {
             UnitName::Tied => Role::Embedding,
             UnitName::EncoderBlock(index) => Role::Block(index),
-            UnitName::Block(index) => Role::Block(self.config.encoder_blocks + index),
+            UnitName::Block(index) => Role::Block(self.config.encoder_layers.len() as u64 + index),
             UnitName::Head => Role::Head,
-            _ => Role::Other,
+            UnitName::Embedding
+            | UnitName::EncoderPositions
+            | UnitName::EncoderNorm
+            | UnitName::DecoderPositions
+            | UnitName::Experts(_) => Role::Other,
         };
         let specs = param_specs(unit, self.is_trained, str::to_owned);
         b.unit(name.to_string(), role, specs)?;
-        Ok(())
+        Ok(unit)
     }
-}
-
-/// What a stack computes with: its names begin with `name`.
-#[derive(Clone, Copy)]
-struct Stack {
-    name: &'static str,
-    /// Whether tokens attend to earlier ones only.
-    causal: bool,
-    /// The biases of self-attention [heads, distances].
-    bias: Value,
 }
 
 impl<'a> EncoderDecoder<'a> {
     pub(super) fn new(config: &'a ModelConfig, table: &'a ParameterTable) -> Self {
-        Self { config, table, params: NamedParams::new(table, "") }
+        Self { table, blocks: Blocks::new(config, table, "") }
     }
 
     /// Adds all units.
@@ -69,10 +63,11 @@ impl<'a> EncoderDecoder<'a> {
         b: &mut Builder,
         is_trained: &dyn Fn(&Parameter) -> bool,
     ) -> Result<(), ForwardError> {
-        let (config, table) = (self.config, self.table);
+        let Self { table, blocks: Blocks { config, params } } = self;
         let mut units = Units { config, left: table.units.iter(), is_trained };
-        units.begin(b, UnitName::Tied)?;
-        let shared = b.param("shared.weight")?;
+        let missing = || not_fitting(config, UNIT_ORDER);
+        let unit = units.begin(b, UnitName::Tied)?;
+        let shared = params.of_kind(b, unit, ParameterKind::Embedding)?.ok_or_else(missing)?;
         // Both streams here: the embedding is gathered once for them.
         let [source, target] = [SOURCE, TARGET].map(|stream| b.stream(stream));
         let mut embed = |ids: Value| {
@@ -81,126 +76,69 @@ impl<'a> EncoderDecoder<'a> {
         };
         let (source, target_embedded) = (embed(source.ids)?, embed(target.ids)?); // [Ts, H], [Tt, H]
 
-        units.begin(b, UnitName::EncoderPositions)?;
-        let encoder = self.stack(b, "encoder", false)?;
+        let unit = units.begin(b, UnitName::EncoderPositions)?;
+        let bias = Some(self.bias(b, unit, &config.encoder_layers)?);
+        let inputs = BlockInputs { bias, memory: None, balance: BalanceSums::None };
         let mut residual = Residual { sum: None, branch: source };
-        for index in 0..config.encoder_blocks {
+        for (index, layer) in (0..).zip(&config.encoder_layers) {
             units.begin(b, UnitName::EncoderBlock(index))?;
-            residual = self.self_attention(b, encoder, index, residual)?;
-            residual = self.feed_forward(b, &format!("encoder.block.{index}.layer.1"), residual)?;
+            residual = self.block(b, layer, residual, inputs)?;
         }
-        units.begin(b, UnitName::EncoderNorm)?;
-        let memory = self.final_norm(b, encoder, residual)?; // [Ts, H]
+        let unit = units.begin(b, UnitName::EncoderNorm)?;
+        let memory = Some(self.final_norm(b, unit, residual)?); // [Ts, H]
 
-        units.begin(b, UnitName::DecoderPositions)?;
-        let decoder = self.stack(b, "decoder", true)?;
+        let unit = units.begin(b, UnitName::DecoderPositions)?;
+        let bias = Some(self.bias(b, unit, &config.layers)?);
+        let inputs = BlockInputs { bias, memory, balance: BalanceSums::None };
         let mut residual = Residual { sum: None, branch: target_embedded };
-        for index in 0..config.blocks {
+        for (index, layer) in (0..).zip(&config.layers) {
             units.begin(b, UnitName::Block(index))?;
-            residual = self.self_attention(b, decoder, index, residual)?;
-            let at = format!("decoder.block.{index}.layer.1");
-            residual = self.attention(b, &at, "EncDecAttention", residual, Keys::Of(memory))?;
-            residual = self.feed_forward(b, &format!("decoder.block.{index}.layer.2"), residual)?;
+            residual = self.block(b, layer, residual, inputs)?;
         }
-        units.begin(b, UnitName::Head)?;
-        let mut x = self.final_norm(b, decoder, residual)?; // [Tt, H]
+        let unit = units.begin(b, UnitName::Head)?;
+        let mut x = self.final_norm(b, unit, residual)?; // [Tt, H]
         if config.scaled_head {
             x = b.scale(x, (config.hidden as f64).powf(-0.5))?;
         }
-        let head = if config.tied_head { shared } else { b.param("lm_head.weight")? };
+        let head = params.of_kind(b, unit, ParameterKind::Head)?.unwrap_or(shared);
         b.head_loss_of(x, target.labels, head)?;
         Ok(())
     }
 
-    /// The biases of a stack, in its unit of positions.
-    fn stack(&self, b: &mut Builder, name: &'static str, causal: bool) -> Result<Stack, ForwardError> {
-        let Positions::Relative { buckets, max_distance } = self.config.positions else {
-            return Err(not_fitting(self.config, "relative positions"));
-        };
-        let weight =
-            b.param(&format!("{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"))?;
-        let buckets = PositionBuckets { buckets, max_distance, bidirectional: !causal };
-        Ok(Stack { name, causal, bias: b.position_bias(weight, buckets)? })
+    /// The biases that all blocks of a stack add to the scores of their own tokens, in the unit of its positions.
+    fn bias(&self, b: &mut Builder, unit: &Unit, layers: &[Layer]) -> Result<Value, ForwardError> {
+        let config = self.blocks.config;
+        let weight = self.blocks.params.of_kind(b, unit, ParameterKind::PositionBias)?;
+        let attention = layers.first().and_then(Layer::attention);
+        match (weight, attention.map(|attention| (&attention.positions, attention.causal))) {
+            (Some(weight), Some((Some(Positions::Relative { buckets, max_distance }), causal))) => {
+                let (buckets, max_distance) = (*buckets, *max_distance);
+                let buckets = PositionBuckets { buckets, max_distance, bidirectional: !causal };
+                Ok(b.position_bias(weight, buckets)?)
+            }
+            _ => Err(not_fitting(config, "relative positions")),
+        }
     }
 
-    fn self_attention(
+    fn block(
         &self,
         b: &mut Builder,
-        stack: Stack,
-        index: u64,
+        layer: &Layer,
         residual: Residual,
-    ) -> Result<Residual, GraphError> {
-        let at = format!("{}.block.{index}.layer.0", stack.name);
-        self.attention(b, &at, "SelfAttention", residual, Keys::Own(stack))
+        inputs: BlockInputs,
+    ) -> Result<Residual, ForwardError> {
+        match self.blocks.add(b, layer, residual, inputs)? {
+            BlockOutput::Residual(residual) => Ok(residual),
+            BlockOutput::Routed { .. } => Err(not_fitting(self.blocks.config, UNIT_ORDER)),
+        }
     }
 
-    /// The attention of the layer at `at`.
-    fn attention(
-        &self,
-        b: &mut Builder,
-        at: &str,
-        name: &str,
-        residual: Residual,
-        keys: Keys,
-    ) -> Result<Residual, GraphError> {
-        let ModelConfig { heads, kv_heads, dropout_rate: dropout, .. } = *self.config;
-        let project = |b: &mut Builder, x: Value, part: &str| {
-            self.params.linear(b, &format!("{at}.{name}.{part}"), x, false)
-        };
-        let (sum, normed) = self.norm(b, at, residual)?;
-        let (read, causal, bias) = match keys {
-            Keys::Own(stack) => (normed, stack.causal, Some(stack.bias)),
-            Keys::Of(memory) => (memory, false, None),
-        };
-        let q = project(b, normed, "q")?; // [T, heads · D]
-        let k = project(b, read, "k")?; // [Tk, heads · D]
-        let v = project(b, read, "v")?; // [Tk, heads · D]
-        // The scale is part of the weights of q.
-        let options = AttentionOptions { heads, kv_heads, window: None, scale: 1.0, causal, dropout };
-        let attended = b.attention_with([q, k, v], bias, options)?;
-        let branch = project(b, attended, "o")?; // [T, H]
-        Ok(Residual { sum: Some(sum), branch: b.dropout(branch, dropout)? })
+    /// The result of a stack; the norm is in this unit.
+    fn final_norm(&self, b: &mut Builder, unit: &Unit, residual: Residual) -> Result<Value, ForwardError> {
+        let Blocks { config, params } = &self.blocks;
+        let weight = params.of_kind(b, unit, ParameterKind::Norm)?;
+        let weight = weight.ok_or_else(|| not_fitting(config, UNIT_ORDER))?;
+        let (_, normed) = residual.norm(b, weight, config.norm)?;
+        Ok(b.dropout(normed, config.dropout_rate)?)
     }
-
-    /// The feed-forward part of the layer at `at`.
-    fn feed_forward(&self, b: &mut Builder, at: &str, residual: Residual) -> Result<Residual, GraphError> {
-        let (config, activation) = (self.config, activation_fn(self.config.activation));
-        let project = |b: &mut Builder, x: Value, part: &str| {
-            self.params.linear(b, &format!("{at}.DenseReluDense.{part}"), x, false)
-        };
-        let (sum, normed) = self.norm(b, at, residual)?;
-        let activated = if config.gated {
-            let gate = project(b, normed, "wi_0")?; // [T, F]
-            let up = project(b, normed, "wi_1")?; // [T, F]
-            b.gated_activation(activation, gate, up)?
-        } else {
-            let inner = project(b, normed, "wi")?; // [T, F]
-            b.activation(activation, inner)?
-        };
-        let dropped = b.dropout(activated, config.dropout_rate)?;
-        let branch = project(b, dropped, "wo")?; // [T, H]
-        Ok(Residual { sum: Some(sum), branch: b.dropout(branch, config.dropout_rate)? })
-    }
-
-    /// The result of a stack.
-    fn final_norm(&self, b: &mut Builder, stack: Stack, residual: Residual) -> Result<Value, GraphError> {
-        let weight = b.param(&format!("{}.final_layer_norm.weight", stack.name))?;
-        let (_, normed) = residual.norm(b, weight, self.config.norm_eps, true)?;
-        b.dropout(normed, self.config.dropout_rate)
-    }
-
-    /// The sum, and the norm of the layer at `at`.
-    fn norm(&self, b: &mut Builder, at: &str, residual: Residual) -> Result<(Value, Value), GraphError> {
-        let weight = b.param(&format!("{at}.layer_norm.weight"))?;
-        residual.norm(b, weight, self.config.norm_eps, true)
-    }
-}
-
-/// What an attention reads its keys and values from.
-#[derive(Clone, Copy)]
-enum Keys {
-    /// Its own tokens.
-    Own(Stack),
-    /// The encoder's result.
-    Of(Value),
 }

@@ -78,11 +78,7 @@ impl TeacherModel {
 
     /// What it computes from its weights. The loss that balances its experts is not trained.
     pub fn function(&self) -> ModelFunction {
-        let mut config = self.config.clone();
-        if let Some(experts) = &mut config.experts {
-            experts.aux_loss = None;
-        }
-        config.function()
+        ModelConfig { aux_loss: None, ..self.config.clone() }.function()
     }
 }
 

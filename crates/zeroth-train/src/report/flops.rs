@@ -7,7 +7,7 @@
 
 use zeroth_base::DType;
 use zeroth_machine::known_gpu;
-use zeroth_model::{ModelConfig, Parameter, ParameterKind, ParameterTable};
+use zeroth_model::{Layer, ModelConfig, Parameter, ParameterKind, ParameterTable};
 
 /// FLOPs of a model's steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,10 +16,8 @@ pub struct ModelFlops {
     trained: u64,
     /// Frozen ones.
     frozen: u64,
-    /// Heads × head_dim.
-    attention_width: u64,
-    /// Number of blocks by attention window.
-    blocks: Vec<(Option<u64>, u64)>,
+    /// The width of all heads of all blocks, by attention window.
+    attention_widths: Vec<(Option<u64>, u64)>,
     /// The teacher of a distillation, which has a forward pass only.
     teacher: Option<Box<Self>>,
 }
@@ -45,15 +43,14 @@ impl ModelFlops {
             let is_trained = table.iter().any(|p| p.kind == ParameterKind::Embedding && p.trained);
             *(if is_trained { &mut trained } else { &mut frozen }) += model.vocab * model.hidden;
         }
-        let mut blocks: Vec<(Option<u64>, u64)> = Vec::new();
-        for window in &model.windows {
-            match blocks.iter_mut().find(|(known, _)| known == window) {
-                Some((_, count)) => *count += 1,
-                None => blocks.push((*window, 1)),
+        let mut attention_widths: Vec<(Option<u64>, u64)> = Vec::new();
+        for attention in model.layers.iter().flat_map(Layer::attentions) {
+            match attention_widths.iter_mut().find(|(window, _)| *window == attention.window) {
+                Some((_, width)) => *width += attention.q.out,
+                None => attention_widths.push((attention.window, attention.q.out)),
             }
         }
-        let attention_width = model.attention_width();
-        Some(Self { trained, frozen, attention_width, blocks, teacher: None })
+        Some(Self { trained, frozen, attention_widths, teacher: None })
     }
 
     /// The same with the forward pass of a teacher.
@@ -70,8 +67,8 @@ impl ModelFlops {
     /// FLOPs of forward and backward over sequences of these lengths.
     pub fn step(&self, lengths: impl IntoIterator<Item = u64>) -> f64 {
         let teacher = self.teacher.as_deref();
-        let (mut tokens, mut pairs) = (0, vec![0.0; self.blocks.len()]);
-        let mut pairs_of_teacher = vec![0.0; teacher.map_or(0, |teacher| teacher.blocks.len())];
+        let (mut tokens, mut pairs) = (0, vec![0.0; self.attention_widths.len()]);
+        let mut pairs_of_teacher = vec![0.0; teacher.map_or(0, |teacher| teacher.attention_widths.len())];
         for length in lengths {
             tokens += length;
             self.add_pairs(length, &mut pairs);
@@ -80,36 +77,35 @@ impl ModelFlops {
             }
         }
         let of_teacher = teacher.map_or(0.0, |teacher| {
-            let pairs = teacher.all_pairs(&pairs_of_teacher);
-            2.0 * teacher.weights() as f64 * tokens as f64 + 4.0 * teacher.attention_width as f64 * pairs
+            2.0 * teacher.weights() as f64 * tokens as f64 + 4.0 * teacher.attended(&pairs_of_teacher)
         });
-        self.of_counts(tokens, self.all_pairs(&pairs)) + of_teacher
+        self.of_counts(tokens, self.attended(&pairs)) + of_teacher
     }
 
     /// Adds the pairs of a sequence by attention window.
     fn add_pairs(&self, length: u64, pairs: &mut [f64]) {
-        for (pairs, (window, _)) in pairs.iter_mut().zip(&self.blocks) {
+        for (pairs, (window, _)) in pairs.iter_mut().zip(&self.attention_widths) {
             *pairs += pairs_of(length, *window);
         }
     }
 
-    /// Pairs of all blocks, of those by attention window.
-    fn all_pairs(&self, pairs: &[f64]) -> f64 {
-        pairs.iter().zip(&self.blocks).map(|(pairs, (_, count))| pairs * *count as f64).sum()
+    /// Pairs times the width of all heads, from the pairs by attention window.
+    fn attended(&self, pairs: &[f64]) -> f64 {
+        pairs.iter().zip(&self.attention_widths).map(|(pairs, (_, width))| pairs * *width as f64).sum()
     }
 
     /// FLOPs from the token count and the sum of squared lengths, for models without a window shorter than a
     /// sequence.
     pub fn of_sums(&self, tokens: u64, squares: u64) -> f64 {
-        let blocks: u64 = self.blocks.iter().map(|(_, count)| count).sum();
-        self.of_counts(tokens, blocks as f64 * squares as f64 / 2.0)
+        let width: u64 = self.attention_widths.iter().map(|(_, width)| width).sum();
+        self.of_counts(tokens, width as f64 * squares as f64 / 2.0)
     }
 
     /// 6 = 3 × 2: a multiply and an add, once in forward and twice in backward, once for frozen weights. Attention has two
     /// matmuls per pair.
-    fn of_counts(&self, tokens: u64, pairs: f64) -> f64 {
+    fn of_counts(&self, tokens: u64, attended: f64) -> f64 {
         let weights = 6.0 * self.trained as f64 + 4.0 * self.frozen as f64;
-        weights * tokens as f64 + 12.0 * self.attention_width as f64 * pairs
+        weights * tokens as f64 + 12.0 * attended
     }
 }
 

@@ -4,7 +4,7 @@
 //!
 //! [`ModelFlops`]: super::flops::ModelFlops
 
-use zeroth_model::{ModelConfig, Parameter, ParameterKind, ParameterRole, ParameterTable, UnitName};
+use zeroth_model::{Layer, ModelConfig, Parameter, ParameterKind, ParameterRole, ParameterTable, UnitName};
 
 use super::flops::{is_matmul, pairs_of};
 
@@ -13,10 +13,8 @@ use super::flops::{is_matmul, pairs_of};
 pub struct PairFlops {
     /// FLOPs of forward and backward per token of each stream, without attention.
     per_token: [u64; 2],
-    /// Heads × head_dim.
-    attention_width: u64,
-    encoder_blocks: u64,
-    blocks: u64,
+    /// The width of all heads of all blocks of the encoder, and of the decoder in each of its two attentions.
+    attention_widths: [u64; 2],
 }
 
 impl PairFlops {
@@ -37,22 +35,25 @@ impl PairFlops {
             let is_trained = table.iter().any(|p| p.kind == ParameterKind::Embedding && p.trained);
             per_token[1] += if is_trained { 6 } else { 4 } * model.vocab * model.hidden;
         }
-        let (encoder_blocks, blocks) = (model.encoder_blocks, model.blocks);
-        Some(Self { per_token, attention_width: model.attention_width(), encoder_blocks, blocks })
+        let width = |layers: &[Layer]| {
+            layers.iter().filter_map(Layer::attention).map(|attention| attention.q.out).sum()
+        };
+        Some(Self { per_token, attention_widths: [&model.encoder_layers, &model.layers].map(|l| width(l)) })
     }
 
     /// FLOPs of forward and backward over pairs of these lengths.
     pub fn step(&self, lengths: impl IntoIterator<Item = [u64; 2]>) -> f64 {
-        let (mut tokens, mut pairs) = ([0; 2], 0.0);
+        let [encoder, decoder] = self.attention_widths.map(|width| width as f64);
+        let (mut tokens, mut attended) = ([0; 2], 0.0);
         for [source, target] in lengths {
             tokens = [tokens[0] + source, tokens[1] + target];
             let (from, to) = (source as f64, target as f64);
-            pairs += self.encoder_blocks as f64 * from * from;
-            pairs += self.blocks as f64 * (pairs_of(target, None) + from * to);
+            attended += encoder * from * from;
+            attended += decoder * (pairs_of(target, None) + from * to);
         }
         let weights: f64 =
             tokens.iter().zip(self.per_token).map(|(tokens, each)| *tokens as f64 * each as f64).sum();
-        weights + 12.0 * self.attention_width as f64 * pairs
+        weights + 12.0 * attended
     }
 }
 
