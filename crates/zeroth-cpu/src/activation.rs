@@ -3,6 +3,7 @@
 
 use super::gated_activation::{Activation, Gelu, GeluTanh, Relu, Silu, with_activation};
 use super::isa::each_isa;
+use super::launch::cpu_kernel;
 use super::pool::Pool;
 use super::work_partition::Chunks;
 use super::{check_len, math};
@@ -79,3 +80,15 @@ each_isa! {
         }
     }
 }
+
+cpu_kernel!(Activation { activation, x, y }, |_| 0, |cx| {
+    self::activation::<T>(cx.pool, activation, cx.read(x)?, cx.write(y)?);
+});
+
+cpu_kernel!(ActivationBackward { activation, dy, x, dx }, |_| 0, |cx| {
+    activation_backward::<T>(cx.pool, activation, cx.read(dy)?, cx.read(x)?, cx.write(dx)?);
+});
+
+cpu_kernel!(Scale { factor, x, y }, |_| 0, |cx| {
+    scale::<T>(cx.pool, factor, cx.read(x)?, cx.write(y)?);
+});

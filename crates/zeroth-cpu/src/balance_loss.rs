@@ -2,7 +2,9 @@
 //! share of slots and P the mean probability of each expert.
 
 use super::check_len;
+use super::launch::cpu_kernel;
 use zeroth_kernel::BalanceDims;
+use zeroth_kernel::Control;
 
 /// The trained tokens, and by what sums over layers and rows are divided; `None` where no row is routed.
 fn counts(dims: BalanceDims, starts: &[u32], labels: &[i32]) -> Option<(f64, f64)> {
@@ -42,3 +44,21 @@ pub fn balance_loss_backward(
     }
     loss
 }
+
+cpu_kernel!(BalanceLoss { dims, starts, balance, labels, loss }, |_| 0, |cx| {
+    let (starts, labels) = (cx.starts(starts)?, cx.read(labels)?);
+    let sum = balance_loss(dims, starts, cx.read(balance)?, labels);
+    *cx.write_one::<f64>(loss)? += sum;
+});
+
+cpu_kernel!(
+    BalanceLossBackward { dims, starts, balance, labels, loss, loss_weight, control, slopes },
+    |_| 0,
+    |cx| {
+        let weight = cx.read_one::<f64>(loss_weight)?;
+        let scale = weight * cx.read_one::<Control>(control)?.loss_scale;
+        let (starts, balance, labels) = (cx.starts(starts)?, cx.read(balance)?, cx.read(labels)?);
+        let sum = balance_loss_backward(dims, starts, balance, labels, scale, cx.write(slopes)?);
+        *cx.write_one::<f64>(loss)? += sum;
+    }
+);

@@ -6,6 +6,7 @@ use bytemuck::Pod;
 
 use super::check_len;
 use super::isa::each_isa;
+use super::launch::{cpu_kernel, typed};
 use super::pool::Pool;
 use super::stream::{self, STAGE, staged};
 use super::work_partition::Chunks;
@@ -190,6 +191,35 @@ each_isa! {
         }
     }
 }
+
+cpu_kernel!(Sum { a, b, y }, |_| 0, |cx| sum::<T>(cx.pool, cx.read(a)?, cx.read(b)?, cx.write(y)?));
+
+cpu_kernel!(Zero { to }, |_| 0, |cx| fill(cx.pool, 0u8, cx.write(to)?));
+
+cpu_kernel!(Convert { from, from_type, to, to_type, found_inf }, |_| 0, |cx| match found_inf {
+    None if from_type == to_type => copy::<u8>(cx.pool, cx.read(from)?, cx.write(to)?),
+    None => typed!(from_type, A => typed!(to_type, B => {
+        convert::<A, B>(cx.pool, cx.read(from)?, cx.write(to)?);
+    })),
+    Some(found_inf) => typed!(from_type, A => typed!(to_type, B => {
+        let found_inf = cx.write_one::<u64>(found_inf)?;
+        if convert_and_check_finite::<A, B>(cx.pool, cx.read(from)?, cx.write(to)?) {
+            *found_inf = 1;
+        }
+    })),
+});
+
+cpu_kernel!(CheckFinite { values, value_type, found_inf }, |_| 0, |cx| typed!(value_type, A => {
+    if check_finite::<A>(cx.pool, cx.read(values)?) {
+        *cx.write_one::<u64>(found_inf)? = 1;
+    }
+}));
+
+cpu_kernel!(SumRanks { parts, from_type, to, to_type, add }, |_| 0, |cx| {
+    typed!(from_type, A => typed!(to_type, B => {
+        sum_ranks::<A, B>(cx.pool, cx.read(parts)?, cx.write(to)?, add);
+    }));
+});
 
 #[cfg(test)]
 mod tests {

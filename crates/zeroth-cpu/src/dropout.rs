@@ -5,6 +5,7 @@ use zeroth_kernel::RowKey;
 
 use super::check_len;
 use super::isa::each_isa;
+use super::launch::cpu_kernel;
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::work_partition::Chunks;
@@ -69,6 +70,12 @@ each_isa! {
         }
     }
 }
+
+cpu_kernel!(Dropout { probability, seed, op, width, row_stride, keys, x, y }, |_| 0, |cx| {
+    let (keys, sizes) = (cx.read(keys)?, [width, row_stride]);
+    let masked = Dropout { probability, seed, op };
+    dropout::<T>(cx.pool, masked, keys, sizes, cx.read(x)?, cx.write(y)?);
+});
 
 #[cfg(test)]
 mod tests {

@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::check_len;
 use super::convert::convert_and_check_piece;
 use super::isa::each_isa;
+use super::launch::cpu_kernel;
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::stream;
 use super::work_partition::{Chunks, Grid};
 use zeroth_kernel::Element;
 use zeroth_kernel::EmbeddingDims;
+use zeroth_kernel::TiedRowsIn;
 
 /// Rows of the output per task.
 const ROWS: usize = 64;
@@ -131,6 +133,25 @@ fn row_of(id: i32, vocab: usize) -> Option<usize> {
     );
     Some(row)
 }
+
+cpu_kernel!(Embedding { dims, rows, ids, table, y }, |_| 0, |cx| {
+    let ids: &[i32] = cx.read(ids)?;
+    embedding(cx.pool, dims, &ids[..rows], cx.read::<T>(table)?, cx.write(y)?);
+});
+
+cpu_kernel!(EmbeddingBackward { dims, rows, ids, dy, dtable, tied_rows }, |_| 0, |cx| {
+    let ids: &[i32] = cx.read(ids)?;
+    let (ids, dy) = (&ids[..rows], cx.read::<T>(dy)?);
+    match tied_rows {
+        None => embedding_backward(cx.pool, dims, ids, dy, cx.write(dtable)?),
+        Some(TiedRowsIn { rows, found_inf }) => {
+            let (rows, dtable) = (cx.write(rows)?, cx.write(dtable)?);
+            if embedding_backward_tied(cx.pool, dims, ids, dy, rows, dtable) {
+                *cx.write_one::<u64>(found_inf)? = 1;
+            }
+        }
+    }
+});
 
 #[cfg(test)]
 mod tests {

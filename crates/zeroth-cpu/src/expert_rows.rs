@@ -5,6 +5,7 @@
 
 use super::check_len;
 use super::isa::each_isa;
+use super::launch::cpu_kernel;
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::work_partition::Chunks;
@@ -84,3 +85,11 @@ each_isa! {
         }
     }
 }
+
+cpu_kernel!(GatherRows { dims, order, offsets, x, y }, |_| 0, |cx| {
+    gather_rows::<T>(cx.pool, dims, cx.read(order)?, cx.read(offsets)?, cx.read(x)?, cx.write(y)?);
+});
+
+cpu_kernel!(CombineRows { dims, places, offsets, x, y }, |_| 0, |cx| {
+    combine_rows::<T>(cx.pool, dims, cx.read(places)?, cx.read(offsets)?, cx.read(x)?, cx.write(y)?);
+});

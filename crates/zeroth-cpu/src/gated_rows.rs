@@ -4,6 +4,7 @@
 use super::expert_rows::routed_slots;
 use super::gated_activation::{Activation, Gelu, GeluTanh, Relu, Silu, with_activation};
 use super::isa::each_isa;
+use super::launch::{cpu_kernel, floats};
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::work_partition::Chunks;
@@ -140,3 +141,27 @@ fn backward_with<F: Activation, T: Element, const FUSED: bool>(
     }
     math::add_lanes(lanes)
 }
+
+cpu_kernel!(GatedRows { activation, dims, order, offsets, weights, gate_up, y }, |_| 0, |cx| {
+    let (order, offsets, weights) = (cx.read(order)?, cx.read(offsets)?, cx.read(weights)?);
+    let (gate_up, y) = (cx.read::<T>(gate_up)?, cx.write(y)?);
+    gated_rows(cx.pool, activation, dims, order, offsets, weights, gate_up, y);
+});
+
+cpu_kernel!(
+    GatedRowsBackward { activation, dims, order, offsets, weights, gate_up, dy, dgate_up, dweights },
+    |_| floats(gated_rows_scratch(dims)),
+    |cx| gated_rows_backward::<T>(
+        cx.pool,
+        activation,
+        dims,
+        cx.read(order)?,
+        cx.read(offsets)?,
+        cx.read(weights)?,
+        cx.read(gate_up)?,
+        cx.read(dy)?,
+        cx.write(dgate_up)?,
+        dweights.map(|dweights| cx.write(dweights)).transpose()?,
+        cx.scratch()?,
+    )
+);

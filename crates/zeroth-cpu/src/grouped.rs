@@ -8,9 +8,12 @@ use std::sync::atomic::AtomicBool;
 
 use super::check_len;
 use super::gemm::{Epilogue, GroupMatmul, MatrixView, gemm_groups, group_scratch};
+use super::launch::{cpu_kernel, floats};
 use super::linear::{Accumulate, Round, RoundAndCheck};
 use super::pool::Pool;
 use super::rows::check_rows;
+use zeroth_base::DType;
+use zeroth_kernel::{DeviceError, GradStore};
 use zeroth_kernel::{Element, GroupedLinearDims};
 
 /// f32 elements of scratch that the functions of this module need with a pool of `threads`.
@@ -181,3 +184,61 @@ pub fn grouped_linear_dw_rounded<T: Element, O: Element>(
     self::dw(pool, dims, offsets, dy, x, dw, false, scratch, &epilogue);
     found_inf.into_inner()
 }
+
+cpu_kernel!(
+    GroupedLinear { dims, offsets, x, w, y },
+    |threads| floats(grouped_linear_scratch(dims, threads)),
+    |cx| {
+        let (offsets, x, w) = (cx.read(offsets)?, cx.read::<T>(x)?, cx.read(w)?);
+        grouped_linear(cx.pool, dims, offsets, x, w, cx.write(y)?, cx.scratch()?);
+    }
+);
+
+cpu_kernel!(
+    GroupedLinearAdd { dims, scale, offsets, x, w, y },
+    |threads| floats(grouped_linear_scratch(dims, threads)),
+    |cx| {
+        let (offsets, x, w) = (cx.read(offsets)?, cx.read::<T>(x)?, cx.read(w)?);
+        grouped_linear_add(cx.pool, dims, scale, offsets, x, w, cx.write(y)?, cx.scratch()?);
+    }
+);
+
+cpu_kernel!(
+    GroupedLinearDx { dims, scale, offsets, dy, w, dx, add },
+    |threads| floats(grouped_linear_scratch(dims, threads)),
+    |cx| {
+        let (offsets, dy, w) = (cx.read(offsets)?, cx.read::<T>(dy)?, cx.read(w)?);
+        grouped_linear_dx(cx.pool, dims, scale, offsets, dy, w, cx.write(dx)?, add, cx.scratch()?);
+    }
+);
+
+cpu_kernel!(
+    GroupedLinearDw { dims, scale, offsets, dy, x, dw, store },
+    |threads| floats(grouped_linear_scratch(dims, threads)),
+    |cx| {
+        let (at, dy, x) = (cx.read(offsets)?, cx.read::<T>(dy)?, cx.read(x)?);
+        let s = cx.scratch()?;
+        match store {
+            GradStore::Add => grouped_linear_dw(cx.pool, dims, scale, at, dy, x, cx.write(dw)?, s),
+            GradStore::Write => {
+                let dw = cx.write::<f32>(dw)?;
+                grouped_linear_dw_rounded(cx.pool, dims, scale, at, dy, x, dw, s);
+            }
+            GradStore::Round { to, found_inf } => {
+                let found = if to == DType::F32 {
+                    let dw = cx.write::<f32>(dw)?;
+                    grouped_linear_dw_rounded(cx.pool, dims, scale, at, dy, x, dw, s)
+                } else if to == T::DTYPE {
+                    let dw = cx.write::<T>(dw)?;
+                    grouped_linear_dw_rounded(cx.pool, dims, scale, at, dy, x, dw, s)
+                } else {
+                    let problem = format!("matmuls of {} are not rounded to {to}", T::DTYPE);
+                    return Err(DeviceError::Operands { what: cx.what, problem });
+                };
+                if found {
+                    *cx.write_one::<u64>(found_inf)? = 1;
+                }
+            }
+        }
+    }
+);

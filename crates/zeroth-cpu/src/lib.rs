@@ -34,6 +34,7 @@ mod avx512;
 mod avx512_bf16;
 mod balance_loss;
 mod columns;
+mod control;
 mod convert;
 #[cfg(not(test))]
 mod device;
@@ -48,6 +49,7 @@ mod head_loss;
 mod head_norm_rope;
 mod instruction_sets;
 mod isa;
+mod launch;
 mod linear;
 mod logits;
 mod math;
@@ -63,7 +65,6 @@ mod rms_norm;
 mod rope;
 mod route;
 mod rows;
-mod scratch;
 mod scratch_splitter;
 #[cfg(not(test))]
 mod self_test;
@@ -80,7 +81,7 @@ pub use attention::{
 pub use balance_loss::{balance_loss, balance_loss_backward};
 pub use convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
 #[cfg(not(test))]
-pub use device::CpuDevice;
+pub use device::{CpuDevice, scratch_bytes};
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding, embedding_backward, embedding_backward_tied};
 pub use expert_rows::{combine_rows, gather_rows};
@@ -111,7 +112,6 @@ pub use rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scra
 pub use rope::{RopeTable, rope, rope_angles, rope_backward, rope_from};
 pub use route::{BalanceSums, Routed, route, route_backward, route_backward_scratch, route_scratch};
 pub use rows::row_stride;
-pub use scratch::scratch_bytes;
 #[cfg(not(test))]
 pub use self_test::{self_test, self_test_on};
 pub use work_partition::{Chunks, Grid, Optional, Partition, Tile};

@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::gemm::{self, Epilogue, MatrixView, gemm, gemm_tn};
 #[cfg(target_arch = "x86_64")]
 use super::gemm::{F32x32, WIDE_ROW};
+use super::launch::{cpu_kernel, floats};
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::work_partition::Chunks;
 use super::{check_len, check_scratch, columns};
+use zeroth_base::DType;
 use zeroth_kernel::LinearDims;
+use zeroth_kernel::{DeviceError, GradStore};
 use zeroth_kernel::{Element, is_nonfinite};
 
 /// Multiplies by a scale and rounds to the output type.
@@ -325,7 +328,7 @@ mod row_stride_tests {
         // Padded as activations are: AMX reads such rows in place.
         for pool in pools() {
             let dims = LinearDims::new(70, 512, 96);
-            let row_stride = crate::row_stride(512, zeroth_base::DType::Bf16);
+            let row_stride = crate::row_stride(512, DType::Bf16);
             let (x, w) = (random::<bf16>(1, 70 * 512), random::<bf16>(2, 96 * 512));
             let wide = spread(&x, [512, row_stride], f32::NAN);
             let mut scratch = vec![f32::NAN; linear_scratch(dims, pool.threads())];
@@ -400,3 +403,53 @@ mod tests {
         }
     }
 }
+
+cpu_kernel!(Linear { dims, x, w, bias, y }, |threads| floats(linear_scratch(dims, threads)), |cx| {
+    let bias = bias.map(|bias| cx.read::<T>(bias)).transpose()?;
+    linear(cx.pool, dims, cx.read(x)?, cx.read(w)?, bias, cx.write(y)?, cx.scratch()?);
+});
+
+cpu_kernel!(LinearAdd { dims, scale, x, w, y }, |threads| floats(linear_scratch(dims, threads)), |cx| {
+    let (x, w) = (cx.read::<T>(x)?, cx.read(w)?);
+    linear_add(cx.pool, dims, scale, x, w, cx.write(y)?, cx.scratch()?);
+});
+
+cpu_kernel!(
+    LinearDx { dims, scale, dy, w, dx, add },
+    |threads| floats(linear_scratch(dims, threads)),
+    |cx| {
+        let (dy, w) = (cx.read::<T>(dy)?, cx.read(w)?);
+        linear_dx(cx.pool, dims, scale, dy, w, cx.write(dx)?, add, cx.scratch()?);
+    }
+);
+
+cpu_kernel!(
+    LinearDw { dims, scale, dy, x, dw, store },
+    |threads| floats(linear_scratch(dims, threads)),
+    |cx| {
+        let (dy, x, s) = (cx.read::<T>(dy)?, cx.read(x)?, cx.scratch()?);
+        match store {
+            GradStore::Add => linear_dw(cx.pool, dims, scale, dy, x, cx.write(dw)?, s),
+            GradStore::Write => {
+                linear_dw_rounded::<T, f32>(cx.pool, dims, scale, dy, x, cx.write(dw)?, s);
+            }
+            GradStore::Round { to, found_inf } => {
+                let found = if to == DType::F32 {
+                    linear_dw_rounded::<T, f32>(cx.pool, dims, scale, dy, x, cx.write(dw)?, s)
+                } else if to == T::DTYPE {
+                    linear_dw_rounded::<T, T>(cx.pool, dims, scale, dy, x, cx.write(dw)?, s)
+                } else {
+                    let problem = format!("matmuls of {} are not rounded to {to}", T::DTYPE);
+                    return Err(DeviceError::Operands { what: cx.what, problem });
+                };
+                if found {
+                    *cx.write_one::<u64>(found_inf)? = 1;
+                }
+            }
+        }
+    }
+);
+
+cpu_kernel!(LinearDb { dims, dy, db }, |threads| floats(linear_scratch(dims, threads)), |cx| {
+    linear_db::<T>(cx.pool, dims, cx.read(dy)?, cx.write(db)?, cx.scratch()?);
+});

@@ -4,6 +4,7 @@
 //! rounded to the storage type.
 
 use super::gemm::{self, MatrixView, gemm_with};
+use super::launch::{cpu_kernel, floats};
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::{check_len, check_scratch};
@@ -49,6 +50,11 @@ pub fn logits<T: Element>(
         logits.copy_from_slice(sums);
     });
 }
+
+cpu_kernel!(Logits { dims, starts, x, w, logits }, |threads| floats(logits_scratch(dims, threads)), |cx| {
+    let (starts, x, w) = (cx.starts(starts)?, cx.read::<T>(x)?, cx.read(w)?);
+    self::logits(cx.pool, dims, starts, x, w, cx.write(logits)?, cx.scratch()?);
+});
 
 #[cfg(test)]
 mod tests {

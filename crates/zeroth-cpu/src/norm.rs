@@ -6,11 +6,14 @@
 
 use super::check_len;
 use super::isa::each_isa;
+use super::launch::{cpu_kernel, typed};
 use super::pool::Pool;
 use super::work_partition::Chunks;
 use super::{math, stream};
+use bytemuck::Zeroable;
 use zeroth_kernel::BLOCK;
 use zeroth_kernel::Element;
+use zeroth_kernel::ExactSum;
 
 /// Lanes of a block's sum of squares.
 pub(super) const SQUARES: usize = 256;
@@ -66,6 +69,21 @@ pub(super) fn fold(mut lanes: [f64; SQUARES]) -> f64 {
     }
     lanes[0]
 }
+
+cpu_kernel!(
+    Squares { values, value_type, sum },
+    |_| 8 * (values.bytes / value_type.bytes()).div_ceil(BLOCK as u64),
+    |cx| {
+        let blocks = (values.bytes / value_type.bytes()).div_ceil(BLOCK as u64);
+        let sums = cx.write::<f64>(cx.scratch.part(0, blocks, 8))?;
+        typed!(value_type, A => block_squares::<A>(cx.pool, cx.read(values)?, sums));
+        let total = cx.write_one::<ExactSum>(sum)?;
+        *total = ExactSum::zeroed();
+        for sum in sums {
+            total.add(*sum);
+        }
+    }
+);
 
 #[cfg(test)]
 mod tests {

@@ -2,6 +2,7 @@
 //! computes them.
 
 use super::check_len;
+use super::launch::cpu_kernel;
 use zeroth_kernel::{Element, PositionBiasDims};
 
 /// The bucket of each distance, from the most negative on.
@@ -39,3 +40,11 @@ pub fn position_bias_backward(dims: PositionBiasDims, dtable: &[f32], dw: &mut [
         }
     }
 }
+
+cpu_kernel!(PositionBias { dims, w, table }, |_| 0, |cx| {
+    position_bias::<T>(dims, cx.read(w)?, cx.write(table)?);
+});
+
+cpu_kernel!(PositionBiasBackward { dims, dtable, dw }, |_| 0, |cx| {
+    position_bias_backward(dims, cx.read(dtable)?, cx.write(dw)?);
+});

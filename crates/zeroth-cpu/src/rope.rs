@@ -4,6 +4,7 @@
 
 use super::check_len;
 use super::isa::each_isa;
+use super::launch::cpu_kernel;
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::work_partition::Chunks;
@@ -157,6 +158,11 @@ pub(super) fn rotate_pair<T: Element>(u: T, v: T, cos: f32, sin: f32) -> [T; 2] 
     let (u, v) = (u.to_f32(), v.to_f32());
     [T::from_f32(u * cos - v * sin), T::from_f32(v * cos + u * sin)]
 }
+
+cpu_kernel!(Rope { dims, cos, sin, x, y, back }, |_| 0, |cx| {
+    let (cos, sin) = (cx.read(cos)?, cx.read(sin)?);
+    rope_from::<T>(cx.pool, dims, cos, sin, back, cx.read(x)?, cx.write(y)?);
+});
 
 #[cfg(test)]
 mod tests {

@@ -5,10 +5,12 @@
 //! order does not depend on threads.
 
 use super::isa::each_isa;
+use super::launch::{cpu_kernel, floats};
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::work_partition::Chunks;
 use super::{check_len, check_scratch, math};
+use zeroth_kernel::Balance;
 use zeroth_kernel::{Element, RouteDims};
 
 /// Rows per task.
@@ -300,3 +302,50 @@ each_isa! {
         }
     }
 }
+
+cpu_kernel!(
+    Route { dims, starts, logits, experts, weights, order, places, offsets, balance },
+    |threads| floats(route_scratch(dims, threads)),
+    |cx| {
+        let starts = starts.map(|starts| cx.starts(starts)).transpose()?;
+        let routed = Routed {
+            experts: cx.write(experts)?,
+            weights: cx.write(weights)?,
+            order: cx.write(order)?,
+            places: cx.write(places)?,
+            offsets: cx.write(offsets)?,
+        };
+        let balance = match balance {
+            Some(Balance { before, after }) => Some(BalanceSums {
+                before: before.map(|before| cx.read(before)).transpose()?,
+                after: cx.write(after)?,
+            }),
+            None => None,
+        };
+        route::<T>(cx.pool, dims, starts, cx.read(logits)?, routed, balance, cx.scratch()?);
+    }
+);
+
+cpu_kernel!(
+    RouteBackward { dims, starts, logits, experts, weights, dweights, slopes, dlogits },
+    |threads| floats(route_backward_scratch(dims, threads)),
+    |cx| {
+        let starts = starts.map(|starts| cx.starts(starts)).transpose()?;
+        let (logits, experts, weights) = (cx.read::<T>(logits)?, cx.read(experts)?, cx.read(weights)?);
+        let dweights = dweights.map(|dweights| cx.read(dweights)).transpose()?;
+        let slopes = slopes.map(|slopes| cx.read(slopes)).transpose()?;
+        let (to, scratch) = (cx.write(dlogits)?, cx.scratch()?);
+        route_backward(cx.pool, dims, starts, logits, experts, weights, dweights, slopes, to, scratch);
+    }
+);
+
+cpu_kernel!(CountTokens { experts, slots, offsets, weights, counts }, |_| 0, |cx| {
+    let offsets = cx.read::<i32>(offsets.part(0, experts as u64 + 1, 4))?;
+    let weights = cx.read::<f32>(weights.part(0, slots as u64, 4))?;
+    let counts = cx.write::<u32>(counts.part(0, experts as u64 + 1, 4))?;
+    for (count, ends) in counts.iter_mut().zip(offsets.windows(2)) {
+        *count = count.wrapping_add((ends[1] - ends[0]) as u32);
+    }
+    let lost = weights.iter().filter(|weight| !weight.is_finite()).count();
+    counts[experts] = counts[experts].wrapping_add(lost as u32);
+});

@@ -9,11 +9,12 @@ use super::cudnn::FusedAttention;
 use super::driver::{Address, DeviceAttribute, Driver, Handle};
 use super::flash::is_hopper;
 use super::graphs::Graphs;
+use super::kernels::ENTRIES;
 use super::launch_context::LaunchContext;
 use super::matmuls::Matmuls;
 use super::modules::Modules;
 use super::peers::{Peers, gpu_uuid, host_is_no_device_transport, token};
-use super::{cudnn, ipc, launch, nccl};
+use super::{cudnn, ipc, kernels, nccl};
 use zeroth_base::DType;
 use zeroth_kernel::READBACKS;
 use zeroth_kernel::{
@@ -107,7 +108,7 @@ impl CudaDevice {
         let minor = driver.attribute(device, DeviceAttribute::ComputeCapabilityMinor)?;
         let arch = arch(major, minor);
         let multiprocessors = driver.attribute(device, DeviceAttribute::MultiprocessorCount)?;
-        opened.modules = Some(Modules::load(driver, &arch, multiprocessors)?);
+        opened.modules = Some(Modules::load(driver, &arch, multiprocessors, ENTRIES)?);
         opened.fused = Some(FusedAttention::new(is_hopper(&arch))?);
         opened.matmuls.open()?;
         opened.graphs = Graphs::open()?;
@@ -217,7 +218,7 @@ impl Device for CudaDevice {
         let modules = self.modules.as_ref().expect("set by `open`");
         let mut cx = LaunchContext::new(&self.driver, modules, self.arenas, stream, launch)?;
         let fused = self.fused.as_mut().expect("set by `open`");
-        launch::dispatch(&mut cx, &mut self.matmuls, fused, &launch.kernel)
+        kernels::dispatch(&mut cx, &mut self.matmuls, fused, &launch.kernel)
     }
 
     fn equal_sequences(&mut self, length: Option<usize>) {

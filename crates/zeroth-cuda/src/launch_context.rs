@@ -8,7 +8,7 @@ use super::entry_points::EntryPoint;
 use super::modules::Modules;
 use super::scratch::Scratch;
 use super::tensor_map::TensorMap;
-use zeroth_kernel::{Access, DeviceError, Kernel, Launch, Span};
+use zeroth_kernel::{Access, DeviceError, Launch, Span};
 
 /// Threads per block of most kernels.
 pub(super) const THREADS: u32 = 256;
@@ -213,20 +213,7 @@ pub(super) fn float(value: f32) -> u64 {
 /// A written operand must not overlap any other operand. Kernels that touch every element once may write in place, to exactly the
 /// same span.
 fn check_overlaps(launch: &Launch) -> Result<(), DeviceError> {
-    let in_place = matches!(
-        launch.kernel,
-        Kernel::Rope { .. }
-            | Kernel::RmsNorm { .. }
-            | Kernel::AddRmsNorm { .. }
-            | Kernel::RmsNormBackward { .. }
-            | Kernel::Activation { .. }
-            | Kernel::ActivationBackward { .. }
-            | Kernel::Scale { .. }
-            | Kernel::GatedActivation { .. }
-            | Kernel::GatedActivationBackward { .. }
-            | Kernel::Dropout { .. }
-            | Kernel::Sum { .. }
-    );
+    let in_place = launch.kernel.is_in_place();
     let mut operands = [(launch.scratch, Access::Write); 16];
     let mut count = 1;
     launch.kernel.operands(|span, access| {
@@ -250,6 +237,8 @@ fn check_overlaps(launch: &Launch) -> Result<(), DeviceError> {
 
 #[cfg(test)]
 mod tests {
+    use zeroth_kernel::Kernel;
+
     use super::*;
 
     fn sum(a: Span, b: Span, y: Span) -> Launch {

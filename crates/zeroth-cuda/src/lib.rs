@@ -24,6 +24,7 @@ mod flash;
 mod graphs;
 mod grouped;
 mod ipc;
+mod kernels;
 mod launch;
 mod launch_context;
 mod library;
@@ -42,7 +43,7 @@ mod shared_library;
 mod tensor_map;
 
 pub use device::CudaDevice;
+pub use kernels::scratch_bytes;
 pub use library_folders::{LIBRARIES_VARIABLE, LibraryFolders};
 pub use modules::compile_kernels;
-pub use scratch::scratch_bytes;
 pub use shared_library::SharedLibrary;

@@ -10,7 +10,7 @@ use zeroth_base::{DType, publish};
 use super::compiler::Compiler;
 use super::distill::DISTILL;
 use super::driver::{Driver, Handle};
-use super::entry_points::{ENTRIES, EntryPoint, TYPES, dtype_index, function_index};
+use super::entry_points::{EntryPoint, TYPES, dtype_index, function_index};
 use super::flash::{Features, TileConfigs, is_hopper, padded_head_dim};
 use super::grouped::{HOPPER, HopperFunctions, PORTABLE, hopper_shared_limit};
 use super::tensor_map::TensorMaps;
@@ -146,34 +146,39 @@ pub(super) struct Modules {
 }
 
 impl Modules {
-    /// Loads all modules except attention, compiling those that are not cached on disk.
-    pub(super) fn load(driver: &Driver, arch: &str, multiprocessors: u32) -> Result<Self, DeviceError> {
+    /// Loads the modules of these kernels, compiling those that are not cached on disk.
+    pub(super) fn load(
+        driver: &Driver,
+        arch: &str,
+        multiprocessors: u32,
+        entries: &[EntryPoint],
+    ) -> Result<Self, DeviceError> {
         let mut modules = Self {
             compiler: Compiler::open()?,
             arch: arch.to_owned(),
             multiprocessors,
             loaded: RefCell::default(),
-            functions: vec![0; ENTRIES.len() * 9],
+            functions: vec![0; entries.len() * 9],
             attention: RefCell::default(),
             grouped: Default::default(),
             grouped_hopper: Default::default(),
             distill: Default::default(),
         };
-        let loaded = modules.fill(driver);
+        let loaded = modules.fill(driver, entries);
         if loaded.is_err() {
             modules.unload(driver);
         }
         loaded.map(|()| modules)
     }
 
-    fn fill(&mut self, driver: &Driver) -> Result<(), DeviceError> {
+    fn fill(&mut self, driver: &Driver, entries: &[EntryPoint]) -> Result<(), DeviceError> {
         let programs = programs();
         let modules = self.load_programs(driver, &programs)?;
-        for &(entry, program, name, types) in ENTRIES {
-            let file = programs.iter().position(|known| known.name == program);
+        for &entry in entries {
+            let file = programs.iter().position(|known| known.name == entry.program);
             let module = modules[file.expect("every entry point names one of the programs")];
-            for (first, second) in types.all() {
-                let mut symbol = name.to_owned();
+            for (first, second) in entry.types.all() {
+                let mut symbol = entry.name.to_owned();
                 for dtype in [first, second].into_iter().flatten() {
                     symbol += "_";
                     symbol += TYPES[dtype_index(dtype)].1;
@@ -318,7 +323,7 @@ impl Modules {
     /// The function of an instantiation.
     pub(super) fn get(&self, entry: EntryPoint, types: &[DType]) -> Handle {
         let function = self.functions[function_index(entry, types)];
-        assert!(function != 0, "{entry:?} is not instantiated for {types:?}");
+        assert!(function != 0, "{} is not instantiated for {types:?}", entry.name);
         function
     }
 
@@ -439,8 +444,10 @@ mod tests {
 
     #[test]
     fn entry_points_are_defined_in_their_programs() {
-        for (number, &(entry, program, name, _)) in ENTRIES.iter().enumerate() {
-            assert_eq!(entry as usize, number);
+        for (number, &EntryPoint { number: position, program, name, .. }) in
+            crate::kernels::ENTRIES.iter().enumerate()
+        {
+            assert_eq!(position, number);
             let text = programs().iter().find(|known| known.name == program).unwrap().source();
             // By its name, or as an argument of a macro that appends `_backward`.
             let stem = name.trim_end_matches("_backward");

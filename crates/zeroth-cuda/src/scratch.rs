@@ -2,14 +2,10 @@
 
 use zeroth_base::DType;
 
-use super::attention::{TILE, needs_context};
-use super::cudnn::workspace;
-use super::distill;
+use super::attention::TILE;
 use super::driver::Address;
-use super::route;
 use super::rowwise::RowPartition;
-use zeroth_kernel::{AttentionDims, BLOCK, ExactSum, HeadLossDims, HeadNormRopeDims};
-use zeroth_kernel::{DeviceError, Kernel};
+use zeroth_kernel::{AttentionDims, BLOCK, DeviceError, HeadLossDims, HeadNormRopeDims};
 
 /// Workspace of a matmul: NVIDIA's recommendation for Hopper.
 pub(super) const WORKSPACE: u64 = 32 << 20;
@@ -20,7 +16,7 @@ pub(super) const COLUMN_ROWS: usize = 64;
 const EXACT_SUMS: u64 = 256;
 
 /// Alignment of every allocation in scratch.
-const ALIGNMENT: u64 = 256;
+pub(super) const ALIGNMENT: u64 = 256;
 /// Limits of a slice of logits in bytes and rows. Every slice reads and writes the gradient of the LM head's weights once, so slices
 /// should be large.
 const SLICE_BYTES: u64 = 640 << 20;
@@ -79,49 +75,6 @@ pub(super) fn exact_sums(blocks: u64) -> u64 {
     blocks.div_ceil(EXACT_SUMS).min(EXACT_SUMS)
 }
 
-/// Bytes of scratch that a kernel needs on a GPU.
-pub fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
-    let parts = match *kernel {
-        Kernel::Linear { .. }
-        | Kernel::LinearAdd { .. }
-        | Kernel::LinearDx { .. }
-        | Kernel::LinearDw { .. } => [WORKSPACE, 0, 0],
-        Kernel::LinearDb { dims, .. } => [column_sums(dims.rows, dims.outputs), 0, 0],
-        Kernel::RmsNormBackward { dw: None, .. } | Kernel::HeadNormRopeBackward { dw: None, .. } => [0; 3],
-        Kernel::RmsNormBackward { dims, .. } => [column_sums(dims.rows, dims.width), 0, 0],
-        Kernel::HeadNormRopeBackward { dims, dh, .. } => {
-            let norm = dims.norm();
-            let rotated = if dh.is_none() { rotated_back(dtype, dims) } else { 0 };
-            [column_sums(norm.rows, norm.width), rotated, 0]
-        }
-        Kernel::Attention { dims, context, .. } if !needs_context(&dims, &context) => {
-            [workspace(&dims, dtype), 0, 0]
-        }
-        Kernel::AttentionBackward { dims, dbias, .. } => {
-            let partials = if dbias.is_some() { bias_partials(&dims) } else { 0 };
-            [4 * deltas(&dims) as u64, partials, 0]
-        }
-        Kernel::HeadLoss { dims, .. } | Kernel::HeadLossBackward { dims, .. } => [
-            WORKSPACE,
-            dtype.bytes() * (slice_rows(dims, dtype) * logits_row_stride(dims)) as u64,
-            // One loss per row.
-            4 * dims.rows as u64,
-        ],
-        Kernel::DistillLossBackward { dims, teacher, .. } => distill::scratch(dims, &teacher, dtype),
-        Kernel::TopLogProbs { dims, k, .. } => distill::top_scratch(dims, k, dtype),
-        Kernel::Logits { dims, .. } => [WORKSPACE, (dims.sequences * dims.hidden) as u64 * dtype.bytes(), 0],
-        Kernel::Route { dims, balance, .. } => route::scratch(dims, balance.is_some()),
-        Kernel::Squares { values, value_type, .. } => {
-            let blocks = blocks(values.bytes / value_type.bytes());
-            [8 * blocks, exact_sums(blocks) * size_of::<ExactSum>() as u64, 0]
-        }
-        _ => [0; 3],
-    };
-    let total: u64 = parts.iter().map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum();
-    // A span may start at any address.
-    if total == 0 { 0 } else { total + ALIGNMENT }
-}
-
 /// A bump allocator over the scratch of one launch.
 pub(super) struct Scratch {
     what: &'static str,
@@ -148,7 +101,8 @@ impl Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeroth_kernel::{AttentionContext, BiasGrad, Span};
+    use crate::scratch_bytes;
+    use zeroth_kernel::{AttentionContext, BiasGrad, Kernel, Span};
 
     fn head(rows: usize, vocab: usize) -> Kernel {
         let span = Span::device(0, 0);

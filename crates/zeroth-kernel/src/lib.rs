@@ -46,7 +46,7 @@ pub use exact_sum::{BLOCK, ExactSum};
 pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
 pub use kernel::{
     Access, AttentionContext, AttentionDropout, Balance, BiasGrad, CacheRange, Distillation, GradStore,
-    HeadLossDw, Kernel, Launch, Rounding, RowKey, Span, TeacherSpans, TiedRowsIn, TiedRowsOut,
+    HeadLossDw, Kernel, Launch, Rounding, RowKey, Span, TeacherSpans, TiedRowsIn, TiedRowsOut, operands,
 };
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};
 pub use nf4::{NF4_BLOCK, NF4_CODEBOOK, NF4_MIDPOINTS, NF4_ZERO, Nf4Record};

@@ -15,6 +15,14 @@ impl Tier {
     /// All tiers, nearest to the device first.
     pub const ALL: [Self; 2] = [Self::Device, Self::Host];
 
+    /// Its name in messages, reports and dumps.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+        }
+    }
+
     /// Whether data must be copied to the device before a kernel reads it there.
     pub const fn is_offloaded(self) -> bool {
         !matches!(self, Self::Device)
@@ -39,9 +47,24 @@ impl<T> ByTier<T> {
         Self(Tier::ALL.map(value))
     }
 
+    /// As [`Self::new`], unless one of them fails.
+    pub fn try_new<E>(mut value: impl FnMut(Tier) -> Result<T, E>) -> Result<Self, E> {
+        let mut all = Vec::with_capacity(Tier::ALL.len());
+        for tier in Tier::ALL {
+            all.push(value(tier)?);
+        }
+        let all = <[T; Tier::ALL.len()]>::try_from(all);
+        Ok(Self(all.unwrap_or_else(|_| unreachable!("a value of each tier"))))
+    }
+
     /// Each tier with its value.
     pub fn iter(&self) -> impl Iterator<Item = (Tier, &T)> {
         Tier::ALL.into_iter().zip(&self.0)
+    }
+
+    /// The values, in the order of [`Tier::ALL`].
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut()
     }
 }
 

@@ -14,6 +14,7 @@ mod blocking;
 mod cached;
 mod context;
 mod dropout;
+mod launch;
 mod portable;
 mod portable_backward;
 mod segments;

@@ -12,6 +12,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 
 pub(super) use self::gelu::{Gelu, GeluTanh};
 use super::isa::each_isa;
+use super::launch::cpu_kernel;
 use super::pool::Pool;
 use super::work_partition::Chunks;
 use super::{check_len, math};
@@ -178,3 +179,13 @@ fn backward_with<F: Activation, T: Element, const FUSED: bool>(
         *dup = T::from_f32(dy * value);
     }
 }
+
+cpu_kernel!(GatedActivation { activation, gate, up, y }, |_| 0, |cx| {
+    gated_activation::<T>(cx.pool, activation, cx.read(gate)?, cx.read(up)?, cx.write(y)?);
+});
+
+cpu_kernel!(GatedActivationBackward { activation, dy, gate, up, dgate, dup }, |_| 0, |cx| {
+    let (dy, gate, up) = (cx.read(dy)?, cx.read(gate)?, cx.read(up)?);
+    let (dgate, dup) = (cx.write(dgate)?, cx.write(dup)?);
+    gated_activation_backward::<T>(cx.pool, activation, dy, gate, up, dgate, dup);
+});

@@ -10,6 +10,7 @@
 mod amx;
 mod blocking;
 mod distill;
+mod launch;
 mod portable;
 mod rounded_grad;
 #[cfg(test)]

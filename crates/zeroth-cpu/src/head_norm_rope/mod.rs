@@ -14,6 +14,7 @@ use bytemuck::cast_slice;
 use heads::{HeadBlocks, HeadLayout, Heads};
 
 use super::isa::each_isa;
+use super::launch::{cpu_kernel, floats};
 use super::pool::Pool;
 use super::rms_norm::{along, norm_row, rms_norm_scratch, slope, weight_row};
 use super::rope::{rotate_head, rotate_head_from, rotate_pair};
@@ -227,6 +228,23 @@ each_isa! {
         }
     }
 }
+
+cpu_kernel!(HeadNormRope { dims, x, w, cos, sin, y, rstd }, |_| 0, |cx| {
+    let (x, w, cos, sin) = (cx.read::<T>(x)?, cx.read(w)?, cx.read(cos)?, cx.read(sin)?);
+    head_norm_rope(cx.pool, dims, x, w, cos, sin, cx.write(y)?, cx.write(rstd)?);
+});
+
+cpu_kernel!(
+    HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw },
+    |_| if dw.is_some() { floats(head_norm_rope_scratch(dims)) } else { 0 },
+    |cx| {
+        let (dy, h, rstd, w) = (cx.read::<T>(dy)?, cx.read(h)?, cx.read(rstd)?, cx.read(w)?);
+        let (cos, sin) = (cx.read(cos)?, cx.read(sin)?);
+        let dh = dh.map(|dh| cx.write(dh)).transpose()?;
+        let dw = dw.map(|dw| cx.write(dw)).transpose()?;
+        head_norm_rope_backward(cx.pool, dims, dy, h, rstd, w, cos, sin, dh, dw, cx.scratch()?);
+    }
+);
 
 #[cfg(test)]
 mod tests {

@@ -7,6 +7,7 @@ use zeroth_kernel::{Element, NF4_BLOCK, NF4_CODEBOOK, NF4_MIDPOINTS, NF4_ZERO, N
 
 use super::check_len;
 use super::isa::{Isa, each_isa};
+use super::launch::cpu_kernel;
 use super::pool::Pool;
 use super::work_partition::Chunks;
 
@@ -112,6 +113,8 @@ each_isa! {
         }
     }
 }
+
+cpu_kernel!(Unpack { records, y }, |_| 0, |cx| unpack_nf4::<T>(cx.pool, cx.read(records)?, cx.write(y)?));
 
 #[cfg(test)]
 mod tests {

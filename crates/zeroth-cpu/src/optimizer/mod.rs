@@ -4,6 +4,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod launch;
 
 use half::bf16;
 use zeroth_base::DType;

@@ -12,6 +12,7 @@ mod avx512_bf16;
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use super::isa::each_isa;
+use super::launch::{cpu_kernel, floats};
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::stream::{self, STAGE};
@@ -291,6 +292,27 @@ pub(super) fn weight_row<T: Element>(dy: &[T], h: &[T], rstd: f32, dw: &mut [f32
         *dw += dy.to_f32() * (h.to_f32() * rstd);
     }
 }
+
+cpu_kernel!(RmsNorm { dims, x, w, y, rstd }, |_| 0, |cx| {
+    rms_norm::<T>(cx.pool, dims, cx.read(x)?, cx.read(w)?, cx.write(y)?, cx.write(rstd)?);
+});
+
+cpu_kernel!(AddRmsNorm { dims, x, residual, w, h, y, rstd }, |_| 0, |cx| {
+    let (x, residual, w) = (cx.read::<T>(x)?, cx.read(residual)?, cx.read(w)?);
+    rms_norm_residual(cx.pool, dims, x, residual, w, cx.write(h)?, cx.write(y)?, cx.write(rstd)?);
+});
+
+cpu_kernel!(
+    RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw },
+    |_| if dw.is_some() { floats(rms_norm_scratch(dims)) } else { 0 },
+    |cx| {
+        let (dy, h, rstd, w) = (cx.read::<T>(dy)?, cx.read(h)?, cx.read(rstd)?, cx.read(w)?);
+        let residual = residual.map(|residual| cx.read(residual)).transpose()?;
+        let dh = dh.map(|dh| cx.write(dh)).transpose()?;
+        let dw = dw.map(|dw| cx.write(dw)).transpose()?;
+        rms_norm_backward(cx.pool, dims, dy, h, rstd, w, residual, dh, dw, cx.scratch()?);
+    }
+);
 
 #[cfg(test)]
 mod tests {

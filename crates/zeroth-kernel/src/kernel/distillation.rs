@@ -72,6 +72,14 @@ impl TeacherSpans {
         }
     }
 
+    /// Whether rows of its hidden state have padding.
+    pub(super) const fn has_padded_rows(&self) -> bool {
+        match self {
+            Self::Hidden { hidden, row_stride, .. } => *row_stride != *hidden,
+            Self::TopK { .. } => false,
+        }
+    }
+
     pub(super) const fn spans(&self) -> [Span; 2] {
         match self {
             Self::Hidden { x, w, .. } => [*x, *w],

@@ -3,6 +3,7 @@
 //! A slice holds the f32 logits of the student and of the teacher. Each row becomes its gradient in place, in the type of the
 //! gradient, and then the slice is multiplied into dx and dw.
 
+mod launch;
 pub(super) mod rows;
 #[cfg(test)]
 mod tests;
