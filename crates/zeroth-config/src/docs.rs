@@ -9,7 +9,7 @@ const HEAD: &str = "\
 # Every key of the config
 
 This page is written from the table in `crates/zeroth-config/src/schema/`; a test fails when it is stale
-(`ZEROTH_BLESS=1 cargo test -p zeroth-config --test pages` writes it anew). Compatible with DeepSpeed 0.19.6.
+(`ZEROTH_BLESS=1 cargo test -p zeroth-config --test it pages::` writes it anew). Compatible with DeepSpeed 0.19.6.
 
 A file may be JSON, JSON with comments and trailing commas, or Hjson, and base64 of these on the command line. A key
 absent from the file counts as `\"auto\"`: the flag that was typed, else the file, else the default. Numbers such as

@@ -7,7 +7,7 @@
 #![allow(clippy::print_stdout, reason = "the report of a program that is run by hand")]
 #![allow(clippy::unwrap_used, reason = "a panic is its report, as in the tests that it shares code with")]
 
-#[path = "../tests/job/mod.rs"]
+#[path = "../tests/it/job/mod.rs"]
 mod job;
 
 use std::process::ExitCode;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
+#[path = "it/job/mod.rs"]
 mod job;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,4 +1,4 @@
-//! Ranks as threads of one process; those that are processes are in `tests/rendezvous.rs`.
+//! Ranks as threads of one process; those that are processes are in `tests/it/rendezvous.rs`.
 
 use std::io::Write;
 use std::sync::Mutex;

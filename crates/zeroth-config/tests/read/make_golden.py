@@ -1,6 +1,6 @@
 """Writes golden.json: what the Python package `hjson`, DeepSpeed's reader, makes of the texts below.
 
-Run it in this folder after `pip install hjson==3.1.0`. tests/reading.rs compares our reader with the file.
+Run it in this folder after `pip install hjson==3.1.0`. tests/it/reading.rs compares our reader with the file.
 """
 
 import json

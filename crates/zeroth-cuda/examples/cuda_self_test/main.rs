@@ -33,10 +33,8 @@ mod encoder_decoder;
 mod encoder_decoder_timings;
 mod expert_timings;
 mod experts;
-#[path = "../../tests/cuda/harness.rs"]
 mod harness;
 mod linears;
-#[path = "../../tests/cuda/optimizer_step.rs"]
 mod optimizer_step;
 mod ranks;
 mod rope;

@@ -1,0 +1,6 @@
+//! Integration tests of `zeroth-graph`: one binary, a module for each subject.
+#![allow(clippy::unwrap_used, reason = "a panic in a test is the report")]
+
+mod building;
+mod gradients;
+mod streams;

@@ -1,0 +1,7 @@
+//! Integration tests of `zeroth-plan`: one binary, a module for each subject.
+
+mod claims;
+mod claims_page;
+mod common;
+mod plan;
+mod properties;

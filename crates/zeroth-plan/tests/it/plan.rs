@@ -1,0 +1,284 @@
+//! What `plan` answers: the JSON's shape, what is recommended, and what would fit where nothing does.
+
+mod distilled;
+
+use serde_json::{Value, json};
+use zeroth_plan::{
+    ActivationShape, Adapters, Block, ChangeKind, FeedForward, Offload, Placement, Plan, PlanError,
+    PlanRequest, Shape, Stack, States, TrainType, plan,
+};
+
+use crate::common::presets;
+
+const GB: u64 = 1_000_000_000;
+
+/// Qwen3-8B from its config: 36 blocks of 4096, 32 heads and 8 key-value heads of 128, 12288 wide, untied.
+fn qwen3_8b(ranks: u64, micro_batch: u64, max_length: u64) -> PlanRequest {
+    let feed_forward = FeedForward::Gated { width: 12_288 };
+    let block =
+        Block { heads: 32, kv_heads: 8, head_dim: 128, qk_norm: true, cross_attention: false, feed_forward };
+    let activations =
+        ActivationShape { hidden: 4096, vocab: 151_936, stacks: vec![Stack { blocks: 36, block }] };
+    let embedding = 151_936 * 4096;
+    let shape = Shape {
+        largest_unit: embedding,
+        activations,
+        micro_batch,
+        max_length,
+        max_target_length: 0,
+        recompute: false,
+    };
+    // LoRA of rank 8 on q, k, v, o, gate, up and down.
+    let per_block = 8 * (8192 + 5120 + 5120 + 8192 + 3 * (4096 + 12_288));
+    PlanRequest {
+        shape: Some(shape),
+        adapters: Some(Adapters { params: 36 * per_block, largest_unit: per_block }),
+        largest_layer: Some(embedding),
+        ..PlanRequest::new(8_190_735_360, ranks)
+    }
+}
+
+fn planned(request: &PlanRequest) -> Plan {
+    plan(request, &presets()).expect("the request is sound")
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_json_has_the_contracts_keys_in_the_contracts_order() {
+    let json = serde_json::to_value(planned(&PlanRequest::new(8 * GB, 5))).unwrap();
+    assert_eq!(keys(&json)[..5], ["params", "ranks", "rows", "recommended", "reason"]);
+    let row = &json["rows"][3];
+    assert_eq!(
+        keys(row)[..9],
+        [
+            "preset",
+            "stage",
+            "offload",
+            "train_type",
+            "device_bytes",
+            "host_bytes",
+            "comm_bytes_per_step",
+            "saving",
+            "fits"
+        ]
+    );
+    let bytes = ["parameters", "gradients", "optimizer", "activations", "buffers", "total"];
+    assert_eq!(keys(&row["device_bytes"]), bytes);
+    assert_eq!(keys(&row["host_bytes"]), bytes);
+    let offloads: Vec<&Value> = (0..6).map(|at| &json["rows"][at]["offload"]).collect();
+    assert_eq!(json!(offloads), json!(["none", "none", "none", "optimizer", "none", "optimizer+parameters"]));
+    assert_eq!(row["train_type"], "full");
+    assert_eq!(row["fits"], Value::Null);
+}
+
+/// The primer's table, exactly: 96, 44.8, 32 and 19.2 GB, so 44 GB GPUs need ZeRO-2.
+#[test]
+fn eight_billion_on_5_gpus_of_44_gb_without_a_master_copy_take_zero2() {
+    let request =
+        PlanRequest { states: States::Plain, device_memory: Some(44 * GB), ..PlanRequest::new(8 * GB, 5) };
+    let plan = planned(&request);
+    let totals: Vec<u64> = plan.rows.iter().map(|row| row.device_bytes.total).collect();
+    assert_eq!(totals, [96 * GB, 44_800_000_000, 32 * GB, 16 * GB, 19_200_000_000, 0]);
+    let savings: Vec<Option<f64>> = plan.rows.iter().map(|row| row.saving).collect();
+    let expected = [1.0, 96.0 / 44.8, 3.0, 6.0, 5.0].map(Some);
+    assert_eq!(savings[..5], expected);
+    assert_eq!(savings[5], None, "nothing on the device: no ratio");
+    assert_eq!(plan.recommended.as_deref(), Some("zero2"));
+    let reason = "zero1 needs 44.8 GB of the device's 44 GB; zero2 needs 32 GB of the device's 44 GB and is the first \
+                  that fits";
+    assert_eq!(plan.reason, reason);
+    assert!(plan.changes.is_empty());
+}
+
+/// The primer's case 1 says that Qwen3-8B on 5 GPUs of 44 GB needs ZeRO-3. A run's states and activations with ZeRO-2 just
+/// fit, because master weights are not stored beside weights as a whole; on GPUs of 40 GB it is so.
+#[test]
+fn qwen3_8b_on_5_gpus_takes_zero2_of_44_gb_and_zero3_of_40() {
+    let mut request =
+        PlanRequest { states: States::Run, device_memory: Some(44 * GB), ..qwen3_8b(5, 1, 2048) };
+    request.shape.as_mut().unwrap().recompute = true;
+    let plan = planned(&request);
+    assert_eq!(plan.recommended.as_deref(), Some("zero2"), "{}", plan.reason);
+    let plan = planned(&PlanRequest { device_memory: Some(40 * GB), ..request });
+    assert_eq!(plan.recommended.as_deref(), Some("zero3"), "{}", plan.reason);
+    let by_gpu = &plan.advice[1];
+    assert!(by_gpu.says.contains("40 GB GPU, 8B model: ZeRO-2"), "{by_gpu:?}");
+    assert_eq!(by_gpu.agrees, Some(false));
+}
+
+#[test]
+fn without_device_memory_the_size_decides_and_the_reason_says_so() {
+    for (params, preset) in [
+        (3 * GB, "zero1"),
+        (8 * GB, "zero2"),
+        (20 * GB, "zero3"),
+        (32 * GB, "zero3"),
+        (100 * GB, "zero3_offload"),
+    ] {
+        let plan = planned(&PlanRequest::new(params, 8));
+        assert_eq!(plan.recommended.as_deref(), Some(preset));
+        assert!(plan.reason.contains("by model size alone"), "{}", plan.reason);
+        assert!(plan.rows.iter().all(|row| row.fits.is_none()));
+    }
+}
+
+#[test]
+fn a_host_that_is_too_small_rules_offload_out() {
+    let request = PlanRequest {
+        device_memory: Some(20 * GB),
+        host_memory: Some(100 * GB),
+        ..PlanRequest::new(8 * GB, 1)
+    };
+    let plan = planned(&request);
+    assert_eq!(plan.recommended, None);
+    let host = plan.changes.iter().find(|change| change.change == ChangeKind::HostMemory).unwrap();
+    assert_eq!((host.to, host.preset.as_str()), (112 * GB, "zero2_offload"));
+    assert!(plan.reason.contains("12,000,000,000 bytes (12 GB) of host memory"), "{}", plan.reason);
+}
+
+#[test]
+fn every_lever_is_offered_where_it_alone_is_enough() {
+    let levers = |request: &PlanRequest| -> Vec<(ChangeKind, u64)> {
+        let plan = planned(request);
+        assert_eq!(plan.recommended, None, "{}", plan.reason);
+        assert!(!plan.is_possible());
+        plan.changes.iter().map(|change| (change.change, change.to)).collect()
+    };
+    // 32 sequences of 8192: activations do not fit anywhere.
+    let wide = PlanRequest { device_memory: Some(80 * GB), ..qwen3_8b(4, 32, 8192) };
+    let found = levers(&wide);
+    for kind in [ChangeKind::MicroBatch, ChangeKind::DeviceMemory] {
+        assert!(found.iter().any(|(found, _)| *found == kind), "{kind:?} in {found:?}");
+    }
+    // 30B on one GPU of 80 GB with a small host: LoRA or more GPUs.
+    let lora = Adapters { params: 80_000_000, largest_unit: 2_000_000 };
+    let large = PlanRequest {
+        adapters: Some(lora),
+        device_memory: Some(80 * GB),
+        host_memory: Some(64 * GB),
+        ..PlanRequest::new(30 * GB, 1)
+    };
+    // 16 · 30 / 80 = 6 GPUs for the states of ZeRO-3, and one more for a gathered layer of 1.1 GB; the host needs 14 bytes
+    // a parameter for ZeRO-2.
+    let expected = [
+        (ChangeKind::Lora, 80_000_000),
+        (ChangeKind::Ranks, 7),
+        (ChangeKind::DeviceMemory, 480 * GB),
+        (ChangeKind::HostMemory, 420 * GB),
+    ];
+    assert_eq!(levers(&large), expected);
+}
+
+#[test]
+fn the_micro_batch_offered_is_the_largest_that_fits() {
+    for asked in 2..=40 {
+        let request =
+            |micro_batch| PlanRequest { device_memory: Some(80 * GB), ..qwen3_8b(8, micro_batch, 2048) };
+        let plan = planned(&request(asked));
+        let largest = (1..=asked).rev().find(|micro_batch| planned(&request(*micro_batch)).is_possible());
+        let offered = plan.changes.iter().find(|change| change.change == ChangeKind::MicroBatch);
+        let found = if plan.is_possible() { Some(asked) } else { offered.map(|change| change.to) };
+        assert_eq!(found, largest, "{asked}");
+        assert!(found.is_some());
+    }
+}
+
+#[test]
+fn several_hosts_grow_by_the_host() {
+    let request = PlanRequest {
+        ranks_per_host: 2,
+        device_memory: Some(GB),
+        host_memory: Some(0),
+        ..PlanRequest::new(GB, 4)
+    };
+    let plan = planned(&request);
+    let hosts = plan.changes.iter().find(|change| change.change == ChangeKind::Hosts).unwrap();
+    // 16 bytes a parameter over 16 ranks leave no room for a gathered layer of 116 MB, over 19 they do.
+    assert_eq!((hosts.from, hosts.to), (2, 10));
+    assert_eq!(hosts.apply(&request).ranks, 20);
+}
+
+#[test]
+fn deepspeeds_estimate_stands_beside_the_rows_it_has_formulas_for() {
+    let request = PlanRequest { largest_layer: Some(32_899_072), ..PlanRequest::new(2_851_598_336, 8) };
+    let plan = planned(&request);
+    let gib = |preset: &str| {
+        let row = plan.rows.iter().find(|row| row.preset == preset).unwrap();
+        row.deepspeed_estimate.map(|need| format!("{:.2}", need.gpu_bytes as f64 / f64::from(1 << 30)))
+    };
+    assert_eq!(gib("zero1"), None);
+    assert_eq!(gib("zero2").as_deref(), Some("11.29"));
+    assert_eq!(gib("zero3").as_deref(), Some("6.10"));
+    assert_eq!(gib("zero3_offload").as_deref(), Some("0.12"));
+}
+
+#[test]
+fn one_placement_of_a_file_is_answered_for_itself() {
+    let file = [Placement::new("ds_zero3.json", 3, Offload::Parameters)];
+    let request = PlanRequest { device_memory: Some(44 * GB), ..PlanRequest::new(8 * GB, 5) };
+    let answer = plan(&request, &file).unwrap();
+    assert_eq!(answer.recommended.as_deref(), Some("ds_zero3.json"));
+    assert_eq!(serde_json::to_value(&answer).unwrap()["rows"][0]["offload"], "parameters");
+    let zero0 = plan(&PlanRequest { device_memory: Some(200 * GB), ..request }, &presets()[..1]).unwrap();
+    assert_eq!((zero0.recommended.as_deref(), zero0.is_possible()), (None, true));
+}
+
+#[test]
+fn notes_say_what_is_left_out() {
+    let notes = |request: &PlanRequest| planned(request).notes.join("\n");
+    let bare = PlanRequest::new(8 * GB, 5);
+    assert!(notes(&bare).contains("--largest-layer gives another"));
+    assert!(!notes(&PlanRequest { largest_layer: Some(1), ..bare.clone() }).contains("--largest-layer"));
+    assert!(
+        notes(&PlanRequest { train_type: TrainType::Lora, ..bare })
+            .contains("LoRA's own parameters are not counted")
+    );
+}
+
+#[test]
+fn questions_without_an_answer_are_refused_with_what_to_change() {
+    let refused =
+        |request: &PlanRequest, placement: Placement| plan(request, &[placement]).unwrap_err().to_string();
+    let zero2 = || Placement::new("zero2", 2, Offload::None);
+    assert_eq!(refused(&PlanRequest::new(1, 0), zero2()), "0 ranks requested: give at least 1");
+    assert_eq!(
+        plan(&PlanRequest { accumulation: 0, ..PlanRequest::new(1, 1) }, &[]),
+        Err(PlanError::Zero { what: "micro-batches in a step" })
+    );
+    let request = PlanRequest::new(8 * GB, 5);
+    assert!(
+        refused(&request, Placement::new("x", 4, Offload::None)).contains("the stages are 0, 1, 2 and 3")
+    );
+    let message = refused(&request, Placement::new("x", 2, Offload::OptimizerAndParameters));
+    assert!(message.contains("x offloads parameters at stage 2"), "{message}");
+    assert!(message.contains("set stage 3 or higher"), "{message}");
+}
+
+#[test]
+fn parameters_beyond_max_in_cpu_stay_on_the_device() {
+    let request = PlanRequest::new(8 * GB, 4);
+    let offloaded = |max_in_cpu| {
+        let placement =
+            Placement { max_in_cpu, ..Placement::new("file", 3, Offload::OptimizerAndParameters) };
+        let row = plan(&request, &[placement]).expect("the request is sound").rows.remove(0);
+        (row.device_bytes.parameters, row.host_bytes.parameters)
+    };
+    // Shards of 2e9 elements: 4 GB each, 16 GB on the host.
+    assert_eq!(offloaded(None), (0, 16 * GB));
+    assert_eq!(offloaded(Some(500_000_000)), (3 * GB, 4 * GB));
+    assert_eq!(offloaded(Some(u64::MAX)), (0, 16 * GB));
+}
+
+#[test]
+fn a_row_that_leaves_no_room_for_a_context_is_called_tight() {
+    let tight = |device_memory| {
+        let request = PlanRequest { device_memory: Some(device_memory), ..PlanRequest::new(8 * GB, 4) };
+        planned(&request).notes.iter().any(|note| note.contains("context takes"))
+    };
+    // Stage 1 needs 56 GB.
+    assert!(tight(56 * GB + 100_000_000));
+    assert!(!tight(57 * GB));
+}
