@@ -158,10 +158,8 @@ pub(super) fn resolve_job(
         None => resume::find(arguments, &mut notes)?,
     };
     let mut flags = arguments.train.to_flags(is_lora, model.dtype)?;
-    let facts = || ModelFacts {
-        hidden_size: hidden_size_for_auto(&inputs.model),
-        blocks: Some(model.blocks()),
-    };
+    let facts =
+        || ModelFacts { hidden_size: hidden_size_for_auto(&inputs.model), blocks: Some(model.blocks()) };
     let resolve_with = |flags: &Flags, steps: Option<u64>| {
         resolve(&Request { file: &checked.report.values, flags, ranks, model: Some(facts()), steps })
     };
