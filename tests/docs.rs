@@ -323,6 +323,12 @@ fn cargo_commands_of_pages_name_existing_targets() {
             let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
             let (kind, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
             let exists = match kind {
+                "--test" if target == "it" => {
+                    let module =
+                        words.next().and_then(|filter| filter.split_once("::")).map_or("main", |it| it.0);
+                    let files = folder.join("tests/it");
+                    files.join(format!("{module}.rs")).exists() || files.join(module).join("mod.rs").exists()
+                }
                 "--test" | "--example" => {
                     let files = folder.join(format!("{}s", kind.trim_start_matches("--")));
                     files.join(format!("{target}.rs")).exists()
