@@ -51,7 +51,9 @@ pub use layer::{
 };
 pub use limits::MAX_PARAMETERS;
 pub use load::table;
-pub use lora::{Lora, LoraError, LoraInit, LoraTargets, adapts_experts, add_adapters, lora_table};
+pub use lora::{
+    Lora, LoraError, LoraInit, LoraTargets, adapted_module, adapts_experts, add_adapters, lora_table,
+};
 pub use new_folder::{EXPORT_RECORD, ExpertSizes, ModelSizes, NewFolder, NewFolderError, new_folder};
 pub use peft::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, AdapterProblem,

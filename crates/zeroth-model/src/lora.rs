@@ -224,6 +224,11 @@ fn adapter_name(module: &str, part: &str) -> String {
     format!("base_model.model.{module}.{part}.weight")
 }
 
+/// What the inner matrix of this name adapts, by its name; `None` for other names.
+pub fn adapted_module(inner: &str) -> Option<&str> {
+    inner.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight")
+}
+
 /// Whether any targeted map is of an expert or a router: their adapters have no dropout.
 pub fn adapts_experts(base: &ParameterTable, lora: &Lora) -> Result<bool, LoraError> {
     let targets = Targets::find(base, lora)?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use zeroth_base::format_count;
-use zeroth_model::{Lora, LoraInit, Parameter, ParameterKind, ParameterTable, Unit};
+use zeroth_model::{Lora, LoraInit, Parameter, ParameterTable, Unit, adapted_module};
 
 /// The adapters of a job.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,9 +47,8 @@ fn filtered(table: &ParameterTable, keep: impl Fn(&Parameter) -> bool) -> Parame
 /// The last parts of the names of the adapted modules, each once, in order: `q_proj, v_proj`.
 pub fn adapted_modules(table: &ParameterTable) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    for parameter in table.iter().filter(|parameter| parameter.kind == ParameterKind::LoraA) {
-        // NAME.lora_A.weight
-        let name = parameter.name.rsplit('.').nth(2).unwrap_or_default();
+    for module in table.iter().filter_map(|parameter| adapted_module(&parameter.name)) {
+        let name = module.rsplit_once('.').map_or(module, |(_, last)| last);
         if !names.iter().any(|known| known == name) {
             names.push(name.to_owned());
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use zeroth_base::counted;
 use zeroth_engine::{Engine, RunError, State};
 use zeroth_kernel::Control;
-use zeroth_model::{ModelConfig, ParameterTable};
+use zeroth_model::{ModelConfig, ParameterTable, adapted_module};
 
 use crate::checkpoint::{Checkpoint, ControlState, DistillEntry, Manifest};
 use crate::distill::{TeacherLoad, read_teacher};
@@ -211,8 +211,9 @@ pub fn check_same_adapters(
     let mut differences: Vec<String> = differs
         .map(|(flag, now, saved)| format!("{flag} is {now}, that of the checkpoint {saved}"))
         .collect();
-    let before: BTreeSet<&str> = manifest.model.parameters.iter().filter_map(|p| adapted(&p.name)).collect();
-    let after: BTreeSet<&str> = table.iter().filter_map(|p| adapted(&p.name)).collect();
+    let before: BTreeSet<&str> =
+        manifest.model.parameters.iter().filter_map(|p| adapted_module(&p.name)).collect();
+    let after: BTreeSet<&str> = table.iter().filter_map(|p| adapted_module(&p.name)).collect();
     if let Some(module) = before.difference(&after).next() {
         differences
             .push(format!("--target-modules leaves out {module}, which has an adapter in the checkpoint"));
@@ -251,11 +252,6 @@ pub fn check_same_distillation(
     }
     let checkpoint = checkpoint.folder().display().to_string();
     Err(ResumeError::Distillation { checkpoint, differences })
-}
-
-/// The module of an adapter's inner matrix.
-fn adapted(name: &str) -> Option<&str> {
-    name.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight")
 }
 
 /// The data's hash in the format of manifests.

@@ -143,16 +143,21 @@ fn problems(
         Some(WeightsError::DoNotFit { problems, .. }) => problems.as_slice(),
         _ => &[],
     };
-    let other = |name: &str| {
-        let [from, to] =
-            if name.contains(".lora_A.") { [".lora_A.", ".lora_B."] } else { [".lora_B.", ".lora_A."] };
-        name.replace(from, to)
+    let matrices = table.adapter_matrices();
+    let has_other = |name: &str| {
+        let pairs = matrices.values().map(|pair| pair.map(|matrix| matrix.stored_names().next()));
+        let mut others = pairs.filter_map(|[inner, outer]| match Some(name) {
+            name if name == inner => outer,
+            name if name == outer => inner,
+            _ => None,
+        });
+        others.any(|other| stored.contains(other))
     };
     let mut problems: Vec<AdapterProblem> = found
         .iter()
         .map(|problem| match problem {
             WeightProblem::Missing { name, .. } => {
-                AdapterProblem::Missing { name: name.clone(), has_other: stored.contains(&other(name)) }
+                AdapterProblem::Missing { name: name.clone(), has_other: has_other(name) }
             }
             WeightProblem::Shape { name, found, expected, .. } => {
                 AdapterProblem::Shape { name: name.clone(), found: found.clone(), expected: expected.clone() }

@@ -45,20 +45,19 @@ impl ExpertLayout {
     }
 
     fn check_count(&mut self, parameter: &Parameter, stored: &BTreeSet<&str>) {
-        // model.layers.0.mlp.experts.0.gate_proj.weight
-        let Some(end) = parameter.parts.first().and_then(|part| part.name.find(".experts.")) else { return };
-        let begin = &parameter.parts[0].name[..end + ".experts.".len()];
-        let named = stored.range::<str, _>((Bound::Included(begin), Bound::Unbounded));
+        // MODULE.EXPERT.PROJECTION.weight
+        let module = parameter.parts.first().and_then(|part| part.name.rsplitn(4, '.').nth(3));
+        let Some(begin) = module.map(|module| format!("{module}.")) else { return };
+        let named = stored.range::<str, _>((Bound::Included(begin.as_str()), Bound::Unbounded));
         let number = |name: &str| name.split('.').next()?.parse::<u64>().ok();
         let numbers: BTreeSet<u64> =
-            named.map_while(|name| name.strip_prefix(begin)).filter_map(number).collect();
+            named.map_while(|name| name.strip_prefix(begin.as_str())).filter_map(number).collect();
         let (Some(last), expected) = (numbers.last(), parameter.shape[0]) else { return };
         let (found, is_gapless) = (last.saturating_add(1), numbers.len() as u64 == last.saturating_add(1));
         if found > expected || (found < expected && is_gapless) {
             if found < expected {
-                self.too_few.push(begin.to_owned());
+                self.too_few.push(begin.clone());
             }
-            let begin = begin.to_owned();
             self.problems.push(WeightProblem::ExpertCount { begin, found, expected });
         }
     }
