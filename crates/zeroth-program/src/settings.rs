@@ -4,7 +4,7 @@ use crate::{Flat, Target};
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{
-    FrozenMode, GatherMode, OffloadDevice, OptimizerType, RecomputePolicy, UpdateDevice, Values,
+    FrozenMode, Gather, OffloadDevice, OptimizerType, RecomputePolicy, UpdateDevice, Values,
 };
 use zeroth_graph::Group;
 use zeroth_kernel::{Optimizer, Tier};
@@ -36,15 +36,6 @@ pub enum Recompute {
         /// Whether they are offloaded to host memory (`cpu_checkpointing`).
         offloaded: bool,
     },
-}
-
-/// How a rank accesses other ranks' parameter shards (`zeroth.gather`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gather {
-    /// Zero-copy: every rank maps the other ranks' shards read-only. CPU only.
-    View,
-    /// Shards are gathered into a buffer.
-    Copy,
 }
 
 /// Whether frozen parameters are sharded across ranks. Trained ones are at stage 3.
@@ -326,10 +317,7 @@ impl Settings {
             allgather_bucket: zero.allgather_bucket_size,
             allgather_partitions: zero.allgather_partitions,
             memory_efficient_linear: zero.memory_efficient_linear,
-            gather: zeroth.gather.map(|mode| match mode {
-                GatherMode::View => Gather::View,
-                GatherMode::Copy => Gather::Copy,
-            }),
+            gather: zeroth.gather,
             frozen: match zeroth.frozen {
                 FrozenMode::Auto => FrozenPlacement::ByStage,
                 FrozenMode::Sharded => FrozenPlacement::Sharded,

@@ -34,11 +34,11 @@ words! {
 }
 
 words! {
-    /// How a rank reads parameters that other ranks hold.
-    GatherMode {
-        /// In place, through read-only mappings.
+    /// How a rank accesses other ranks' parameter shards (`zeroth.gather`).
+    Gather {
+        /// Zero-copy: every rank maps the other ranks' shards read-only. CPU only.
         View = "view",
-        /// By all-gather into a buffer.
+        /// Shards are gathered into a buffer.
         Copy = "copy",
     }
 }
@@ -131,7 +131,7 @@ section! {
             .read_by(Reader::Checkpoint)
             .unless(conditions::blocks_are_recomputed)
             => recompute_blocks: Option<u64>,
-        Key::new("zeroth.gather", Kind::OneOf(GatherMode::WORDS))
+        Key::new("zeroth.gather", Kind::OneOf(Gather::WORDS))
             .or_rule("view on CPU, copy on GPUs")
             .does(
                 "How a rank gets parameters that other ranks hold. view (CPU only): it reads their shards in place, and nothing \
@@ -141,7 +141,7 @@ section! {
             .read_by(Reader::Gather)
             .unless(conditions::stage_gathers_units)
             .noting(conditions::views_need_a_cpu)
-            => gather: Option<GatherMode>,
+            => gather: Option<Gather>,
         Key::new("zeroth.frozen", Kind::OneOf(FrozenMode::WORDS))
             .or_text("auto")
             .does(

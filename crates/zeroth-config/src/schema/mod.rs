@@ -29,7 +29,7 @@ use serde_json::Value;
 use crate::view::Switch;
 
 pub use activation::{
-    ActivationCheckpointing, DecayedParameters, FrozenMode, GatherMode, HF_SCHEDULES, RecomputePolicy,
+    ActivationCheckpointing, DecayedParameters, FrozenMode, Gather, HF_SCHEDULES, RecomputePolicy,
     UpdateDevice, Zeroth,
 };
 pub use batch::TopLevel;
