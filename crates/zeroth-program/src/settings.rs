@@ -4,7 +4,7 @@ use crate::{Flat, Target};
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{
-    FrozenMode, Gather, OffloadDevice, OptimizerType, RecomputePolicy, UpdateDevice, Values,
+    FrozenMode, Gather, OffloadDevice, OptimizerType, RecomputePolicy, UpdatedBy, Values,
 };
 use zeroth_graph::Group;
 use zeroth_kernel::{Optimizer, Tier};
@@ -101,15 +101,6 @@ pub struct Offload {
     pub stream: Option<StateStream>,
 }
 
-/// Where offloaded optimizer states are updated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UpdatedBy {
-    /// On the device, through which states are streamed.
-    Device,
-    /// On the CPU, overlapping the device's work.
-    Host,
-}
-
 /// Streaming of offloaded optimizer states through the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateStream {
@@ -145,10 +136,7 @@ impl Offload {
             param_buffer_size: offload_param.buffer_size.max(1),
             param_buffers: offload_param.buffer_count.max(1),
             pageable: !offload_param.pin_memory,
-            updated_by: zeroth.update.map(|device| match device {
-                UpdateDevice::Device => UpdatedBy::Device,
-                UpdateDevice::Host => UpdatedBy::Host,
-            }),
+            updated_by: zeroth.update,
             update_window: zeroth.update_window,
             stream: None,
         }

@@ -56,11 +56,11 @@ words! {
 }
 
 words! {
-    /// Where an offloaded optimizer state is updated.
-    UpdateDevice {
-        /// On the GPU: the state passes through it.
+    /// Where offloaded optimizer states are updated (`zeroth.update`).
+    UpdatedBy {
+        /// On the device, through which states are streamed.
         Device = "device",
-        /// On the host's CPU.
+        /// On the CPU, overlapping the device's work.
         Host = "host",
     }
 }
@@ -176,7 +176,7 @@ section! {
             .read_by(Reader::Update)
             .unless(conditions::moments_are_16_bit)
             => stochastic_rounding: bool,
-        Key::new("zeroth.update", Kind::OneOf(UpdateDevice::WORDS))
+        Key::new("zeroth.update", Kind::OneOf(UpdatedBy::WORDS))
             .or_rule("the faster one on this machine, by measurement")
             .does(
                 "With the optimizer in host memory and a GPU: who computes the update. device: state passes through the GPU; \
@@ -185,7 +185,7 @@ section! {
             .set("leave it out")
             .read_by(Reader::Offload)
             .unless(conditions::host_can_update)
-            => update: Option<UpdateDevice>,
+            => update: Option<UpdatedBy>,
         Key::int("zeroth.update_window", 0)
             .or_rule("what the device has free")
             .in_("bytes")

@@ -30,7 +30,7 @@ use crate::view::Switch;
 
 pub use activation::{
     ActivationCheckpointing, DecayedParameters, FrozenMode, Gather, HF_SCHEDULES, RecomputePolicy,
-    UpdateDevice, Zeroth,
+    UpdatedBy, Zeroth,
 };
 pub use batch::TopLevel;
 pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
