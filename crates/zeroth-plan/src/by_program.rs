@@ -5,11 +5,11 @@ use std::sync::Arc;
 use zeroth_graph::Group;
 use zeroth_kernel::Tier;
 use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward_distilled};
-use zeroth_program::{Bytes, Compiled, GradientStorage, Program, Recompute, Settings, Target};
+use zeroth_program::{Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings, Target};
 
 use crate::budget::Budget;
 use crate::overhead::{DataSize, Overhead};
-use crate::row::{Basis, Footprint, Frozen};
+use crate::row::{Basis, Footprint};
 use crate::sizing::{BatchShape, Detail, EVERY_BLOCK, EarlierSteps, Found, Freedom, Sizing};
 use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PlannedTeacher, PrefetchLimit, TrainType};
 
@@ -189,11 +189,14 @@ impl Footprint {
 }
 
 /// Where most of the model's frozen parameters are.
-fn frozen(program: &Program) -> Option<Frozen> {
+fn frozen(program: &Program) -> Option<FrozenPlacement> {
     let flats = program.layout.flats.iter().enumerate();
     let flats = flats.filter(|(_, flat)| flat.is_frozen() && flat.group == Group::Model);
     let largest = flats.max_by_key(|(_, flat)| flat.padded());
-    largest.map(|(flat, _)| if program.is_sharded(flat) { Frozen::Sharded } else { Frozen::Whole })
+    largest.map(|(flat, _)| match program.is_sharded(flat) {
+        true => FrozenPlacement::Sharded,
+        false => FrozenPlacement::Whole,
+    })
 }
 
 fn times(bytes: Bytes, ranks: u64) -> Bytes {

@@ -47,7 +47,7 @@ pub use prefetch::PrefetchLimit;
 pub use request::{
     Adapters, BytesPerParameter, Offload, Placement, PlanError, PlanRequest, Shape, States, TrainType,
 };
-pub use row::{Basis, Footprint, Frozen, Row, footprint};
+pub use row::{Basis, Footprint, Row, footprint};
 pub use row_sizes::RowSizes;
 pub use sizing::{BatchShape, Detail, Freedom, Sizing, SizingError, batch_of};
 pub use teacher::{PlannedSource, PlannedTeacher};

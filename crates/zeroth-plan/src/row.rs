@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use zeroth_base::format_bytes;
-use zeroth_program::Bytes;
+use zeroth_program::{Bytes, FrozenPlacement};
 
 use crate::PrefetchLimit;
 use crate::choice::{Choice, summary};
@@ -22,16 +22,6 @@ pub enum Basis {
     Program,
     /// Closed forms.
     Estimate,
-}
-
-/// Where frozen parameters are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Frozen {
-    /// On every rank.
-    Whole,
-    /// A shard on each rank.
-    Sharded,
 }
 
 /// A placement and its costs.
@@ -69,7 +59,7 @@ pub struct Row {
     /// DeepSpeed's estimate for the same placement, where it has a formula.
     pub deepspeed_estimate: Option<Estimate>,
     /// Where the frozen parameters are; `None` where there are none, and in an estimate.
-    pub frozen: Option<Frozen>,
+    pub frozen: Option<FrozenPlacement>,
     /// Where the figures come from.
     pub basis: Basis,
     /// Bytes that the budget of a device leaves free; `None` without one.
@@ -98,7 +88,7 @@ pub struct Footprint {
     /// Bytes per trained parameter, where everything is on the device.
     pub bytes_per_parameter: BytesPerParameter,
     /// Where the frozen parameters are.
-    pub frozen: Option<Frozen>,
+    pub frozen: Option<FrozenPlacement>,
     /// What keeps experts from being prefetched.
     pub prefetch: Option<PrefetchLimit>,
     /// The settings that a run chooses.

@@ -4,7 +4,7 @@ use crate::{Flat, Target};
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{
-    FrozenMode, Gather, OffloadDevice, OptimizerType, RecomputePolicy, UpdatedBy, Values,
+    FrozenPlacement, Gather, OffloadDevice, OptimizerType, RecomputePolicy, UpdatedBy, Values,
 };
 use zeroth_graph::Group;
 use zeroth_kernel::{Optimizer, Tier};
@@ -36,17 +36,6 @@ pub enum Recompute {
         /// Whether they are offloaded to host memory (`cpu_checkpointing`).
         offloaded: bool,
     },
-}
-
-/// Whether frozen parameters are sharded across ranks. Trained ones are at stage 3.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FrozenPlacement {
-    /// As trained parameters: at stage 3.
-    ByStage,
-    /// At every stage.
-    Sharded,
-    /// Never: every rank holds all of them.
-    Whole,
 }
 
 /// Where the parameters of a distillation's teacher are, whatever the student's stage is.
@@ -306,11 +295,7 @@ impl Settings {
             allgather_partitions: zero.allgather_partitions,
             memory_efficient_linear: zero.memory_efficient_linear,
             gather: zeroth.gather,
-            frozen: match zeroth.frozen {
-                FrozenMode::Auto => FrozenPlacement::ByStage,
-                FrozenMode::Sharded => FrozenPlacement::Sharded,
-                FrozenMode::Whole => FrozenPlacement::Whole,
-            },
+            frozen: zeroth.frozen,
             teacher: TeacherPlacement::from_config(config),
             head_rounds: true,
         }

@@ -2,7 +2,7 @@
 
 use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
-use zeroth::plan::{Basis, Frozen, Plan, PlanRequest, Shape, TrainType, summary};
+use zeroth::plan::{Basis, Plan, PlanRequest, Shape, TrainType, summary};
 use zeroth::program::Bytes;
 
 use super::plan::{Model, device_word};
@@ -151,8 +151,7 @@ fn rows(plan: &Plan, request: &PlanRequest, output: &Output) -> String {
         let saving = row.saving.map_or_else(|| "-".to_owned(), |saving| format!("{saving:.2}x"));
         let preset = match (row.basis, row.frozen) {
             (Basis::Program, None) => row.preset.clone(),
-            (Basis::Program, Some(Frozen::Whole)) => format!("{} (frozen whole)", row.preset),
-            (Basis::Program, Some(Frozen::Sharded)) => format!("{} (frozen sharded)", row.preset),
+            (Basis::Program, Some(frozen)) => format!("{} (frozen {})", row.preset, frozen.word()),
             (Basis::Estimate, _) => format!("{} (estimate)", row.preset),
         };
         let sent = format_bytes(row.comm_bytes_per_step);

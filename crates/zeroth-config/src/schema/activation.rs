@@ -44,13 +44,13 @@ words! {
 }
 
 words! {
-    /// Where frozen parameters are: LoRA's base model.
-    FrozenMode {
-        /// Whole where every rank has room for them, else sharded.
-        Auto = "auto",
-        /// Each rank holds a shard, at every stage.
+    /// Whether frozen parameters (LoRA's base model) are sharded across ranks (`zeroth.frozen`). Trained ones are at stage 3.
+    FrozenPlacement {
+        /// As trained parameters: at stage 3. A fit chooses between the others.
+        ByStage = "auto",
+        /// At every stage.
         Sharded = "sharded",
-        /// Every rank holds all of them.
+        /// Never: every rank holds all of them.
         Whole = "whole",
     }
 }
@@ -142,7 +142,7 @@ section! {
             .unless(conditions::stage_gathers_units)
             .noting(conditions::views_need_a_cpu)
             => gather: Option<Gather>,
-        Key::new("zeroth.frozen", Kind::OneOf(FrozenMode::WORDS))
+        Key::new("zeroth.frozen", Kind::OneOf(FrozenPlacement::WORDS))
             .or_text("auto")
             .does(
                 "Whether parameters that are not trained (LoRA's base model) are sharded across ranks, at any stage. auto: whole \
@@ -150,7 +150,7 @@ section! {
             )
             .set("leave it out; sharded to leave room for larger micro-batches")
             .read_by(Reader::Gather)
-            => frozen: FrozenMode,
+            => frozen: FrozenPlacement,
         Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
             .or_text("exact")
             .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")

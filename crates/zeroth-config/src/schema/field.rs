@@ -66,6 +66,12 @@ macro_rules! words {
             }
         }
 
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.word())
+            }
+        }
+
         impl $crate::schema::field::Field for $name {
             const TYPE: $crate::schema::field::FieldType = $crate::schema::field::FieldType::Word;
 

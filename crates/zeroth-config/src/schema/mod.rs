@@ -29,7 +29,7 @@ use serde_json::Value;
 use crate::view::Switch;
 
 pub use activation::{
-    ActivationCheckpointing, DecayedParameters, FrozenMode, Gather, HF_SCHEDULES, RecomputePolicy,
+    ActivationCheckpointing, DecayedParameters, FrozenPlacement, Gather, HF_SCHEDULES, RecomputePolicy,
     UpdatedBy, Zeroth,
 };
 pub use batch::TopLevel;
