@@ -10,7 +10,7 @@ use zeroth_program::{Bytes, Compiled, FrozenPlacement, GradientStorage, Program,
 use crate::budget::Budget;
 use crate::overhead::{DataSize, Overhead};
 use crate::row::{Basis, Footprint};
-use crate::sizing::{BatchShape, Detail, EVERY_BLOCK, EarlierSteps, Found, Freedom, Sizing};
+use crate::sizing::{BatchShape, Detail, EarlierSteps, Found, Freedom, Sizing};
 use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PlannedTeacher, PrefetchLimit, TrainType};
 
 /// A model that can be trained, and the devices to train it on.
@@ -140,7 +140,7 @@ fn search(
     if shape.recompute {
         freedom.recompute = false;
         if !matches!(settings.recompute, Recompute::Block { .. }) {
-            settings.recompute = EVERY_BLOCK;
+            settings.recompute = Recompute::EVERY_BLOCK;
         }
     }
     let batch = BatchShape { micro_batch: shape.micro_batch, accumulation, ranks };

@@ -4,7 +4,7 @@ use zeroth_base::format_bytes;
 use zeroth_program::{FrozenPlacement, Offload, Recompute};
 
 use crate::budget::Budget;
-use crate::sizing::{EVERY_BLOCK, Sizing, SizingError};
+use crate::sizing::{Sizing, SizingError};
 
 /// A budget that no choice of settings fits.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl<'a> Sizing<'a> {
     /// Single changes of the user's settings that fit.
     pub(crate) fn remedies(&mut self, budget: Budget) -> Result<Vec<(String, [u64; 2])>, SizingError> {
         let asked = (self.settings, self.shape, self.row_sizes.clone());
-        let block = EVERY_BLOCK;
+        let block = Recompute::EVERY_BLOCK;
         let optimizer = Offload { optimizer: Some(1.0), ..asked.0.offload };
         let both = Offload { parameters: Some(u64::MAX), ..optimizer };
         let halvings = self.shape.micro_batch.trailing_zeros();
@@ -134,7 +134,7 @@ impl<'a> Sizing<'a> {
         self.settings.stage = 3;
         self.settings.offload.optimizer = Some(1.0);
         self.settings.offload.parameters = Some(u64::MAX);
-        self.settings.recompute = EVERY_BLOCK;
+        self.settings.recompute = Recompute::EVERY_BLOCK;
         let there = self.shape.ranks;
         for ranks in [2, 4, 8, 16, 32].map(|times| times * there) {
             self.shape.ranks = ranks;

@@ -24,9 +24,6 @@ const FREE_FRACTION: u64 = 8;
 /// 1 / this of a GPU's budget stays free when some blocks are not recomputed.
 const SPARE_FRACTION: u64 = 32;
 
-pub(crate) const EVERY_BLOCK: Recompute =
-    Recompute::Block { blocks: None, checkpoints: None, offloaded: false };
-
 /// Bytes of memory traffic per recomputed byte: its inputs are read, it is written, and it is read again.
 const RECOMPUTE_TRAFFIC: u64 = 3;
 
@@ -326,7 +323,7 @@ impl<'a> Sizing<'a> {
         budget: Budget,
         asked: Recompute,
     ) -> Result<Compiled, SizingError> {
-        if self.settings.recompute == asked || self.settings.recompute != EVERY_BLOCK {
+        if self.settings.recompute == asked || self.settings.recompute != Recompute::EVERY_BLOCK {
             return Ok(compiled);
         }
         let spare = if self.target == Target::Cuda { SPARE_FRACTION } else { u64::MAX };
@@ -497,7 +494,7 @@ impl<'a> Sizing<'a> {
         let (asked, prefetch) = (self.settings.recompute, self.settings.prefetch);
         let mut policies = vec![(asked, prefetch)];
         if freedom.recompute {
-            policies.extend([Recompute::NormSwiGlu, EVERY_BLOCK].map(|recompute| (recompute, prefetch)));
+            policies.extend([Recompute::NormSwiGlu, Recompute::EVERY_BLOCK].map(|recompute| (recompute, prefetch)));
         }
         if freedom.prefetch && prefetch > 0 {
             policies.extend(policies.last().map(|(recompute, _)| (*recompute, 0)));

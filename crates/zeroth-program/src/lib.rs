@@ -61,14 +61,14 @@ pub use plan_memory::plan_memory;
 pub use program::{Program, Residency};
 pub use router_counts::RouterCounts;
 pub use settings::{
-    Offload, Recompute, Settings, StateStream, TeacherPlacement, Types,
+    Offload, Settings, StateStream, TeacherPlacement, Types,
 };
 pub use stream_sizes::StreamSizes;
 pub use streams::cross_streams;
 pub use target::Target;
 pub use top_log_probs::TopLogProbs;
 pub use world::World;
-pub use zeroth_config::schema::{FrozenPlacement, Gather, UpdatedBy};
+pub use zeroth_config::schema::{FrozenPlacement, Gather, Recompute, UpdatedBy};
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to
 /// `sequences` sequences. With a cache for the keys and values of so many tokens it has a section that decodes. All parameters are

@@ -4,7 +4,7 @@ use crate::{Flat, Target};
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{
-    FrozenPlacement, Gather, OffloadDevice, OptimizerType, RecomputePolicy, UpdatedBy, Values,
+    FrozenPlacement, Gather, OffloadDevice, OptimizerType, Recompute, UpdatedBy, Values,
 };
 use zeroth_graph::Group;
 use zeroth_kernel::{Optimizer, Tier};
@@ -16,26 +16,6 @@ pub struct Types {
     pub compute: DType,
     /// Gradients in collectives.
     pub communication: DType,
-}
-
-/// Which activations backward recomputes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recompute {
-    /// Nothing.
-    Nothing,
-    /// Norms and gated activations: cheap to recompute, large to keep.
-    NormSwiGlu,
-    /// Attention as well.
-    Attention,
-    /// Whole blocks from their inputs (activation checkpointing).
-    Block {
-        /// The number of leading blocks, `None` for all; of the others, norms and gated activations.
-        blocks: Option<u64>,
-        /// The number of block inputs kept, `None` for one per block.
-        checkpoints: Option<u64>,
-        /// Whether they are offloaded to host memory (`cpu_checkpointing`).
-        offloaded: bool,
-    },
 }
 
 /// Where the parameters of a distillation's teacher are, whatever the student's stage is.
@@ -250,7 +230,7 @@ impl Settings {
 
     /// Reads the settings from a resolved config.
     pub fn from_config(config: &Resolved) -> Self {
-        let Values { top_level, zero, activation_checkpointing, zeroth, .. } = &config.values;
+        let Values { top_level, zero, zeroth, .. } = &config.values;
         let run = match (config.values.fp16.enabled, config.values.bf16.enabled) {
             (true, _) => DType::F16,
             (false, true) => DType::Bf16,
@@ -279,16 +259,7 @@ impl Settings {
             },
             moment_dtype: zeroth.moments,
             stochastic_rounding: zeroth.stochastic_rounding,
-            recompute: match zeroth.recompute {
-                RecomputePolicy::None => Recompute::Nothing,
-                RecomputePolicy::NormSwiglu => Recompute::NormSwiGlu,
-                RecomputePolicy::Attention => Recompute::Attention,
-                RecomputePolicy::Block => Recompute::Block {
-                    blocks: zeroth.recompute_blocks,
-                    checkpoints: activation_checkpointing.number_checkpoints,
-                    offloaded: activation_checkpointing.cpu_checkpointing,
-                },
-            },
+            recompute: Recompute::of(&config.values),
             offload: Offload::from_config(&config.values),
             reduce_scatter: zero.reduce_scatter,
             allgather_bucket: zero.allgather_bucket_size,

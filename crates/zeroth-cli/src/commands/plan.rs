@@ -7,7 +7,6 @@ use serde_json::json;
 use zeroth::base::{counted, format_bytes, format_count};
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
-use zeroth::config::schema::RecomputePolicy;
 use zeroth::graph::DistillSpec;
 use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
 use zeroth::model::{
@@ -19,6 +18,7 @@ use zeroth::plan::{
     TrainableModel, compile, plan,
 };
 use zeroth::planning;
+use zeroth::program::Recompute;
 use zeroth::train::{CacheManifest, TeacherCache, TeacherModel};
 
 use super::rank_share::{cpus, free_device_memory, gpus, processes, usual_ranks};
@@ -330,8 +330,8 @@ fn request(
     };
     let Some(model) = model else { return Ok(request) };
     let longest = model.config.max_positions.unwrap_or(LONGEST_ROW).min(LONGEST_ROW);
-    let recompute =
-        configs.iter().any(|(_, config)| config.values.zeroth.recompute == RecomputePolicy::Block);
+    let is_block = |config: &Resolved| matches!(config.values.zeroth.recompute, Recompute::Block { .. });
+    let recompute = configs.iter().any(|(_, config)| is_block(config));
     let lengths = match arguments.lengths.limits(&model.config)? {
         Some(limits) => [limits.source, limits.target],
         None => [arguments.max_length.unwrap_or(longest), 0],

@@ -3,6 +3,7 @@
 use zeroth_base::DType;
 
 use super::conditions;
+use super::recompute::Recompute;
 use super::key::{AutoRule, Derivation, Key, Kind, Reader};
 
 /// Hugging Face's schedules, by --lr-scheduler-type or `zeroth.lr_scheduler_type`.
@@ -18,20 +19,6 @@ pub const HF_SCHEDULES: &[&str] = &[
     "inverse_sqrt",
     "warmup_stable_decay",
 ];
-
-words! {
-    /// The activations that backward recomputes.
-    RecomputePolicy {
-        /// None.
-        None = "none",
-        /// Norms and gated activations.
-        NormSwiglu = "norm_swiglu",
-        /// Attention as well.
-        Attention = "attention",
-        /// Whole blocks.
-        Block = "block",
-    }
-}
 
 words! {
     /// How a rank accesses other ranks' parameter shards (`zeroth.gather`).
@@ -117,12 +104,12 @@ section! {
     /// Values of `zeroth`.
     ZEROTH_KEYS: Zeroth {
         Key::section("zeroth").does("What DeepSpeed's keys cannot say; DeepSpeed ignores the block.").read_by(Reader::Lower),
-        Key::new("zeroth.recompute", Kind::OneOf(RecomputePolicy::WORDS))
+        Key::new("zeroth.recompute", Kind::OneOf(Recompute::WORDS))
             .or_derived(Derivation::Checkpointing, "block with activation_checkpointing or --gradient-checkpointing, else none")
             .does("What backward recomputes: nothing, norms and swiglu (cheap), attention as well, or the whole block.")
             .set("norm_swiglu first: it saves a part for almost no time; block saves most")
             .read_by(Reader::Checkpoint)
-            => recompute: RecomputePolicy,
+            => recompute: Recompute,
         Key::int("zeroth.recompute_blocks", 1)
             .or_rule("all blocks")
             .in_("blocks")

@@ -15,6 +15,7 @@ mod lr_scheduler_kwargs;
 mod offload;
 mod optimizer;
 mod precision;
+mod recompute;
 mod reporting;
 mod scheduler;
 mod support;
@@ -29,8 +30,8 @@ use serde_json::Value;
 use crate::view::Switch;
 
 pub use activation::{
-    ActivationCheckpointing, DecayedParameters, FrozenPlacement, Gather, HF_SCHEDULES, RecomputePolicy,
-    UpdatedBy, Zeroth,
+    ActivationCheckpointing, DecayedParameters, FrozenPlacement, Gather, HF_SCHEDULES, UpdatedBy,
+    Zeroth,
 };
 pub use batch::TopLevel;
 pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
@@ -38,6 +39,7 @@ pub use lr_scheduler_kwargs::{CurveType, LrSchedulerKwargs};
 pub use offload::{OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS, Optimizer, OptimizerType};
 pub use precision::{Bf16, DataTypes, Fp16};
+pub use recompute::Recompute;
 pub use reporting::{Checkpoint, CsvMonitor, FlopsProfiler, Tensorboard};
 pub use scheduler::{FOREIGN_SCHEDULERS, SCHEDULERS, Scheduler, SchedulerType, WarmupType};
 pub use support::Support;
