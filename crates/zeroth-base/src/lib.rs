@@ -1,4 +1,4 @@
-//! Shared basics: dtypes, activation functions, position buckets, human-readable sizes, escaped control characters, did-you-mean suggestions, counter-based random numbers, atomic files, locked folders.
+//! Shared basics: dtypes, optimizers, activation functions, position buckets, human-readable sizes, escaped control characters, did-you-mean suggestions, counter-based random numbers, atomic files, locked folders.
 
 mod activation_fn;
 mod control_characters;
@@ -6,6 +6,7 @@ mod dtype;
 mod exclusive_folder;
 mod folder_lock;
 mod nearest;
+mod optimizer;
 mod philox;
 mod position_bucket;
 mod process_owner;
@@ -19,6 +20,7 @@ pub use dtype::DType;
 pub use exclusive_folder::{ExclusiveFolder, ExclusiveFolderError};
 pub use folder_lock::{FolderLock, LOCK_FILE, LockError};
 pub use nearest::nearest;
+pub use optimizer::{MOMENTS, Moment, Optimizer};
 pub use philox::{
     PHILOX_MULTIPLIERS, PHILOX_WEYL, halves, name_key, normal_at, philox4x32, philox4x32_lanes,
 };

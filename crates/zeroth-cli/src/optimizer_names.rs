@@ -1,20 +1,20 @@
 //! `--optim`: Hugging Face's names of optimizers.
 
 use zeroth::base::nearest;
-use zeroth::config::schema::OptimizerType;
+use zeroth::base::Optimizer;
 
 /// Names that stand for an optimizer of zeroth. The variants of AdamW differ in PyTorch's kernels only.
-const NAMES: [(&str, OptimizerType); 10] = [
-    ("adamw_torch", OptimizerType::AdamW),
-    ("adamw_torch_fused", OptimizerType::AdamW),
-    ("adamw_apex_fused", OptimizerType::AdamW),
-    ("adamw_hf", OptimizerType::AdamW),
-    ("adamw", OptimizerType::AdamW),
-    ("lion_32bit", OptimizerType::Lion),
-    ("lion", OptimizerType::Lion),
-    ("ademamix", OptimizerType::AdEmaMix),
-    ("sgd", OptimizerType::Sgd),
-    ("adagrad", OptimizerType::Adagrad),
+const NAMES: [(&str, Optimizer); 10] = [
+    ("adamw_torch", Optimizer::AdamW),
+    ("adamw_torch_fused", Optimizer::AdamW),
+    ("adamw_apex_fused", Optimizer::AdamW),
+    ("adamw_hf", Optimizer::AdamW),
+    ("adamw", Optimizer::AdamW),
+    ("lion_32bit", Optimizer::Lion),
+    ("lion", Optimizer::Lion),
+    ("ademamix", Optimizer::AdEmaMix),
+    ("sgd", Optimizer::Sgd),
+    ("adagrad", Optimizer::Adagrad),
 ];
 
 /// Families of names that Hugging Face has and zeroth has not.
@@ -34,7 +34,7 @@ const OTHERS: [&str; 12] = [
 ];
 
 /// Parses a name. The error says what to write instead.
-pub(crate) fn optimizer(text: &str) -> Result<OptimizerType, String> {
+pub(crate) fn optimizer(text: &str) -> Result<Optimizer, String> {
     let name = text.to_ascii_lowercase();
     if let Some((_, optimizer)) = NAMES.iter().find(|(known, _)| *known == name) {
         return Ok(*optimizer);
@@ -68,8 +68,8 @@ mod tests {
 
     #[test]
     fn names_are_known_refused_with_a_remedy_or_suggested() {
-        assert_eq!(optimizer("adamw_torch_fused"), Ok(OptimizerType::AdamW));
-        assert_eq!(optimizer("AdEMAMix"), Ok(OptimizerType::AdEmaMix));
+        assert_eq!(optimizer("adamw_torch_fused"), Ok(Optimizer::AdamW));
+        assert_eq!(optimizer("AdEMAMix"), Ok(Optimizer::AdEmaMix));
         for (name, word) in [
             ("adafactor", "not yet built; there are adamw_torch"),
             ("adamw_bnb_8bit", "halves it"),

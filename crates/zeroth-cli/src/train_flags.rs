@@ -2,9 +2,9 @@
 
 use clap::Args;
 use serde_json::{Map, Value};
-use zeroth::base::DType;
+use zeroth::base::{DType, Optimizer};
 use zeroth::config::resolve::{Flags, Precision};
-use zeroth::config::schema::{self, HF_SCHEDULES, OptimizerType};
+use zeroth::config::schema::{self, HF_SCHEDULES};
 
 use crate::optimizer_names::optimizer;
 use crate::precision_flags::{PrecisionFlags, TorchDtype, torch_dtype};
@@ -53,7 +53,7 @@ pub(crate) struct TrainFlags {
     pub(crate) lr_scheduler_kwargs: Option<Map<String, Value>>,
     /// Optimizer: adamw_torch, lion_32bit, ademamix, sgd or adagrad [default: adamw_torch]
     #[arg(long, value_name = "NAME", value_parser = optimizer)]
-    pub(crate) optim: Option<OptimizerType>,
+    pub(crate) optim: Option<Optimizer>,
     /// Total optimizer steps
     #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) max_steps: Option<u64>,

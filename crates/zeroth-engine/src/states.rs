@@ -93,7 +93,7 @@ impl Engine<'_> {
         let updated = program.update_range(flat, self.rank);
         let is_trained = program.is_trained(flat);
         for &moment in optimizer.moments() {
-            let initial = optimizer.initial(moment, &self.recipe);
+            let initial = self.recipe.initial(optimizer, moment);
             if initial == 0.0 || !is_trained {
                 continue;
             }

@@ -8,7 +8,7 @@ mod numbers;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::ExactSum;
+use crate::{ExactSum, Moment, Optimizer};
 pub use decide::{RankReport, decide};
 pub use numbers::StepNumbers;
 
@@ -225,6 +225,16 @@ pub struct Record {
     pub at_min_scale: u32,
     /// Not 0: a gradient or a loss of this step was infinite or NaN.
     pub found_inf: u32,
+}
+
+impl Recipe {
+    /// The initial value of an optimizer's moment.
+    pub const fn initial(&self, optimizer: Optimizer, moment: Moment) -> f32 {
+        match (optimizer, moment) {
+            (Optimizer::Adagrad, Moment::Second) => self.initial_accumulator as f32,
+            _ => 0.0,
+        }
+    }
 }
 
 impl Control {

@@ -27,7 +27,6 @@ mod exchange;
 mod kernel;
 mod master;
 mod nf4;
-mod optimizer;
 mod tier;
 
 pub use conformance::{ARENA as CONFORMANCE_ARENA, Deviation, SelfTest, conformance};
@@ -50,5 +49,5 @@ pub use kernel::{
 };
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};
 pub use nf4::{NF4_BLOCK, NF4_CODEBOOK, NF4_MIDPOINTS, NF4_ZERO, Nf4Record};
-pub use optimizer::{MOMENTS, Moment, Optimizer};
 pub use tier::{ByTier, Tier};
+pub use zeroth_base::{MOMENTS, Moment, Optimizer};

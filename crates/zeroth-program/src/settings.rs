@@ -4,7 +4,7 @@ use crate::{Flat, Target};
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{
-    FrozenPlacement, Gather, OffloadDevice, OptimizerType, Recompute, UpdatedBy, Values,
+    FrozenPlacement, Gather, OffloadDevice, Recompute, UpdatedBy, Values,
 };
 use zeroth_graph::Group;
 use zeroth_kernel::{Optimizer, Tier};
@@ -249,13 +249,9 @@ impl Settings {
             prefetch: zero.stage3_prefetch_bucket_size,
             overlap: zero.overlap_comm,
             optimizer: match config.values.optimizer.name {
-                OptimizerType::Sgd => Optimizer::Sgd,
-                OptimizerType::Lion => Optimizer::Lion,
-                OptimizerType::Adagrad => Optimizer::Adagrad,
-                OptimizerType::AdEmaMix => Optimizer::AdEmaMix,
                 // DeepSpeed's Adam uses decoupled weight decay unless adam_w_mode is false.
-                OptimizerType::Adam if !config.values.optimizer.adam_w_mode => Optimizer::Adam,
-                OptimizerType::Adam | OptimizerType::AdamW => Optimizer::AdamW,
+                Optimizer::Adam if config.values.optimizer.adam_w_mode => Optimizer::AdamW,
+                named => named,
             },
             moment_dtype: zeroth.moments,
             stochastic_rounding: zeroth.stochastic_rounding,

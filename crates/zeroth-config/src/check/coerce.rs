@@ -1,7 +1,7 @@
 //! Reads a value of the file as its key's kind, exactly as leniently as DeepSpeed.
 
 use serde_json::Value as Json;
-use zeroth_base::nearest;
+use zeroth_base::{Optimizer, nearest};
 
 use crate::read::{Number, Value};
 use crate::schema::{self, Key, Kind};
@@ -64,7 +64,7 @@ pub(super) fn coerce(key: &Key, value: &Value) -> Result<Coerced, String> {
 /// The name of an optimizer or scheduler as the table spells it, whatever its case in the file: who reads it compares it.
 fn known_spelling<'a>(key: &Key, text: &'a str) -> &'a str {
     let known = match key.path {
-        "optimizer.type" => schema::OPTIMIZERS,
+        "optimizer.type" => Optimizer::NAMES,
         "scheduler.type" => schema::SCHEDULERS,
         _ => &[],
     };

@@ -1,6 +1,6 @@
 //! Messages for keys that are not in the schema: the key likely meant, or the section it belongs to.
 
-use zeroth_base::nearest;
+use zeroth_base::{Optimizer, nearest};
 
 use super::finding::Outcome;
 use crate::schema::{self, Effect, Key};
@@ -98,7 +98,7 @@ fn homes(name: &str) -> Option<String> {
 fn of_a_type(section: &str, name: &str, type_name: Option<&str>) -> Option<Outcome> {
     let owner = section.strip_suffix(".params")?;
     let (known, foreign) = match owner {
-        "optimizer" => (schema::OPTIMIZERS, schema::FOREIGN_OPTIMIZERS),
+        "optimizer" => (Optimizer::NAMES, schema::FOREIGN_OPTIMIZERS),
         "scheduler" => (schema::SCHEDULERS, schema::FOREIGN_SCHEDULERS),
         _ => return None,
     };

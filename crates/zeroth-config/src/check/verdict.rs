@@ -1,6 +1,7 @@
 //! The second step of a check: the effect of a key, given the other values.
 
 use serde_json::Value as Json;
+use zeroth_base::Optimizer;
 
 use super::finding::{Finding, Outcome};
 use crate::read::{Location, Span};
@@ -230,7 +231,7 @@ pub(crate) fn unbuilt_switch(key: &Key, view: ConfigView<'_>) -> Option<String> 
 /// The type of an optimizer or scheduler: one of ours, one that only DeepSpeed has, or a slip.
 fn foreign_type(key: &Key, value: &Json) -> Option<(Status, String)> {
     let (ours, theirs) = match key.path {
-        "optimizer.type" => (schema::OPTIMIZERS, schema::FOREIGN_OPTIMIZERS),
+        "optimizer.type" => (Optimizer::NAMES, schema::FOREIGN_OPTIMIZERS),
         "scheduler.type" => (schema::SCHEDULERS, schema::FOREIGN_SCHEDULERS),
         _ => return None,
     };

@@ -1,6 +1,7 @@
 //! Fills every key: from the file, a typed flag, an `"auto"` rule, or its default.
 
 use serde_json::{Value, json};
+use zeroth_base::Optimizer;
 
 use super::batch::{self, Batch};
 use super::flags::{self, Precision, Warmup};
@@ -8,7 +9,7 @@ use super::mismatch::Mismatch;
 use super::request::{Request, ResolveError};
 use super::resolved::{Origin, Resolved, Setting};
 use crate::file_values::FileValue;
-use crate::schema::{self, AutoRule, DefaultValue, Derivation, Effect, Key, Kind, OptimizerType};
+use crate::schema::{self, AutoRule, DefaultValue, Derivation, Effect, Key, Kind};
 use crate::view::{ConfigView, Switch};
 
 pub(super) struct Filler<'a> {
@@ -116,7 +117,7 @@ impl<'a> Filler<'a> {
 
     /// The optimizer's type: the file's, else --optim, else AdamW.
     fn optimizer_type(&self) -> &'a str {
-        let typed = self.request.flags.optimizer.map(OptimizerType::word);
+        let typed = self.request.flags.optimizer.map(Optimizer::name);
         self.view.text("optimizer.type").or(typed).unwrap_or("AdamW")
     }
 

@@ -1,8 +1,9 @@
 //! The flags of a training command that correspond to keys of the file, and their defaults.
 
 use serde_json::{Map, Value};
+use zeroth_base::Optimizer;
 
-use crate::schema::{AutoRule, OptimizerType};
+use crate::schema::AutoRule;
 
 /// The typed flags; `None` where one was not typed.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,7 +33,7 @@ pub struct Flags {
     /// --lr-scheduler-kwargs, checked against the keys of `zeroth.lr_scheduler_kwargs`.
     pub lr_scheduler_kwargs: Map<String, Value>,
     /// --optim.
-    pub optimizer: Option<OptimizerType>,
+    pub optimizer: Option<Optimizer>,
     /// --max-steps.
     pub max_steps: Option<u64>,
     /// --bf16, --fp16, --fp32 or --torch-dtype.
@@ -110,7 +111,7 @@ impl Flags {
     /// The value that a flag gives a key without a rule, with the flag and Hugging Face's name for it.
     pub(super) fn direct(&self, path: &str) -> Option<(Value, &'static str, &'static str)> {
         if path == "optimizer.type" {
-            return Some((self.optimizer?.word().into(), "--optim", "optim"));
+            return Some((self.optimizer?.name().into(), "--optim", "optim"));
         }
         let parameter = path.strip_prefix("zeroth.lr_scheduler_kwargs.")?;
         let value = self.lr_scheduler_kwargs.get(parameter)?;

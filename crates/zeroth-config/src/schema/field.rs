@@ -231,7 +231,9 @@ impl<T: Field> Field for Option<T> {
 mod tests {
     use serde_json::json;
 
-    use super::super::{OptimizerType, Values, key::Reader};
+    use zeroth_base::Optimizer;
+
+    use super::super::{Values, key::Reader};
     use super::*;
 
     #[test]
@@ -248,7 +250,7 @@ mod tests {
         let values =
             Values::read(&|path| filled.iter().find(|(filled, _)| *filled == path).map(|(_, value)| value));
         assert_eq!((values.zero.stage, values.zero.reduce_bucket_size), (3, 500_000_000));
-        assert_eq!(values.optimizer.name, OptimizerType::AdamW);
+        assert_eq!(values.optimizer.name, Optimizer::AdamW);
         assert_eq!(values.optimizer.betas.map(f64::to_bits), [0.9, 0.999].map(f64::to_bits));
         assert_eq!(values.offload_param.max_in_cpu, None);
         assert_eq!(values.scheduler.warmup_num_steps, 1000, "a rule that is still open gives the default");

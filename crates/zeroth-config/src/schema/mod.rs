@@ -37,7 +37,7 @@ pub use batch::TopLevel;
 pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
 pub use lr_scheduler_kwargs::{CurveType, LrSchedulerKwargs};
 pub use offload::{OffloadDevice, OffloadOptimizer, OffloadParam};
-pub use optimizer::{FOREIGN_OPTIMIZERS, OPTIMIZERS, Optimizer, OptimizerType};
+pub use optimizer::{FOREIGN_OPTIMIZERS, OptimizerParams};
 pub use precision::{Bf16, DataTypes, Fp16};
 pub use recompute::Recompute;
 pub use reporting::{Checkpoint, CsvMonitor, FlopsProfiler, Tensorboard};
@@ -98,7 +98,7 @@ values! {
     fp16: Fp16,
     bf16: Bf16,
     data_types: DataTypes,
-    optimizer: Optimizer,
+    optimizer: OptimizerParams,
     scheduler: Scheduler,
     activation_checkpointing: ActivationCheckpointing,
     zeroth: Zeroth,

@@ -1,27 +1,10 @@
 //! `optimizer`: its types and the parameters of each.
 
+use serde_json::Value;
+use zeroth_base::Optimizer;
+
+use super::field::{Field, FieldType};
 use super::key::{AutoRule, DefaultValue, Key, Kind, Reader};
-
-words! {
-    /// The optimizers of zeroth, as DeepSpeed spells them.
-    OptimizerType {
-        /// Adam; its weight decay is AdamW's unless `adam_w_mode` is false.
-        Adam = "Adam",
-        /// Adam with decoupled weight decay.
-        AdamW = "AdamW",
-        /// SGD with momentum.
-        Sgd = "SGD",
-        /// Lion.
-        Lion = "Lion",
-        /// Adagrad.
-        Adagrad = "Adagrad",
-        /// AdEMAMix.
-        AdEmaMix = "AdEMAMix",
-    }
-}
-
-/// Names of the optimizers that zeroth has.
-pub const OPTIMIZERS: &[&str] = OptimizerType::WORDS;
 
 /// Optimizers that DeepSpeed takes, itself or from torch.optim, and zeroth does not have.
 pub const FOREIGN_OPTIMIZERS: &[&str] = &[
@@ -50,7 +33,7 @@ const ADAM_AND_LION: &[&str] = &["Adam", "AdamW", "Lion"];
 
 section! {
     /// Values of `optimizer` and `optimizer.params`.
-    KEYS: Optimizer {
+    KEYS: OptimizerParams {
         Key::section("optimizer")
             .does("The optimizer. Without it: AdamW from --learning-rate, --adam-beta1, --adam-beta2, --adam-epsilon, --weight-decay.")
             .set("leave it out, or {\"type\": \"AdamW\", \"params\": {…}}")
@@ -60,7 +43,7 @@ section! {
             .does("Adam, AdamW, SGD, Lion, Adagrad or AdEMAMix (which DeepSpeed does not have).")
             .set("AdamW")
             .read_by(Reader::Update)
-            => name: OptimizerType,
+            => name: Optimizer,
         Key::section("optimizer.params").does("The parameters of the optimizer.").read_by(Reader::Update),
         Key::bool("optimizer.legacy_fusion", false)
             .does("DeepSpeed's old fused 16-bit optimizer.")
@@ -144,7 +127,7 @@ section! {
             .set("\"auto\" (--weight-decay)")
             .read_by(Reader::Update)
             .auto(AutoRule::WeightDecay)
-            .of(OPTIMIZERS)
+            .of(Optimizer::NAMES)
             => weight_decay: f64,
         Key::float("optimizer.params.momentum", 0.0)
             .at_most(1.0)
@@ -229,5 +212,14 @@ section! {
             .does("Uses Triton kernels.")
             .nothing("kernels are our own")
             .of(&["Lion"]),
+    }
+}
+
+impl Field for Optimizer {
+    const TYPE: FieldType = FieldType::Word;
+
+    fn read(value: Option<&Value>) -> Option<Self> {
+        let name = value?.as_str()?;
+        Self::ALL.iter().copied().find(|optimizer| optimizer.name() == name)
     }
 }

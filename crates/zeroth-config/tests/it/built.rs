@@ -1,11 +1,12 @@
 //! Which keys and values are implemented, and which ones `zeroth train` refuses or only notes.
 
+use zeroth_base::Optimizer;
 use zeroth_config::check::{Status, check};
 use zeroth_config::explain;
 use zeroth_config::preset::PRESETS;
 use zeroth_config::read::{Document, Source, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Origin, Precision, Request, Resolved, resolve};
-use zeroth_config::schema::{OptimizerType, SchedulerType};
+use zeroth_config::schema::SchedulerType;
 use zeroth_config::unimplemented::{MissingFeature, Unimplemented, unimplemented};
 
 fn read(text: &str) -> Document {
@@ -183,7 +184,7 @@ fn optimizer_and_scheduler_types_ignore_case() {
     let config = resolved(text, &Flags::default());
     assert_eq!(
         (config.values.optimizer.name, config.values.scheduler.name),
-        (OptimizerType::Sgd, Some(SchedulerType::WarmupLr))
+        (Optimizer::Sgd, Some(SchedulerType::WarmupLr))
     );
 }
 

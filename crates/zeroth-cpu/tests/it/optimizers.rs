@@ -64,7 +64,7 @@ fn two_thousand_steps_of_every_optimizer_agree_with_pytorch() {
         let (optimizer, recipe) = recipe(case);
         let rate = case["settings"]["lr"].as_f64().unwrap();
         let mut p: Vec<f32> = (0..COUNT).map(start).collect();
-        let mut moments = Moment::ALL.map(|moment| vec![optimizer.initial(moment, &recipe); COUNT]);
+        let mut moments = Moment::ALL.map(|moment| vec![recipe.initial(optimizer, moment); COUNT]);
         let (mut t, mut worst) = (0, 0.0f64);
         for (step, weights) in
             case["steps"].as_array().unwrap().iter().zip(case["weights"].as_array().unwrap())

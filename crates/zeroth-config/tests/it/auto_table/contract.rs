@@ -1,8 +1,8 @@
 //! The rules by which values are resolved, one by one, and the defaults of flags that are not given.
 
 use serde_json::{Value as Json, json};
+use zeroth_base::Optimizer;
 use zeroth_config::resolve::Flags;
-use zeroth_config::schema::OptimizerType;
 
 use super::Run;
 
@@ -330,18 +330,18 @@ fn the_warmup_ratio_is_a_share_of_all_steps_unless_warmup_steps_says_more() {
 #[test]
 fn optim_chooses_the_optimizer_where_the_file_does_not() {
     let lion = Run::typed(Flags {
-        optimizer: Some(OptimizerType::Lion),
+        optimizer: Some(Optimizer::Lion),
         learning_rate: Some(1e-4),
         ..Flags::default()
     });
     assert_eq!(lion.value("{}", "optimizer.type"), (json!("Lion"), "command line"));
     assert_eq!(lion.value("{}", "optimizer.params.lr"), (json!(1e-4), "command line"));
-    let mixed = Run::typed(Flags { optimizer: Some(OptimizerType::AdEmaMix), ..Flags::default() });
+    let mixed = Run::typed(Flags { optimizer: Some(Optimizer::AdEmaMix), ..Flags::default() });
     assert_eq!(mixed.resolved("{}").values.optimizer.betas_of_three, [0.9, 0.999, 0.9999]);
     let error = lion.resolve(r#"{"optimizer": {"type": "AdamW"}}"#).unwrap_err().to_string();
     assert!(error.contains("ds optimizer.type=AdamW vs hf optim=Lion"), "{error}");
     // DeepSpeed's Adam is AdamW unless adam_w_mode is false.
-    let adamw = Run::typed(Flags { optimizer: Some(OptimizerType::AdamW), ..Flags::default() });
+    let adamw = Run::typed(Flags { optimizer: Some(Optimizer::AdamW), ..Flags::default() });
     assert_eq!(adamw.value(r#"{"optimizer": {"type": "Adam"}}"#, "optimizer.type").1, "file");
     assert!(adamw.resolve(r#"{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}"#).is_err());
 }

@@ -1,7 +1,5 @@
 //! The optimizers and the moments that each keeps.
 
-use crate::Recipe;
-
 /// The most moments that an optimizer has.
 pub const MOMENTS: usize = Moment::ALL.len();
 
@@ -44,6 +42,9 @@ macro_rules! optimizers {
             /// Every optimizer.
             pub const ALL: &[Self] = &[$(Self::$optimizer),*];
 
+            /// The names of all.
+            pub const NAMES: &[&str] = &[$($name),*];
+
             /// Its name, as configs write it.
             pub const fn name(self) -> &'static str {
                 match self {
@@ -62,10 +63,10 @@ macro_rules! optimizers {
 }
 
 optimizers! {
-    /// Adam with decoupled weight decay.
-    AdamW = 0, "AdamW", [First, Second];
     /// Adam with weight decay added to the gradient.
     Adam = 1, "Adam", [First, Second];
+    /// Adam with decoupled weight decay.
+    AdamW = 0, "AdamW", [First, Second];
     /// Stochastic gradient descent. The first moment is the momentum buffer; it may be absent without momentum.
     Sgd = 2, "SGD", [First];
     /// Lion: Chen et al., "Symbolic discovery of optimization algorithms" (2023). The sign of 0 is 0, as in the paper;
@@ -82,13 +83,5 @@ impl Optimizer {
     /// One value per moment of [`Moment::ALL`]; `None` where the optimizer does not keep it.
     pub fn each_moment<T>(self, mut value: impl FnMut(Moment) -> T) -> [Option<T>; MOMENTS] {
         Moment::ALL.map(|moment| self.moments().contains(&moment).then(|| value(moment)))
-    }
-
-    /// The initial value of a moment.
-    pub const fn initial(self, moment: Moment, recipe: &Recipe) -> f32 {
-        match (self, moment) {
-            (Self::Adagrad, Moment::Second) => recipe.initial_accumulator as f32,
-            _ => 0.0,
-        }
     }
 }
