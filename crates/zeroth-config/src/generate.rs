@@ -126,7 +126,7 @@ pub struct MemoryFound {
 
 /// Batch sizes and offload that fit the memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
+pub struct ProbedBatch {
     /// Samples one rank computes at a time.
     pub micro_batch_size: u64,
     /// Micro-batches before the optimizer steps.
@@ -144,7 +144,7 @@ const SAMPLE: u64 = 8_000_000_000;
 
 /// Chooses micro-batch, accumulation and offload for the memory found. With a parameter count by the 16 bytes a
 /// parameter that stage 3 shards across ranks; without, by the size of the device alone.
-pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> Choice {
+pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> ProbedBatch {
     let free = memory.device;
     let found = format_bytes(free);
     let Some(params) = params else {
@@ -158,7 +158,7 @@ pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> Choi
         } else {
             format!("{found} free on the device: two samples at a time, everything on the device")
         };
-        return Choice { micro_batch_size, gradient_accumulation, offload, reason };
+        return ProbedBatch { micro_batch_size, gradient_accumulation, offload, reason };
     };
     let states = params.saturating_mul(16).div_ceil(world_size.max(1));
     // A fifth is left to gathered parameters, activations and the driver.
@@ -180,7 +180,7 @@ pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> Choi
             )
         };
         let reason = format!("{shown}, more than four fifths of the {found} free: {so}");
-        return Choice { micro_batch_size: 1, gradient_accumulation: 32, offload: memory.is_gpu, reason };
+        return ProbedBatch { micro_batch_size: 1, gradient_accumulation: 32, offload: memory.is_gpu, reason };
     }
     let micro_batch_size = match (free - states) / SAMPLE {
         0 | 1 => 1,
@@ -189,7 +189,7 @@ pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> Choi
     };
     let reason =
         format!("{shown} of the {found} free; the rest has room for a micro-batch of {micro_batch_size}");
-    Choice { micro_batch_size, gradient_accumulation: 16 / micro_batch_size, offload: false, reason }
+    ProbedBatch { micro_batch_size, gradient_accumulation: 16 / micro_batch_size, offload: false, reason }
 }
 
 /// One of the three configs that `config tiers` writes.

@@ -36,7 +36,7 @@ pub use budget::Budget;
 pub use buffers::{DeviceBuffers, device_buffers, gathered_layer, host_buffers};
 pub use by_program::{PlanDevice, TrainableModel, compile};
 pub use changes::{Change, ChangeKind, MOST_RANKS, SHORTEST_LENGTH, changes};
-pub use choice::{Choice, summary};
+pub use choice::summary;
 pub use claims::{Claim, ClaimRange, CountedIn, claims};
 pub use closed_form::{device_states, host_states};
 pub use communication::{bytes_sent_per_step, volume_in_parameters};

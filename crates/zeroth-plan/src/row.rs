@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 use zeroth_base::format_bytes;
+use zeroth_config::resolve::Choice;
 use zeroth_program::{Bytes, FrozenPlacement};
 
 use crate::PrefetchLimit;
-use crate::choice::{Choice, summary};
+use crate::choice::{self, summary};
 use crate::deepspeed::Estimate;
 use crate::format::pair;
 use crate::sizing::{Detail, EarlierSteps};
@@ -46,6 +47,7 @@ pub struct Row {
     /// Whether it is within the budgets; `None` without a budget.
     pub fits: Option<bool>,
     /// The settings that a run chooses to fit; where nothing fits, those that need least.
+    #[serde(serialize_with = "choice::serialize")]
     pub chosen: Vec<Choice>,
     /// Transformer blocks of the model, of which some may be recomputed; 0 in an estimate.
     pub blocks: u64,

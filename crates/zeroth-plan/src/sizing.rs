@@ -6,6 +6,7 @@
 //! sizes only, so that `plan` sizes a job that has none.
 
 use zeroth_base::DType;
+use zeroth_config::resolve::Choice;
 use zeroth_graph::Op;
 use zeroth_kernel::Tier;
 use zeroth_machine::Rates;
@@ -14,7 +15,6 @@ use zeroth_program::{CompileError, Compiled, Settings, StreamSizes, Target};
 use zeroth_program::{FrozenPlacement, Offload, Recompute, StateStream, UpdatedBy};
 
 use crate::budget::{Budget, Shortfall};
-use crate::choice::Choice;
 use crate::misfit::Misfit;
 use crate::overhead::DataSize;
 use crate::row_sizes::RowSizes;

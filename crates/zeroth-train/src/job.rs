@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 
 use zeroth_base::DType;
+use zeroth_config::resolve::Choice;
 use zeroth_graph::Param;
 use zeroth_kernel::Recipe;
 use zeroth_model::{ModelConfig, ParameterKind, ParameterTable};
 use zeroth_plan::{
-    BatchShape, Budget, Choice, DataSize, Detail, Freedom, Misfit, Overhead, Processes, RowSizes, Sizing,
+    BatchShape, Budget, DataSize, Detail, Freedom, Misfit, Overhead, Processes, RowSizes, Sizing,
     SizingError,
 };
 use zeroth_program::Compiled;

@@ -113,5 +113,5 @@ pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
 pub use train_error::TrainError;
 pub use unstarted_run::UnstartedRun;
 pub use zeroth_plan::{
-    BatchShape, Budget, Choice, Freedom, Misfit, Overhead, Processes, RowSizes, SizingError,
+    BatchShape, Budget, Freedom, Misfit, Overhead, Processes, RowSizes, SizingError,
 };

@@ -4,7 +4,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use zeroth::base::{counted, format_bytes, parse_count};
 use zeroth::config::generate::{
-    self, Choice, FINE_GRAINED, GeneratedPrecision, MemoryFound, ZeroConfig, build_config, save_config,
+    self, FINE_GRAINED, GeneratedPrecision, MemoryFound, ProbedBatch, ZeroConfig, build_config, save_config,
 };
 use zeroth::config::resolve::Precision;
 use zeroth::machine::{Gpus, Machine, probe};
@@ -28,7 +28,7 @@ pub(super) fn new(arguments: &NewArgs, output: &Output) -> anyhow::Result<Exit> 
         (None, None) => Some(memory_of(machine.as_ref())?),
     }
     .map(|memory| generate::choose(memory, arguments.memory.params, arguments.memory.world_size));
-    let chosen = |pick: fn(&Choice) -> u64| choice.as_ref().map_or(1, pick);
+    let chosen = |pick: fn(&ProbedBatch) -> u64| choice.as_ref().map_or(1, pick);
     let config = ZeroConfig {
         stage: arguments.stage,
         offload: arguments.offload.unwrap_or(choice.as_ref().is_some_and(|choice| choice.offload)),

@@ -4,6 +4,7 @@
 //! flag that was typed can contradict the file. Every value is resolved before any weight is read.
 
 mod batch;
+mod choice;
 mod fill;
 mod flags;
 mod mismatch;
@@ -11,6 +12,7 @@ mod request;
 mod resolved;
 
 pub use batch::{Batch, BatchError, triangulate};
+pub use choice::Choice;
 pub use flags::{Flags, Precision};
 pub use mismatch::Mismatch;
 pub use request::{ModelFacts, Request, ResolveError};

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+use super::choice::Choice;
 use crate::read::Location;
 use crate::schema::{self, Effect, Key, Values};
 use crate::view::{ConfigView, Lookup, Switch};
@@ -101,6 +102,13 @@ impl Resolved {
         if let Some(setting) = self.settings.iter_mut().find(|setting| setting.key.path == path) {
             (setting.value, setting.origin) = (value, origin);
             self.values = read_values(&self.settings);
+        }
+    }
+
+    /// Takes over a choice that was made for a reason.
+    pub fn choose(&mut self, choice: Choice, why: &str) {
+        for (key, value) in choice.settings() {
+            self.set(key, value, Origin::Auto(why.to_owned()));
         }
     }
 

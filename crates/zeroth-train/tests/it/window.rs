@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use zeroth_config::resolve::Choice;
 use zeroth_kernel::{Queue, Tier};
 use zeroth_machine::Rates;
 use zeroth_program::Compiled;
@@ -23,8 +24,11 @@ fn fitted(job: &mut Job, device: u64) -> Option<(Compiled, Option<u64>)> {
     let budget = Budget { device: Some(device), ..Budget::default() };
     let (compiled, choices) = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().ok()?;
     assert!(compiled.memory.arena(Tier::Device) <= device);
-    let window = choices.iter().find(|choice| choice.key == "zeroth.update_window");
-    Some((compiled, window.map(|choice| choice.value.as_u64().unwrap())))
+    let window = choices.iter().find_map(|choice| match choice {
+        Choice::UpdateWindow(bytes) => Some(*bytes),
+        _ => None,
+    });
+    Some((compiled, window))
 }
 
 fn count(compiled: &Compiled, is: fn(&Action) -> bool) -> usize {
@@ -91,7 +95,7 @@ fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<Updated
     let update = compiled.program.sections.last().unwrap();
     let mut updates = update.instructions.iter().filter(|i| matches!(i.action, Action::Update(_)));
     assert!(updates.all(|i| i.queue == Queue::Load));
-    (by, choices.iter().any(|choice| choice.key == "zeroth.update"))
+    (by, choices.iter().any(|choice| matches!(choice, Choice::UpdatedBy(_))))
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::num::NonZeroU64;
 use anyhow::Context;
 use serde_json::Map;
 use zeroth::base::{DType, format_bytes};
-use zeroth::config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
-use zeroth::config::schema::OffloadDevice;
+use zeroth::config::resolve::{Choice, Flags, ModelFacts, Request, Resolved, resolve};
+use zeroth::config::schema::{FrozenPlacement, OffloadDevice};
 use zeroth::config::unimplemented::unimplemented;
 use zeroth::cuda::CudaDevice;
 use zeroth::graph::Op;
@@ -87,23 +87,10 @@ impl ResolvedJob {
             Err(misfit) => return Ok(Err(misfit.to_string())),
         };
         for choice in choices {
-            let why = match self.handoff.rates {
-                Some(Rates { update, bus, .. }) if choice.key == "zeroth.update" => format!(
-                    "the CPUs update {} of state per second, and the bus moves {} per second each way",
-                    format_bytes(update),
-                    format_bytes(bus)
-                ),
-                _ if choice.key == "zeroth.frozen" && choice.value == "whole" => {
-                    "every rank has room for all frozen weights".to_owned()
-                }
-                _ if choice.key == "zeroth.frozen" => {
-                    "not every rank has room for all frozen weights".to_owned()
-                }
-                Some(_) if choice.key == "zeroth.recompute" => "chosen for the memory it saves".to_owned(),
-                _ => "chosen to fit the memory".to_owned(),
-            };
-            self.notes.push(format!("{} is {}: {why}", choice.key, choice.value));
-            self.resolved.set(choice.key, choice.value, Origin::Auto(why));
+            let why = why_chosen(choice, self.handoff.rates);
+            let settings = choice.settings().into_iter();
+            self.notes.extend(settings.map(|(key, value)| format!("{key} is {value}: {why}")));
+            self.resolved.choose(choice, &why);
         }
         let mut ops = compiled.graph.nodes.iter().map(|node| node.op);
         if freedom.micro_batch && ops.any(|op| matches!(op, Op::BalanceLoss { .. })) {
@@ -327,6 +314,28 @@ pub(super) fn resolve_job(
         inputs,
         notes,
     })
+}
+
+/// The reason of a choice, as the origin of its keys.
+fn why_chosen(choice: Choice, rates: Option<Rates>) -> String {
+    match (choice, rates) {
+        (Choice::UpdatedBy(_), Some(Rates { update, bus, .. })) => format!(
+            "the CPUs update {} of state per second, and the bus moves {} per second each way",
+            format_bytes(update),
+            format_bytes(bus)
+        ),
+        (Choice::Frozen(FrozenPlacement::Whole), _) => {
+            "every rank has room for all frozen weights".to_owned()
+        }
+        (Choice::Frozen(FrozenPlacement::ByStage | FrozenPlacement::Sharded), _) => {
+            "not every rank has room for all frozen weights".to_owned()
+        }
+        (Choice::Recompute(_), Some(_)) => "chosen for the memory it saves".to_owned(),
+        (Choice::UpdatedBy(_) | Choice::Recompute(_), None)
+        | (Choice::Prefetch(_) | Choice::UpdateWindow(_) | Choice::Batch { .. }, _) => {
+            "chosen to fit the memory".to_owned()
+        }
+    }
 }
 
 /// The reports of `--report-to`.
