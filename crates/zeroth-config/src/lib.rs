@@ -2,6 +2,7 @@
 //! against the command line, and generates new ones.
 
 pub mod check;
+pub mod checked;
 pub mod docs;
 pub mod environment;
 pub mod explain;

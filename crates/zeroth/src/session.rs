@@ -7,8 +7,7 @@ use std::num::NonZeroU64;
 
 use zeroth_comm::local::{Job, Options};
 use zeroth_comm::{Comm, JoinError};
-use zeroth_config::check::check;
-use zeroth_config::read::{Source, parse};
+use zeroth_config::checked::CheckedConfig;
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
 use zeroth_config::unimplemented::unimplemented;
 use zeroth_cpu::CpuDevice;
@@ -81,22 +80,10 @@ impl Session {
         steps: NonZeroU64,
     ) -> Result<Self, SessionError> {
         let wrong = |error: &dyn std::fmt::Display| SessionError::Config(error.to_string());
-        let source = match zeroth_config::preset::Preset::find(config) {
-            Ok(preset) => Ok(preset.source()),
-            Err(_) => Source::from_argument(config),
-        };
-        let document = source.and_then(parse).map_err(|error| wrong(&error))?;
-        let report = check(&document);
-        let errors: Vec<String> = report
-            .at_least(zeroth_config::check::Severity::Error)
-            .map(|verdict| zeroth_config::snippet::of_verdict("error", &document.source, verdict))
-            .collect();
-        if !errors.is_empty() {
-            return Err(SessionError::Config(errors.join("\n")));
-        }
+        let checked = CheckedConfig::load(config).map_err(|error| wrong(&error))?;
         let widest = graph.values.iter().map(|value| value.width).max();
         let request = Request {
-            file: &report.values,
+            file: &checked.report.values,
             flags: &Flags::default(),
             ranks,
             model: Some(ModelFacts { hidden_size: widest, blocks: Some(graph.blocks().count() as u64) }),

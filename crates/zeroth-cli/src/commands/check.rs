@@ -2,17 +2,17 @@
 
 use serde_json::{Value, json};
 use zeroth::config::check::{Report, Severity, Status, Verdict, check};
-use zeroth::config::read::{ReadError, Source, parse};
+use zeroth::config::checked::{config_source, read_error_text};
+use zeroth::config::read::{ReadError, ReadErrorKind, Source, parse};
 use zeroth::config::snippet;
 
-use super::config_file;
 use crate::cli::CheckArgs;
 use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
 
 pub(super) fn run(arguments: &CheckArgs, output: &Output) -> anyhow::Result<Exit> {
-    let document = match config_file::source(&arguments.file).and_then(parse) {
+    let document = match config_source(&arguments.file).and_then(parse) {
         Ok(document) => document,
         Err(error) => return unreadable(&arguments.file, &error, output),
     };
@@ -35,9 +35,12 @@ fn unreadable(argument: &str, error: &ReadError, output: &Output) -> anyhow::Res
         let problem = json!({"message": error.message, "help": error.help, "line": line, "column": column});
         output::json(&json!({"file": error.source_name, "ok": false, "keys": [], "error": problem}))?;
     } else {
-        output::error(&config_file::read_error_text(argument, error));
+        output::error(&read_error_text(argument, error));
     }
-    Ok(if config_file::is_about_argument(error) { Exit::Wrong } else { Exit::Problems })
+    // Otherwise the contents are wrong.
+    let is_about_argument =
+        matches!(error.kind, ReadErrorKind::NotFound | ReadErrorKind::Io | ReadErrorKind::TooLarge);
+    Ok(if is_about_argument { Exit::Wrong } else { Exit::Problems })
 }
 
 fn row(verdict: &Verdict) -> Value {

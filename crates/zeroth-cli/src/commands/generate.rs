@@ -9,7 +9,7 @@ use zeroth::config::generate::{
 use zeroth::config::resolve::Precision;
 use zeroth::machine::{Gpus, Machine, probe};
 
-use super::config_file::refuse_existing;
+use super::refuse_existing::refuse_existing;
 use crate::cli::{NewArgs, PrecisionArgs, TiersArgs};
 use crate::exit::Exit;
 use crate::output::{self, Output};

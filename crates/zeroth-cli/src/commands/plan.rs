@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::json;
 use zeroth::base::{counted, format_bytes, format_count};
+use zeroth::config::checked::CheckedConfig;
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::graph::DistillSpec;
@@ -24,7 +25,7 @@ use zeroth::train::{CacheManifest, TeacherCache, TeacherModel};
 use super::rank_share::{cpus, free_device_memory, gpus, processes, usual_ranks};
 use super::resolve::builtin_note;
 use super::train::teacher_placement;
-use super::{config_file, dump_program, plan_text};
+use super::{dump_program, plan_text};
 use crate::cli::{PlanArgs, StatesArg};
 use crate::exit::Exit;
 use crate::kd_args::PlanTeacherArgs;
@@ -146,7 +147,7 @@ fn configs(
     names
         .into_iter()
         .map(|name| {
-            let checked = config_file::load(name)?;
+            let checked = CheckedConfig::load(name)?;
             let file = &checked.report.values;
             let request = Request { file, flags, ranks, model: Some(facts), steps: None };
             Ok((name.to_owned(), resolve(&request)?))

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use zeroth::base::publish;
 use zeroth::config::preset::{PRESETS, Preset};
 
-use super::config_file::refuse_existing;
+use super::refuse_existing::refuse_existing;
 use crate::cli::PresetsArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};

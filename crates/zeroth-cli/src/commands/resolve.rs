@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 use zeroth::base::DType;
+use zeroth::config::checked::CheckedConfig;
 use zeroth::config::resolve::{ModelFacts, Origin, Request, Setting, resolve};
 use zeroth::model::{ModelConfig, NamedConfig, hidden_size_for_auto, named_config};
 
-use super::config_file;
 use crate::cli::ResolveArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -13,7 +13,7 @@ use crate::table::Table;
 use crate::value_args::TrainTypeArg;
 
 pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Exit> {
-    let checked = config_file::load(&arguments.file)?;
+    let checked = CheckedConfig::load(&arguments.file)?;
     let found = arguments.model.as_deref().map(model_facts).transpose()?;
     let dtype = found.as_ref().and_then(|found| found.dtype);
     let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora, dtype)?;

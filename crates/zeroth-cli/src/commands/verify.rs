@@ -1,14 +1,14 @@
 //! `config verify`: checks that a training command agrees with a config.
 
+use zeroth::config::checked::CheckedConfig;
 use zeroth::config::verify::{Severity, verify};
 
-use super::config_file;
 use crate::cli::VerifyArgs;
 use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
 
 pub(super) fn run(arguments: &VerifyArgs, output: &Output) -> anyhow::Result<Exit> {
-    let checked = config_file::load(&arguments.file)?;
+    let checked = CheckedConfig::load(&arguments.file)?;
     let name = checked.document.source.name();
     let verification = verify(&checked.report.values, name, &arguments.command);
     // Warnings do not affect the exit code.

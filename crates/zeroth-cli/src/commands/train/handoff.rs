@@ -9,12 +9,12 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use zeroth::comm::launch::inherited;
+use zeroth::config::checked;
 use zeroth::config::read::Source;
 use zeroth::machine::Rates;
 use zeroth::model::{locate, read_config};
 use zeroth::train::{Budget, ModelFiles};
 
-use super::super::config_file;
 use crate::cli::TrainArgs;
 
 /// The environment variable with the handoff's file descriptor.
@@ -93,7 +93,7 @@ pub(super) struct InheritedInputs {
 impl Inputs {
     /// Reads all inputs; config.json only, unless this process `writes` checkpoints.
     pub(super) fn read(arguments: &TrainArgs, writes: bool) -> anyhow::Result<Self> {
-        let config = config_file::read(&arguments.deepspeed)?;
+        let config = checked::read_config(&arguments.deepspeed)?;
         let folder = locate(&arguments.model)?;
         let (_, origin) = read_config(&folder)?;
         let files = if writes { ModelFiles::read(&folder)? } else { ModelFiles::read_config(&folder)? };

@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use anyhow::Context;
 use serde_json::Map;
 use zeroth::base::{DType, format_bytes};
+use zeroth::config::checked::CheckedConfig;
 use zeroth::config::resolve::{Choice, Flags, ModelFacts, Request, Resolved, resolve};
 use zeroth::config::schema::{FrozenPlacement, OffloadDevice};
 use zeroth::config::unimplemented::unimplemented;
@@ -23,7 +24,6 @@ use zeroth::train::{
     check_same_adapters, check_same_data, check_same_function, from_config, release_freed_memory,
 };
 
-use super::super::config_file;
 use super::super::rank_share::{cpus, free_device_memory, gpus, processes, usual_ranks};
 use super::data::{self, Reading};
 use super::handoff::{Inputs, LauncherHandoff};
@@ -119,7 +119,7 @@ pub(super) fn resolve_job(
         Some(LauncherHandoff { inputs: Some(inherited_inputs), .. }) => Inputs::inherit(inherited_inputs)?,
         handoff => Inputs::read(arguments, handoff.is_none())?,
     };
-    let checked = config_file::checked(&arguments.deepspeed, inputs.config())?;
+    let checked = CheckedConfig::of_source(&arguments.deepspeed, inputs.config())?;
     let folder = inputs.folder.clone();
     let model = ModelConfig::from_map(&inputs.model, &inputs.origin)?;
     let machine = if arguments.device == Some(DeviceArg::Cpu) { probe_host() } else { probe() };

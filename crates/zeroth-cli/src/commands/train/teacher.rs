@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use zeroth::base::{format_count, grouped};
 use zeroth::config::check::Report;
+use zeroth::config::checked::CheckedConfig;
 use zeroth::config::preset::Preset;
 use zeroth::data::{Samples, TokenizerDifference, tokenizer_difference, tokenizer_ids};
 use zeroth::graph::DistillSpec;
@@ -16,7 +17,6 @@ use zeroth::train::{
     check_same_distillation,
 };
 
-use super::super::config_file;
 use super::handoff::TeacherConfig;
 use super::resolve_job::ResolvedJob;
 use crate::cli::TrainArgs;
@@ -263,7 +263,7 @@ pub(in super::super) fn placement(
     notes: &mut Vec<String>,
 ) -> anyhow::Result<TeacherPlacement> {
     // The text has its own headline; the flag goes below it.
-    let loaded = config_file::load(argument)
+    let loaded = CheckedConfig::load(argument)
         .map_err(|error| anyhow::anyhow!("{error}\n  given by --teacher-deepspeed"));
     let Report { values, .. } = loaded?.report;
     let value = |path: &str| values.get(path).map(|found| &found.value);
