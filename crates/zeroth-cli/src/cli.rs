@@ -11,10 +11,10 @@ use crate::bench_args::BenchArgs;
 use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
 use crate::kd_args::{DistillCommand, PlanTeacherArgs};
-use crate::lora_args::QuantizeArg;
+use crate::lora_args::LoraArgs;
 use crate::monitor_args::MonitorArgs;
 use crate::pair_args::PairLengthArgs;
-pub(crate) use crate::train_args::{DataCommand, ReadingArgs, TrainArgs, TruncationArg};
+pub(crate) use crate::train_args::{DataCommand, ReadingArgs, RowLengthArgs, TrainArgs, TruncationArg};
 use crate::train_flags::TrainFlags;
 pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
 use crate::value_args::{budget, number, parameters, whole, whole_as};
@@ -134,29 +134,15 @@ pub(crate) struct PlanArgs {
     /// Estimate states in closed form with these bytes per parameter [default: master with --params]
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) states: Option<StatesArg>,
-    /// Full fine-tuning or LoRA
-    #[arg(long, value_enum, default_value_t = TrainTypeArg::Full, value_name = "TYPE")]
-    pub(crate) train_type: TrainTypeArg,
-    /// LoRA rank [default: 8]
-    #[arg(long, value_name = "N", value_parser = whole(1..))]
-    pub(crate) lora_rank: Option<u64>,
-    /// Linear layers that LoRA adapts [default: all-linear]
-    #[arg(long, value_name = "NAME|REGEX", num_args = 1..)]
-    pub(crate) target_modules: Vec<String>,
-    /// Dropout on the input of the adapters [default: 0.05, 0 with adapters of experts or routers]
-    #[arg(long, value_name = "X", allow_hyphen_values = true, value_parser = crate::lora_args::dropout)]
-    pub(crate) lora_dropout: Option<f64>,
-    /// With LoRA: keep the frozen linear layers in 4 bits (QLoRA)
-    #[arg(long, value_enum, value_name = "TYPE")]
-    pub(crate) quantize: Option<QuantizeArg>,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
     #[command(flatten)]
     pub(crate) teacher: PlanTeacherArgs,
     /// With --params: parameters of the largest layer, which stage 3 gathers at once [default: a typical transformer block]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_count, conflicts_with = "model")]
     pub(crate) largest_layer: Option<u64>,
-    /// Maximum tokens per row [default: the model's, at most 2048]
-    #[arg(long, value_name = "N", value_parser = whole(1..))]
-    pub(crate) max_length: Option<u64>,
+    #[command(flatten)]
+    pub(crate) rows: RowLengthArgs,
     #[command(flatten)]
     pub(crate) lengths: PairLengthArgs,
     /// With --deepspeed: print the step program that a run compiles, or write it to FILE, and stop

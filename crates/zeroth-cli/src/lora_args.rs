@@ -1,7 +1,10 @@
 //! Flags of `train` for LoRA and QLoRA, with the names of PEFT, ms-swift, TRL, LLaMA-Factory and axolotl.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
-use zeroth::model::{Lora, LoraInit, LoraTargets};
+use zeroth::job::LoraRequest;
+use zeroth::model::{LoraInit, LoraTargets};
 
 use crate::value_args::{TrainTypeArg, whole};
 
@@ -77,7 +80,7 @@ fn alpha(text: &str) -> Result<f64, String> {
     }
 }
 
-pub(crate) fn dropout(text: &str) -> Result<f64, String> {
+fn dropout(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
         Ok(_) => Err("must be at least 0 and below 1".to_owned()),
@@ -108,8 +111,23 @@ fn quant_bits(text: &str) -> Result<u64, String> {
 }
 
 impl LoraArgs {
-    /// Full training or LoRA, by whichever trainer's flag says it.
+    /// Full training or LoRA, by whichever trainer's flag says it. LoRA's flags without either are refused.
     pub(crate) fn train_type(&self) -> anyhow::Result<TrainTypeArg> {
+        let train_type = self.train_type_or_full()?;
+        // `--use-peft false` says full as clearly as `--train-type full` does.
+        if let (TrainTypeArg::Full, None, None, Some(flag)) =
+            (train_type, self.train_type, self.use_peft, self.typed().next())
+        {
+            anyhow::bail!(
+                "{flag} asks for LoRA, and without --train-type lora all parameters are trained: add --train-type lora, or \
+                 leave {flag} out"
+            );
+        }
+        Ok(train_type)
+    }
+
+    /// The same of a plan, for which LoRA's flags also describe the LoRA run that it may suggest.
+    pub(crate) fn train_type_or_full(&self) -> anyhow::Result<TrainTypeArg> {
         let by_adapter = self.kind_of_adapter().map(|(kind, _)| ("--adapter", kind));
         let by_peft = self.use_peft.filter(|on| *on).map(|_| ("--use-peft", "true"));
         match (self.train_type, by_adapter.or(by_peft)) {
@@ -117,23 +135,23 @@ impl LoraArgs {
                 "--train-type full and {flag} {value} contradict each other: leave one of them out"
             ),
             (Some(TrainTypeArg::Lora), _) | (None, Some(_)) => Ok(TrainTypeArg::Lora),
-            (Some(TrainTypeArg::Full), None) => Ok(TrainTypeArg::Full),
-            (None, None) => {
-                // `--use-peft false` says full as clearly as `--train-type full` does.
-                if let (None, Some(flag)) = (self.use_peft, self.typed().next()) {
-                    anyhow::bail!(
-                        "{flag} asks for LoRA, and without --train-type lora all parameters are trained: add --train-type lora, or \
-                         leave {flag} out"
-                    );
-                }
-                Ok(TrainTypeArg::Full)
-            }
+            (Some(TrainTypeArg::Full) | None, None) => Ok(TrainTypeArg::Full),
         }
     }
 
     /// Notes on LoRA flags that have no effect because all parameters are trained. What would train something else is
     /// refused.
     pub(crate) fn notes_of_full(&self) -> anyhow::Result<Vec<String>> {
+        self.check_full()?;
+        let typed: Vec<&str> = self.typed().collect();
+        let plural = if typed.len() == 1 { "has" } else { "have" };
+        let note = (!typed.is_empty())
+            .then(|| format!("{} {plural} no effect with --train-type full", typed.join(", ")));
+        Ok(note.into_iter().collect())
+    }
+
+    /// Refuses what full training cannot do.
+    pub(crate) fn check_full(&self) -> anyhow::Result<()> {
         if self.quantizes()? {
             anyhow::bail!(
                 "--quantize nf4 needs --train-type lora: 4-bit weights cannot take the small updates of full training, and only \
@@ -146,15 +164,11 @@ impl LoraArgs {
                  makes a model of base and adapter"
             );
         }
-        let typed: Vec<&str> = self.typed().collect();
-        let plural = if typed.len() == 1 { "has" } else { "have" };
-        let note = (!typed.is_empty())
-            .then(|| format!("{} {plural} no effect with --train-type full", typed.join(", ")));
-        Ok(note.into_iter().collect())
+        Ok(())
     }
 
     /// The LoRA flags that were given.
-    fn typed(&self) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn typed(&self) -> impl Iterator<Item = &'static str> {
         let typed = [
             ("--lora-rank", self.lora_rank.is_some()),
             ("--lora-alpha", self.lora_alpha.is_some()),
@@ -190,33 +204,18 @@ impl LoraArgs {
         (!std::path::Path::new(given).exists()).then_some(kind)
     }
 
-    /// The adapters to train: flags, else the settings of `--adapter`, else the defaults. Flags that contradict the
-    /// adapter are refused, all at once.
-    pub(crate) fn lora(&self, adapter: Option<(&str, &Lora)>) -> anyhow::Result<Lora> {
-        let start = adapter.map_or_else(Lora::default, |(_, lora)| lora.clone());
-        let targets = self.targets()?;
-        if let Some((folder, found)) = adapter {
-            let mut differences = Vec::new();
-            let mut compare = |flag: &str, typed: Option<String>, found: String| {
-                if let Some(typed) = typed.filter(|typed| *typed != found) {
-                    differences.push(format!("{flag} is {typed}, that of the adapter {found}"));
-                }
-            };
-            compare("--lora-rank", self.lora_rank.map(|rank| rank.to_string()), found.rank.to_string());
-            compare("--lora-alpha", self.lora_alpha.map(|alpha| alpha.to_string()), found.alpha.to_string());
-            compare("--use-rslora", self.use_rslora.map(|on| on.to_string()), found.rslora.to_string());
-            anyhow::ensure!(
-                differences.is_empty(),
-                "--adapter {folder} continues an adapter, with its own shape and scale: {}; leave these flags out, or --adapter",
-                differences.join("; ")
-            );
-        }
-        Ok(Lora {
-            rank: self.lora_rank.unwrap_or(start.rank),
-            alpha: self.lora_alpha.unwrap_or(start.alpha),
-            rslora: self.use_rslora.unwrap_or(start.rslora),
-            dropout: self.lora_dropout.unwrap_or(start.dropout),
-            targets: targets.unwrap_or(start.targets),
+    /// The adapters that the flags ask for.
+    pub(crate) fn request(&self) -> anyhow::Result<LoraRequest> {
+        Ok(LoraRequest {
+            rank: self.lora_rank,
+            alpha: self.lora_alpha,
+            rslora: self.use_rslora,
+            dropout: self.lora_dropout,
+            targets: self.targets()?,
+            init: self.init_lora_weights,
+            adapter: self.adapter_folder().map(PathBuf::from),
+            allows_other_base: self.allow_other_base,
+            quantized: self.quantizes()?,
         })
     }
 
@@ -237,7 +236,7 @@ impl LoraArgs {
 
 /// Names, separate or joined by commas; or one regular expression, which is whatever is not a name. LLaMA-Factory's `all`
 /// is PEFT's `all-linear`.
-pub(crate) fn parse_targets(given: &[String]) -> anyhow::Result<Option<LoraTargets>> {
+fn parse_targets(given: &[String]) -> anyhow::Result<Option<LoraTargets>> {
     let is_name = |part: &str| {
         !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
     };

@@ -183,12 +183,19 @@ pub(crate) struct ReadingArgs {
     /// System message of conversations that have none, or a .txt file with it
     #[arg(long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
     pub(crate) system: Option<String>,
-    /// Maximum tokens per row [default: the model's, at most 2048]
-    #[arg(long, aliases = ["max-seq-length", "max-seq-len", "model-max-length", "cutoff-len"], value_name = "N", value_parser = whole(1..))]
-    pub(crate) max_length: Option<u64>,
+    #[command(flatten)]
+    pub(crate) rows: RowLengthArgs,
     /// Handling of longer rows
     #[arg(long, value_enum, value_name = "HOW", default_value_t = TruncationArg::Delete)]
     pub(crate) truncation_strategy: TruncationArg,
+}
+
+/// The length of rows.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct RowLengthArgs {
+    /// Maximum tokens per row [default: the model's, at most 2048]
+    #[arg(long, aliases = ["max-seq-length", "max-seq-len", "model-max-length", "cutoff-len"], value_name = "N", value_parser = whole(1..))]
+    pub(crate) max_length: Option<u64>,
 }
 
 /// Handling of rows that are too long.

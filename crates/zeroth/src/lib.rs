@@ -3,6 +3,7 @@
 //! A facade: every part is its own crate, re-exported here, and code that combines several of them lives here.
 
 pub mod bench;
+pub mod job;
 pub mod planning;
 mod session;
 

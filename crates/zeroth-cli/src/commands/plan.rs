@@ -10,9 +10,9 @@ use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::graph::DistillSpec;
 use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
+use zeroth::job::{ResolvedLora, longest_row};
 use zeroth::model::{
-    Batch, Lora, ModelConfig, ParameterTable, adapts_experts, add_adapters, forward_distilled,
-    hidden_size_for_auto, named_config, table,
+    Batch, ModelConfig, ParameterTable, forward_distilled, hidden_size_for_auto, named_config, table,
 };
 use zeroth::plan::{
     Basis, Placement, PlanDevice, PlanRequest, PlannedSource, PlannedTeacher, States, TrainType,
@@ -29,17 +29,14 @@ use super::{dump_program, plan_text};
 use crate::cli::{PlanArgs, StatesArg};
 use crate::exit::Exit;
 use crate::kd_args::PlanTeacherArgs;
-use crate::lora_args::parse_targets;
 use crate::output::{self, Output};
 use crate::value_args::{DeviceArg, TrainTypeArg};
-
-/// Maximum row length by default.
-const LONGEST_ROW: u64 = 2048;
 
 pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit> {
     let model = arguments.model.as_deref().map(Model::read).transpose()?;
     let dtype = model.as_ref().and_then(|model| model.config.dtype);
-    let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora, dtype)?;
+    let is_lora = arguments.lora.train_type_or_full()? == TrainTypeArg::Lora;
+    let flags = arguments.train.to_flags(is_lora, dtype)?;
     let machine = PlannedMachine::find(arguments)?;
     let configs = configs(arguments, &flags, model.as_ref(), machine.ranks)?;
     if let Some(gpu) = machine.card {
@@ -88,18 +85,16 @@ fn dump(file: &Path, request: &PlanRequest, placements: &[Placement]) -> anyhow:
 /// A note about flags that have no effect without a model.
 fn idle_flags(arguments: &PlanArgs) -> Option<String> {
     let typed = [
-        ("--max-length", arguments.max_length.is_some()),
+        ("--max-length", arguments.rows.max_length.is_some()),
         ("--max-source-length", arguments.lengths.max_source_length.is_some()),
         ("--max-target-length", arguments.lengths.max_target_length.is_some()),
         ("--per-device-train-batch-size", arguments.train.per_device_train_batch_size.is_some()),
         ("--gradient-checkpointing", arguments.train.gradient_checkpointing.is_some()),
         ("--device", arguments.device.is_some()),
-        ("--lora-rank", arguments.lora_rank.is_some()),
-        ("--target-modules", !arguments.target_modules.is_empty()),
-        ("--lora-dropout", arguments.lora_dropout.is_some()),
-        ("--quantize", arguments.quantize.is_some()),
+        ("--quantize", arguments.lora.quantize.is_some()),
     ];
-    let idle: Vec<&str> = typed.into_iter().filter(|(_, typed)| *typed).map(|(flag, _)| flag).collect();
+    let typed = typed.into_iter().filter(|(_, typed)| *typed).map(|(flag, _)| flag);
+    let idle: Vec<&str> = typed.chain(arguments.lora.typed()).collect();
     let counts = arguments.model.is_some() || idle.is_empty();
     (!counts).then(|| format!("{} have no effect without --model", idle.join(", ")))
 }
@@ -257,24 +252,15 @@ fn request(
     notes: &mut Vec<String>,
 ) -> anyhow::Result<PlanRequest> {
     let top_level = configs.first().map(|(_, config)| &config.values.top_level);
-    let is_full = arguments.train_type == TrainTypeArg::Full;
-    anyhow::ensure!(
-        !is_full || arguments.quantize.is_none(),
-        "--quantize nf4 needs --train-type lora: only frozen weights are kept in 4 bits"
-    );
-    let usual = Lora::default();
-    let mut lora = Lora {
-        rank: arguments.lora_rank.unwrap_or(usual.rank),
-        dropout: arguments.lora_dropout.unwrap_or(usual.dropout),
-        targets: parse_targets(&arguments.target_modules)?.unwrap_or(usual.targets),
-        ..usual
-    };
-    if let Some(model) =
-        model.filter(|model| !is_full && adapts_experts(&model.table, &lora).unwrap_or(false))
-    {
-        // Adapters of experts and routers have no dropout.
-        lora.dropout = arguments.lora_dropout.unwrap_or(0.0);
-        add_adapters(&model.table, &lora)?;
+    let is_full = arguments.lora.train_type_or_full()? == TrainTypeArg::Full;
+    if is_full {
+        arguments.lora.check_full()?;
+    }
+    let lora = arguments.lora.request()?;
+    let quantized = lora.quantized;
+    let lora = model.map(|model| lora.resolve(&model.table)).transpose()?;
+    if let (Some(lora), false) = (&lora, is_full) {
+        notes.extend(lora.notes.iter().cloned());
     }
     // What cannot be trained yet, and accountings other than a run's, are estimated.
     let teacher = teacher(&arguments.teacher, notes)?;
@@ -288,15 +274,12 @@ fn request(
         forward_distilled(config, table, Some(teacher.distilled()), Batch::of_tokens(1))?;
     }
     let trainable = model.filter(|_| arguments.states.is_none()).and_then(|model| {
-        let mut adapted = add_adapters(&model.table, &lora).ok();
-        if arguments.quantize.is_some() {
-            adapted.iter_mut().for_each(ParameterTable::quantize);
-        }
+        let adapted = lora.as_ref().map(|lora| lora.table.clone());
         let (config, table) = (model.config.clone(), model.table.clone());
         TrainableModel::distilled(config, table, adapted, machine.device, teacher).ok()
     });
     anyhow::ensure!(
-        trainable.is_some() || arguments.quantize.is_none(),
+        trainable.is_some() || !quantized,
         "estimates of nf4 are not yet built: --quantize needs --model with a model that can be trained"
     );
     if trainable.is_none() && configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
@@ -323,21 +306,20 @@ fn request(
             .and_then(|model| model.table.largest_module().map(|(_, elements)| elements))
             .or(arguments.largest_layer),
         model: trainable,
-        quantized: arguments.quantize.is_some(),
+        quantized,
         device_memory: machine.device_memory,
         host_memory: arguments.host_memory,
         processes: processes(),
         ..PlanRequest::new(params, machine.ranks)
     };
-    let Some(model) = model else { return Ok(request) };
-    let longest = model.config.max_positions.unwrap_or(LONGEST_ROW).min(LONGEST_ROW);
+    let (Some(model), Some(ResolvedLora { lora, .. })) = (model, lora) else { return Ok(request) };
     let is_block = |config: &Resolved| matches!(config.values.zeroth.recompute, Recompute::Block { .. });
     let recompute = configs.iter().any(|(_, config)| is_block(config));
     let lengths = match arguments.lengths.limits(&model.config)? {
         Some(limits) => [limits.source, limits.target],
-        None => [arguments.max_length.unwrap_or(longest), 0],
+        None => [longest_row(arguments.rows.max_length, &model.config), 0],
     };
-    if model.config.family.is_encoder_decoder() && arguments.max_length.is_some() {
+    if model.config.family.is_encoder_decoder() && arguments.rows.max_length.is_some() {
         notes.push(
             "--max-length does not apply to an encoder-decoder model: --max-source-length and --max-target-length do"
                 .to_owned(),

@@ -9,6 +9,7 @@ use zeroth::data::{
     CacheFolder, Columns, Encoder, EncoderOptions, LengthLimits, Packing, PairOptions, PrepareOptions,
     Prepared, Samples, Truncation, check_trained, prepare_with_progress,
 };
+use zeroth::job::longest_row;
 use zeroth::model::ModelConfig;
 use zeroth::train::split_dataset;
 
@@ -19,9 +20,6 @@ use crate::cli::{ReadingArgs, TrainArgs, TruncationArg};
 use crate::output;
 use crate::pair_args::PairArgs;
 use crate::terminal::Meter;
-
-/// Default maximum row length.
-const LONGEST: u64 = 2048;
 
 /// Tokenisation settings.
 pub(in super::super) struct Reading {
@@ -52,7 +50,7 @@ impl Reading {
         );
         let system = arguments.system.as_deref().map(data_inputs::system).transpose()?;
         let idle = [
-            ("--max-length", arguments.max_length.is_some()),
+            ("--max-length", arguments.rows.max_length.is_some()),
             ("--truncation-strategy", !matches!(arguments.truncation_strategy, TruncationArg::Delete)),
         ];
         let idle = idle.into_iter().filter(|(_, is_typed)| *is_typed && pairs.is_some());
@@ -60,9 +58,7 @@ impl Reading {
             folder: folder.to_owned(),
             idle: idle.map(|(flag, _)| flag).collect(),
             options: EncoderOptions { columns, system, pairs, ..EncoderOptions::new(model.vocab) },
-            max_length: arguments
-                .max_length
-                .unwrap_or_else(|| model.max_positions.unwrap_or(LONGEST).min(LONGEST)),
+            max_length: longest_row(arguments.rows.max_length, model),
             positions: model.max_positions,
             truncation: match arguments.truncation_strategy {
                 TruncationArg::Delete => Truncation::Drop,

@@ -11,6 +11,7 @@ use zeroth::config::schema::{FrozenPlacement, OffloadDevice};
 use zeroth::config::unimplemented::unimplemented;
 use zeroth::cuda::CudaDevice;
 use zeroth::graph::Op;
+use zeroth::job::ResolvedLora;
 use zeroth::machine::{Machine, Rates, probe, probe_host};
 use zeroth::model::{ModelConfig, hidden_size_for_auto, table};
 use zeroth::plan::PrefetchLimit;
@@ -31,7 +32,7 @@ use super::rank_facts::RankFacts;
 use super::strategies::{self, Strategies};
 use super::teacher::{self, Student};
 use super::trainer_note::Compared;
-use super::{lora, resume};
+use super::resume;
 use crate::cli::TrainArgs;
 use crate::run_file;
 use crate::value_args::{DeviceArg, TrainTypeArg};
@@ -161,8 +162,10 @@ pub(super) fn resolve_job(
     notes.extend(compared.notes(run_file::for_ranks()));
     let base = table(&model);
     let (lora, table) = if is_lora {
-        let (lora, table) = lora::resolve(arguments, &base, &folder, &mut notes)?;
-        (Some(lora), table)
+        let request = arguments.lora.request()?;
+        let ResolvedLora { lora, table, notes: found } = request.resolve(&base)?;
+        notes.extend(found);
+        (Some(request.job(lora, &arguments.model, &folder, arguments.lora.random_weights)), table)
     } else {
         (None, base)
     };
