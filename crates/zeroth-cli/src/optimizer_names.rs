@@ -1,7 +1,7 @@
 //! `--optim`: Hugging Face's names of optimizers.
 
-use zeroth::base::nearest;
 use zeroth::base::Optimizer;
+use zeroth::base::nearest;
 
 /// Names that stand for an optimizer of zeroth. The variants of AdamW differ in PyTorch's kernels only.
 const NAMES: [(&str, Optimizer); 10] = [

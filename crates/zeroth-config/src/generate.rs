@@ -180,7 +180,12 @@ pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> Prob
             )
         };
         let reason = format!("{shown}, more than four fifths of the {found} free: {so}");
-        return ProbedBatch { micro_batch_size: 1, gradient_accumulation: 32, offload: memory.is_gpu, reason };
+        return ProbedBatch {
+            micro_batch_size: 1,
+            gradient_accumulation: 32,
+            offload: memory.is_gpu,
+            reason,
+        };
     }
     let micro_batch_size = match (free - states) / SAMPLE {
         0 | 1 => 1,

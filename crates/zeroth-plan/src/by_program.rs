@@ -5,7 +5,9 @@ use std::sync::Arc;
 use zeroth_graph::Group;
 use zeroth_kernel::Tier;
 use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward_distilled};
-use zeroth_program::{Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings, Target};
+use zeroth_program::{
+    Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings, Target,
+};
 
 use crate::budget::Budget;
 use crate::overhead::{DataSize, Overhead};

@@ -71,9 +71,8 @@ mod tests {
 
     #[test]
     fn choices_are_summed_up_in_words() {
-        let recompute = |blocks| {
-            Choice::Recompute(Recompute::Block { blocks, checkpoints: None, offloaded: false })
-        };
+        let recompute =
+            |blocks| Choice::Recompute(Recompute::Block { blocks, checkpoints: None, offloaded: false });
         for (of, words) in [
             (&[][..], ""),
             (&[Choice::Frozen(FrozenPlacement::Whole)], ""),
@@ -95,7 +94,8 @@ mod tests {
         let written = Choice::to_json(&[Choice::Recompute(some), Choice::Frozen(FrozenPlacement::Sharded)]);
         assert_eq!(
             written.to_string(),
-            r#"[{"key":"zeroth.recompute","value":"block"},{"key":"zeroth.recompute_blocks","value":3},"#.to_owned()
+            r#"[{"key":"zeroth.recompute","value":"block"},{"key":"zeroth.recompute_blocks","value":3},"#
+                .to_owned()
                 + r#"{"key":"zeroth.frozen","value":"sharded"}]"#
         );
     }

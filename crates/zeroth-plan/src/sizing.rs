@@ -494,7 +494,9 @@ impl<'a> Sizing<'a> {
         let (asked, prefetch) = (self.settings.recompute, self.settings.prefetch);
         let mut policies = vec![(asked, prefetch)];
         if freedom.recompute {
-            policies.extend([Recompute::NormSwiGlu, Recompute::EVERY_BLOCK].map(|recompute| (recompute, prefetch)));
+            policies.extend(
+                [Recompute::NormSwiGlu, Recompute::EVERY_BLOCK].map(|recompute| (recompute, prefetch)),
+            );
         }
         if freedom.prefetch && prefetch > 0 {
             policies.extend(policies.last().map(|(recompute, _)| (*recompute, 0)));

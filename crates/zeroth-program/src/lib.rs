@@ -60,9 +60,7 @@ pub use passes::in_place;
 pub use plan_memory::plan_memory;
 pub use program::{Program, Residency};
 pub use router_counts::RouterCounts;
-pub use settings::{
-    Offload, Settings, StateStream, TeacherPlacement, Types,
-};
+pub use settings::{Offload, Settings, StateStream, TeacherPlacement, Types};
 pub use stream_sizes::StreamSizes;
 pub use streams::cross_streams;
 pub use target::Target;

@@ -3,9 +3,7 @@
 use crate::{Flat, Target};
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
-use zeroth_config::schema::{
-    FrozenPlacement, Gather, OffloadDevice, Recompute, UpdatedBy, Values,
-};
+use zeroth_config::schema::{FrozenPlacement, Gather, OffloadDevice, Recompute, UpdatedBy, Values};
 use zeroth_graph::Group;
 use zeroth_kernel::{Optimizer, Tier};
 

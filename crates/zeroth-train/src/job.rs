@@ -9,8 +9,7 @@ use zeroth_graph::Param;
 use zeroth_kernel::Recipe;
 use zeroth_model::{ModelConfig, ParameterKind, ParameterTable};
 use zeroth_plan::{
-    BatchShape, Budget, DataSize, Detail, Freedom, Misfit, Overhead, Processes, RowSizes, Sizing,
-    SizingError,
+    BatchShape, Budget, DataSize, Detail, Freedom, Misfit, Overhead, Processes, RowSizes, Sizing, SizingError,
 };
 use zeroth_program::Compiled;
 use zeroth_program::Settings;

@@ -112,6 +112,4 @@ pub use threads::{ThreadsError, start_threads};
 pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
 pub use train_error::TrainError;
 pub use unstarted_run::UnstartedRun;
-pub use zeroth_plan::{
-    BatchShape, Budget, Freedom, Misfit, Overhead, Processes, RowSizes, SizingError,
-};
+pub use zeroth_plan::{BatchShape, Budget, Freedom, Misfit, Overhead, Processes, RowSizes, SizingError};

@@ -9,8 +9,8 @@ use zeroth::config::checked::CheckedConfig;
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::graph::DistillSpec;
-use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
 use zeroth::job::{ResolvedLora, longest_row};
+use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
 use zeroth::model::{
     Batch, ModelConfig, ParameterTable, forward_distilled, hidden_size_for_auto, named_config, table,
 };

@@ -3,8 +3,8 @@
 use zeroth_base::DType;
 
 use super::conditions;
-use super::recompute::Recompute;
 use super::key::{AutoRule, Derivation, Key, Kind, Reader};
+use super::recompute::Recompute;
 
 /// Hugging Face's schedules, by --lr-scheduler-type or `zeroth.lr_scheduler_type`.
 pub const HF_SCHEDULES: &[&str] = &[

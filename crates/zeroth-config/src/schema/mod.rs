@@ -30,8 +30,7 @@ use serde_json::Value;
 use crate::view::Switch;
 
 pub use activation::{
-    ActivationCheckpointing, DecayedParameters, FrozenPlacement, Gather, HF_SCHEDULES, UpdatedBy,
-    Zeroth,
+    ActivationCheckpointing, DecayedParameters, FrozenPlacement, Gather, HF_SCHEDULES, UpdatedBy, Zeroth,
 };
 pub use batch::TopLevel;
 pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};

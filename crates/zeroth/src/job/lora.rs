@@ -104,7 +104,8 @@ impl LoraRequest {
             self.check_targets(adapter, &table)?;
             if self.init.is_some() {
                 notes.push(
-                    "--init-lora-weights has no effect with --adapter, whose weights are the first".to_owned(),
+                    "--init-lora-weights has no effect with --adapter, whose weights are the first"
+                        .to_owned(),
                 );
             }
         }

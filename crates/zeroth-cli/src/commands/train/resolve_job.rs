@@ -29,10 +29,10 @@ use super::super::rank_share::{cpus, free_device_memory, gpus, processes, usual_
 use super::data::{self, Reading};
 use super::handoff::{Inputs, LauncherHandoff};
 use super::rank_facts::RankFacts;
+use super::resume;
 use super::strategies::{self, Strategies};
 use super::teacher::{self, Student};
 use super::trainer_note::Compared;
-use super::resume;
 use crate::cli::TrainArgs;
 use crate::run_file;
 use crate::value_args::{DeviceArg, TrainTypeArg};

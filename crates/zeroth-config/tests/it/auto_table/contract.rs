@@ -329,11 +329,8 @@ fn the_warmup_ratio_is_a_share_of_all_steps_unless_warmup_steps_says_more() {
 
 #[test]
 fn optim_chooses_the_optimizer_where_the_file_does_not() {
-    let lion = Run::typed(Flags {
-        optimizer: Some(Optimizer::Lion),
-        learning_rate: Some(1e-4),
-        ..Flags::default()
-    });
+    let lion =
+        Run::typed(Flags { optimizer: Some(Optimizer::Lion), learning_rate: Some(1e-4), ..Flags::default() });
     assert_eq!(lion.value("{}", "optimizer.type"), (json!("Lion"), "command line"));
     assert_eq!(lion.value("{}", "optimizer.params.lr"), (json!(1e-4), "command line"));
     let mixed = Run::typed(Flags { optimizer: Some(Optimizer::AdEmaMix), ..Flags::default() });
