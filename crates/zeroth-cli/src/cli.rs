@@ -14,7 +14,7 @@ use crate::kd_args::{DistillCommand, PlanTeacherArgs};
 use crate::lora_args::LoraArgs;
 use crate::monitor_args::MonitorArgs;
 use crate::pair_args::PairLengthArgs;
-pub(crate) use crate::train_args::{DataCommand, ReadingArgs, RowLengthArgs, TrainArgs, TruncationArg};
+pub(crate) use crate::train_args::{DataCommand, RowLengthArgs, TrainArgs};
 use crate::train_flags::TrainFlags;
 pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
 use crate::value_args::{budget, number, parameters, whole, whole_as};

@@ -1,7 +1,8 @@
 //! Flags of the training loop: when it evaluates, saves and logs, the best model, and early stopping.
 
 use clap::{Args, ValueEnum};
-use zeroth::train::{BestMetric, share_of};
+use zeroth::job::StepCount;
+use zeroth::train::BestMetric;
 
 use crate::value_args::whole;
 
@@ -101,51 +102,23 @@ impl MetricArg {
     }
 }
 
-/// A number of steps, or a share of all steps.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum StepsArg {
-    /// Steps.
-    Count(u64),
-    /// A share, between 0 and 1.
-    Share(f64),
-}
-
-impl StepsArg {
-    /// Parses steps, 0 included.
-    pub(crate) fn parse_or_zero(text: &str) -> Result<Self, String> {
-        let number: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
-        match number {
-            0.0 => Ok(Self::Count(0)),
-            share if 0.0 < share && share < 1.0 => Ok(Self::Share(share)),
-            // Numbers below 2^53 are exact.
-            steps if (1.0..9.0e15).contains(&steps) && steps.fract() == 0.0 => Ok(Self::Count(steps as u64)),
-            _ => Err("must be a whole number of steps, or a share of all steps between 0 and 1".to_owned()),
-        }
-    }
-
-    /// Parses steps, of at least 1.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        match Self::parse_or_zero(text)? {
-            Self::Count(0) => Err("must be at least 1, or a share of all steps between 0 and 1".to_owned()),
-            steps => Ok(steps),
-        }
-    }
-
-    /// The steps, of a run of `total`.
-    pub(crate) fn of(self, total: u64) -> u64 {
-        match self {
-            Self::Count(steps) => steps,
-            Self::Share(share) => share_of(share, total),
-        }
+/// Parses steps, or a share of all steps; 0 included.
+pub(crate) fn steps_or_zero(text: &str) -> Result<StepCount, String> {
+    let number: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
+    match number {
+        0.0 => Ok(StepCount::Count(0)),
+        share if 0.0 < share && share < 1.0 => Ok(StepCount::Share(share)),
+        // Numbers below 2^53 are exact.
+        steps if (1.0..9.0e15).contains(&steps) && steps.fract() == 0.0 => Ok(StepCount::Count(steps as u64)),
+        _ => Err("must be a whole number of steps, or a share of all steps between 0 and 1".to_owned()),
     }
 }
 
-impl std::fmt::Display for StepsArg {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Count(steps) => steps.fmt(f),
-            Self::Share(share) => share.fmt(f),
-        }
+/// The same, of at least 1.
+pub(crate) fn steps(text: &str) -> Result<StepCount, String> {
+    match steps_or_zero(text)? {
+        StepCount::Count(0) => Err("must be at least 1, or a share of all steps between 0 and 1".to_owned()),
+        steps => Ok(steps),
     }
 }
 
@@ -171,13 +144,13 @@ mod tests {
 
     #[test]
     fn steps_are_counts_or_shares() {
-        assert_eq!(StepsArg::parse("500"), Ok(StepsArg::Count(500)));
-        assert_eq!(StepsArg::parse("1e3"), Ok(StepsArg::Count(1000)));
-        assert_eq!(StepsArg::parse("0.1").map(|steps| steps.of(31)), Ok(4));
-        assert_eq!(StepsArg::parse("0.001").map(|steps| steps.of(10)), Ok(1));
-        assert_eq!(StepsArg::parse_or_zero("0"), Ok(StepsArg::Count(0)));
+        assert_eq!(steps("500"), Ok(StepCount::Count(500)));
+        assert_eq!(steps("1e3"), Ok(StepCount::Count(1000)));
+        assert_eq!(steps("0.1").map(|share| share.of(31)), Ok(4));
+        assert_eq!(steps("0.001").map(|share| share.of(10)), Ok(1));
+        assert_eq!(steps_or_zero("0"), Ok(StepCount::Count(0)));
         for wrong in ["0", "-1", "1.5", "nan", "inf", "1e300", "x", ""] {
-            assert!(StepsArg::parse(wrong).is_err(), "{wrong}");
+            assert!(steps(wrong).is_err(), "{wrong}");
         }
     }
 }

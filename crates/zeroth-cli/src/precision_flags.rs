@@ -33,6 +33,12 @@ pub(crate) struct PrecisionFlags {
 }
 
 impl PrecisionFlags {
+    /// Whether the precision is that of the model's config.json.
+    pub(crate) fn is_of_model(self) -> bool {
+        let is_on = [self.bf16, self.fp16, self.fp32].contains(&Some(true));
+        self.torch_dtype == Some(TorchDtype::Auto) && !is_on
+    }
+
     /// The precision given, and whether --torch-dtype alone says it; `model` is the dtype of the model's config.json.
     /// `--bf16 False` alone selects fp32.
     pub(crate) fn precision(self, model: Option<DType>) -> anyhow::Result<(Option<Precision>, bool)> {
@@ -61,16 +67,10 @@ impl PrecisionFlags {
                 );
             }
         }
-        let by_model = match model {
-            Some(DType::Bf16) => Some(Precision::Bf16),
-            Some(DType::F16) => Some(Precision::Fp16),
-            Some(DType::F32) => Some(Precision::Fp32),
-            _ => None,
-        };
         Ok(match (on.first(), self.torch_dtype) {
             (Some((_, _, precision)), _) => (Some(*precision), false),
             (None, Some(TorchDtype::Given(dtype))) => (Some(dtype), true),
-            (None, Some(TorchDtype::Auto)) => (by_model, true),
+            (None, Some(TorchDtype::Auto)) => (model.map(Precision::of), true),
             (None, None) if self.bf16 == Some(false) => (Some(Precision::Fp32), false),
             (None, None) => (None, false),
         })

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use zeroth::job::StepCount;
 
-use crate::evaluation_args::{EvaluationArgs, StepsArg};
+use crate::evaluation_args::{EvaluationArgs, steps, steps_or_zero};
 use crate::flags_without_effect::{self, FlagsWithoutEffect};
 use crate::kd_args::KdArgs;
 use crate::lora_args::LoraArgs;
@@ -41,8 +42,8 @@ pub(crate) struct TrainArgs {
           num_args = 1..)]
     pub(crate) eval_data: Vec<PathBuf>,
     /// Steps between evaluations; below 1, a share of all steps [default: 500]
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = StepsArg::parse)]
-    pub(crate) eval_steps: Option<StepsArg>,
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = steps)]
+    pub(crate) eval_steps: Option<StepCount>,
     /// Preset (zero0, zero1, zero2, zero2_offload, zero3, zero3_offload) or DeepSpeed JSON file
     #[arg(long, value_name = "NAME|FILE", default_value = "zero2")]
     pub(crate) deepspeed: String,
@@ -77,8 +78,8 @@ pub(crate) struct TrainArgs {
     pub(crate) seed: u64,
     /// Steps between progress lines when not on a terminal; below 1, a share of all steps; steps_per_print adds more
     /// [default: 5]
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = StepsArg::parse)]
-    pub(crate) logging_steps: Option<StepsArg>,
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = steps)]
+    pub(crate) logging_steps: Option<StepCount>,
     /// Steps with non-finite gradients to skip before the run stops
     #[arg(long, value_name = "N", value_parser = whole(0..), default_value_t = 0)]
     pub(crate) max_skipped_steps: u64,
@@ -94,8 +95,8 @@ pub(crate) struct TrainArgs {
     pub(crate) disk_space: Option<u64>,
     /// Steps between checkpoints; below 1, a share of all steps; the last step is always saved, and 0 saves only on
     /// request [default: 500]
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = StepsArg::parse_or_zero)]
-    pub(crate) save_steps: Option<StepsArg>,
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = steps_or_zero)]
+    pub(crate) save_steps: Option<StepCount>,
     /// Number of newest checkpoints to keep [default: all]
     #[arg(long, value_name = "N", value_parser = whole(1..))]
     pub(crate) save_total_limit: Option<u64>,

@@ -120,11 +120,19 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl TrainFlags {
+    fn precision_flags(&self) -> PrecisionFlags {
+        let Self { bf16, fp16, fp32, torch_dtype, .. } = *self;
+        PrecisionFlags { bf16, fp16, fp32, torch_dtype }
+    }
+
+    /// Whether --torch-dtype auto decides, so that the precision is that of the model's config.json.
+    pub(crate) fn is_precision_of_model(&self) -> bool {
+        self.precision_flags().is_of_model()
+    }
+
     /// Converts the flags for the resolver; `model` is the dtype of the model's config.json.
     pub(crate) fn to_flags(&self, lora: bool, model: Option<DType>) -> anyhow::Result<Flags> {
-        let Self { bf16, fp16, fp32, torch_dtype, .. } = *self;
-        let (precision, precision_by_dtype) =
-            PrecisionFlags { bf16, fp16, fp32, torch_dtype }.precision(model)?;
+        let (precision, precision_by_dtype) = self.precision_flags().precision(model)?;
         Ok(Flags {
             per_device_train_batch_size: self.per_device_train_batch_size,
             gradient_accumulation_steps: self.gradient_accumulation_steps,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use zeroth::job::run_name;
 
 use crate::cli::DTypeArg;
 use crate::value_args::whole;
@@ -25,16 +26,4 @@ pub(crate) struct TrainerArgs {
     /// Folder for the files of --report-to [default: the run folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) logging_dir: Option<PathBuf>,
-}
-
-/// The longest file name of common file systems.
-const LONGEST_NAME: usize = 255;
-
-/// A name that can be a folder of its own.
-pub(crate) fn run_name(text: &str) -> Result<String, String> {
-    let is_folder = !text.contains('/') && !matches!(text, "" | "." | "..") && text.len() <= LONGEST_NAME;
-    if !is_folder || text.chars().any(char::is_control) {
-        return Err("it also names a folder: give 1 to 255 bytes without / and control characters".to_owned());
-    }
-    Ok(text.to_owned())
 }

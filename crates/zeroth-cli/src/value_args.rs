@@ -4,6 +4,7 @@ use std::ops::{Bound, RangeBounds};
 
 use clap::ValueEnum;
 use zeroth::base::{grouped, parse_bytes, parse_count};
+use zeroth::job::DeviceKind;
 
 /// The device that runs kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -12,6 +13,15 @@ pub(crate) enum DeviceArg {
     Cpu,
     /// NVIDIA GPUs
     Cuda,
+}
+
+impl From<DeviceArg> for DeviceKind {
+    fn from(device: DeviceArg) -> Self {
+        match device {
+            DeviceArg::Cpu => Self::Cpu,
+            DeviceArg::Cuda => Self::Cuda,
+        }
+    }
 }
 
 /// The parameters to train.

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use zeroth::data::{Bucket, Encoder, FirstRow, RowLocation, Survey, TRAINED_MARKERS, preview, survey};
+use zeroth::job::Reading;
 use zeroth::model::{ModelConfig, locate, read_config};
 
 use super::data_inputs;
-use super::train::Reading;
 use crate::cli::DataCommand;
 use crate::exit::Exit;
 use crate::output::{self, Colour, Output};
@@ -17,7 +17,7 @@ pub(super) fn run(command: &DataCommand, output: &Output) -> anyhow::Result<Exit
     let folder = locate(&arguments.model)?;
     let (map, origin) = read_config(&folder)?;
     let model = ModelConfig::from_map(&map, &origin)?;
-    let reading = Reading::new(&arguments.reading, &arguments.pairs, &model, &folder)?;
+    let reading = Reading::new(&arguments.reading.request(&arguments.pairs), &model, &folder)?;
     if let Some(note) = reading.note() {
         output::note(&format!("note: {note}"));
     }

@@ -11,7 +11,10 @@ use zeroth::config::read::parse;
 use zeroth::config::resolve::{Flags, Request, resolve};
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
-use zeroth::data::{CacheFolder, Samples, check_trained, prepare_with_progress};
+use zeroth::data::{Samples, check_trained, prepare_with_progress};
+use zeroth::job::{
+    Reading, Student, check_tokens, open_teacher, refuse_output_inside, teacher_placement, token_cache,
+};
 use zeroth::kernel::{Device, Tier};
 use zeroth::machine::{Gpus, Machine, probe, probe_host};
 use zeroth::model::{ModelConfig, locate, read_config};
@@ -24,7 +27,6 @@ use zeroth::train::{
 
 use super::data_inputs;
 use super::process_memory::{ProcessMemory, Shortfall};
-use super::train::{Reading, Student, check_tokens, nearest_existing, open_teacher, teacher_placement};
 use crate::exit::Exit;
 use crate::kd_args::{DistillCacheArgs, DistillCommand};
 use crate::output::{self, Output};
@@ -59,7 +61,7 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
     let weights = TeacherWeights::open(&teacher, arguments.seed)?;
     notes.extend(weights.notes());
     notes.extend(reading.note());
-    data_inputs::refuse_output_inside("--data", &arguments.data, &arguments.output)?;
+    refuse_output_inside("--data", &arguments.data, &arguments.output)?;
     let samples = samples(arguments, &reading, &signals)?;
     // Rows may be those of a student with more ids.
     check_tokens(&teacher, &samples)?;
@@ -165,11 +167,11 @@ fn compute(
 
 /// The teacher, and how rows are tokenised: by the student's folder where one is given.
 fn teacher_and_reading(arguments: &DistillCacheArgs) -> anyhow::Result<(TeacherModel, Reading)> {
-    let (quantize, is_random) = (arguments.teacher_quantize, arguments.random_weights);
+    let (is_quantized, is_random) = (arguments.teacher_quantize.is_some(), arguments.random_weights);
+    let reading = arguments.reading.request(&PairArgs::default());
     let Some(name) = &arguments.model else {
-        let teacher = open_teacher(&arguments.teacher, quantize, is_random, None)?;
-        let reading =
-            Reading::new(&arguments.reading, &PairArgs::default(), &teacher.config, &teacher.folder)?;
+        let teacher = open_teacher(&arguments.teacher, is_quantized, is_random, None)?;
+        let reading = Reading::new(&reading, &teacher.config, &teacher.folder)?;
         if let Some(note) = teacher.config.max_positions.filter(|positions| *positions < reading.max_length())
         {
             anyhow::bail!(
@@ -184,9 +186,9 @@ fn teacher_and_reading(arguments: &DistillCacheArgs) -> anyhow::Result<(TeacherM
     let folder = locate(name)?;
     let (map, origin) = read_config(&folder)?;
     let config = ModelConfig::from_map(&map, &origin)?;
-    let reading = Reading::new(&arguments.reading, &PairArgs::default(), &config, &folder)?;
+    let reading = Reading::new(&reading, &config, &folder)?;
     let student = Student { name, folder: &folder, config: &config, max_length: reading.max_length() };
-    Ok((open_teacher(&arguments.teacher, quantize, is_random, Some(&student))?, reading))
+    Ok((open_teacher(&arguments.teacher, is_quantized, is_random, Some(&student))?, reading))
 }
 
 /// Settings of the compiler passes: the precision, and the teacher's placement.
@@ -208,11 +210,7 @@ fn settings(arguments: &DistillCacheArgs, notes: &mut Vec<String>) -> anyhow::Re
 }
 
 fn samples(arguments: &DistillCacheArgs, reading: &Reading, signals: &Signals) -> anyhow::Result<Samples> {
-    let cache = CacheFolder::default_location();
-    let cache = match nearest_existing(&arguments.output) {
-        Some(folder) => cache.or_temporary_in(folder),
-        None => cache,
-    };
+    let cache = token_cache(&arguments.output);
     if let Some(before) = signals.startup() {
         let cache = cache.clone();
         before.on_stop(move || cache.remove_unfinished());

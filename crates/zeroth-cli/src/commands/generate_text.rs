@@ -11,6 +11,7 @@ use zeroth::config::resolve::Precision;
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
 use zeroth::data::{Columns, Encoder, EncoderOptions, PairOptions};
+use zeroth::job::system_message;
 use zeroth::kernel::{Device, Tier};
 use zeroth::machine::{Gpus, Machine, probe};
 use zeroth::model::locate;
@@ -24,9 +25,7 @@ use zeroth::train::{
 use super::generate_sampling::generation;
 use super::generate_stream::Stream;
 use super::process_memory::{ProcessMemory, Shortfall};
-use super::{
-    data_inputs, generate_answers, generate_chat, generate_rows, generate_sequences, render_templates,
-};
+use super::{generate_answers, generate_chat, generate_rows, generate_sequences, render_templates};
 use crate::cli::DeviceArg;
 use crate::exit::Exit;
 use crate::generate_flags::{GenerateArgs, PromptArgs, RowsArgs};
@@ -54,10 +53,10 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
         output::note("note: --allow-other-base has no effect without --adapter");
     }
     let columns: Columns = arguments.rows.columns.join(",").parse()?;
-    let system = arguments.system.as_deref().map(data_inputs::system).transpose()?;
+    let system = arguments.system.as_deref().map(system_message).transpose()?;
     // That of a prompt is the caller's, whether or not its template has a place for it.
     let of_rows = system.clone().filter(|_| !arguments.prompt.data.is_empty());
-    let pairs = arguments.pairs.options(model.model(), &folder)?;
+    let pairs = arguments.pairs.request().options(model.model(), &folder)?;
     let beams = arguments.beams.settings(pairs.is_some())?;
     let options = EncoderOptions {
         columns,

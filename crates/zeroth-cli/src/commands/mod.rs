@@ -24,7 +24,6 @@ mod plan;
 mod plan_text;
 mod presets;
 mod process_memory;
-mod rank_share;
 mod refuse_existing;
 pub(crate) mod render_templates;
 mod resolve;
@@ -32,6 +31,7 @@ mod train;
 mod verify;
 mod verify_cache;
 
+pub(crate) use self::train::strategies;
 use crate::cli::{Command, ConfigCommand};
 use crate::exit::Exit;
 use crate::flag_rules;

@@ -9,7 +9,10 @@ use zeroth::config::checked::CheckedConfig;
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::graph::DistillSpec;
-use zeroth::job::{ResolvedLora, longest_row};
+use zeroth::job::{
+    DeviceKind, ResolvedLora, cpus, free_device_memory, gpus, longest_row, processes, teacher_placement,
+    usual_ranks,
+};
 use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
 use zeroth::model::{
     Batch, ModelConfig, ParameterTable, forward_distilled, hidden_size_for_auto, named_config, table,
@@ -22,9 +25,7 @@ use zeroth::planning;
 use zeroth::program::Recompute;
 use zeroth::train::{CacheManifest, TeacherCache, TeacherModel};
 
-use super::rank_share::{cpus, free_device_memory, gpus, processes, usual_ranks};
 use super::resolve::builtin_note;
-use super::train::teacher_placement;
 use super::{dump_program, plan_text};
 use crate::cli::{PlanArgs, StatesArg};
 use crate::exit::Exit;
@@ -170,13 +171,13 @@ impl PlannedMachine {
         let is_cpu = arguments.device == Some(DeviceArg::Cpu);
         let is_known = card.is_some() || (arguments.device_memory.is_some() && arguments.ranks.is_some());
         let machine = if is_cpu || (arguments.device.is_some() && is_known) { probe_host() } else { probe() };
-        let device = arguments.device.unwrap_or({
-            if card.is_some() || gpus(&machine) > 0 { DeviceArg::Cuda } else { DeviceArg::Cpu }
+        let device = arguments.device.map(DeviceKind::from).unwrap_or({
+            if card.is_some() || gpus(&machine) > 0 { DeviceKind::Cuda } else { DeviceKind::Cpu }
         });
         // The GPUs of --card are elsewhere.
         let usual = if card.is_some() { 1 } else { usual_ranks(device, &machine) };
         let ranks = arguments.ranks.unwrap_or(usual);
-        let found = free_device_memory(&machine, ranks).filter(|_| device == DeviceArg::Cuda);
+        let found = free_device_memory(&machine, ranks).filter(|_| device == DeviceKind::Cuda);
         let given = arguments.device_memory.or(card.map(|gpu| gpu.memory));
         let note = found.filter(|_| given.is_none()).map(|free| {
             format!(
@@ -188,8 +189,8 @@ impl PlannedMachine {
         });
         let threads = arguments.threads_per_rank.map(|threads| threads as usize);
         let device = match device {
-            DeviceArg::Cuda => PlanDevice::Cuda,
-            DeviceArg::Cpu => PlanDevice::Cpu { cpus: cpus(), threads },
+            DeviceKind::Cuda => PlanDevice::Cuda,
+            DeviceKind::Cpu => PlanDevice::Cpu { cpus: cpus(), threads },
         };
         Ok(Self { device, ranks, device_memory: given.or(found), card, note })
     }
@@ -315,7 +316,7 @@ fn request(
     let (Some(model), Some(ResolvedLora { lora, .. })) = (model, lora) else { return Ok(request) };
     let is_block = |config: &Resolved| matches!(config.values.zeroth.recompute, Recompute::Block { .. });
     let recompute = configs.iter().any(|(_, config)| is_block(config));
-    let lengths = match arguments.lengths.limits(&model.config)? {
+    let lengths = match arguments.lengths.request().limits(&model.config)? {
         Some(limits) => [limits.source, limits.target],
         None => [longest_row(arguments.rows.max_length, &model.config), 0],
     };

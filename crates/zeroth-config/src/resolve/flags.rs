@@ -1,7 +1,7 @@
 //! The flags of a training command that correspond to keys of the file, and their defaults.
 
 use serde_json::{Map, Value};
-use zeroth_base::Optimizer;
+use zeroth_base::{DType, Optimizer};
 
 use crate::schema::AutoRule;
 
@@ -60,6 +60,15 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// The precision of a run in this dtype.
+    pub const fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::Bf16 => Self::Bf16,
+            DType::F16 => Self::Fp16,
+            DType::F32 => Self::Fp32,
+        }
+    }
+
     /// The name of its type.
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,7 +1,42 @@
-//! From what a user asks for to a job, by one call for runs, plans and users of the library.
+//! From what a user asks for to a job: one resolver for runs, plans, launchers and users of the library.
+//!
+//! A [`JobRequest`] is plain data. [`resolve`] reads the inputs and makes a [`ResolvedJob`] of it, or says what is wrong with
+//! what was asked for. Ranks resolve the same request with the [`LauncherHandoff`] of their launcher.
 
+mod data;
+mod data_files;
+mod error;
+mod events;
+mod handoff;
 mod lora;
+mod machine;
+mod pairs;
+mod rank_facts;
+mod request;
+mod resolve;
+mod resolved_job;
+mod resume;
 mod row_length;
+mod strategies;
+mod teacher;
+mod weights;
 
+pub use data::{DataRequest, DataRequestError, Reading, ReadingRequest};
+pub use data_files::{data_files, nearest_existing, refuse_output_inside, system_message, token_cache};
+pub use error::JobError;
+pub use events::{OnEvent, ResolveEvent};
+pub use handoff::{HANDOFF_VARIABLE, InheritedInputs, Inputs, InputsError, LauncherHandoff, TeacherConfig};
 pub use lora::{LoraRequest, LoraRequestError, ResolvedLora};
+pub use machine::{DeviceKind, REGION, cpus, free_device_memory, gpus, processes, usual_ranks};
+pub use pairs::{PairLengths, PairRequest};
+pub use rank_facts::{RankFacts, collectives_asked, differences as rank_differences};
+pub use request::JobRequest;
+pub use resolve::resolve;
+pub use resolved_job::ResolvedJob;
+pub use resume::{ResumeRequestError, is_inside, newest_resumable_or_none, run_name};
 pub use row_length::longest_row;
+pub use strategies::{DEFAULT_STEPS, Every, LOGGING_STEPS, StepCount, Strategies, StrategyRequest};
+pub use teacher::{
+    DistillRequest, DistillRequestError, Student, check_tokens, open_teacher, teacher_placement,
+};
+pub use weights::JobWeightsError;

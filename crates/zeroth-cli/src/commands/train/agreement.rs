@@ -7,11 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use zeroth::comm::local::LocalComm;
 use zeroth::comm::{Comm, OpName};
+use zeroth::job::{ResolvedJob, collectives_asked, rank_differences};
 use zeroth::train::Distillation;
 use zeroth::train::checkpoint::DistillEntry;
 
-use super::rank_facts;
-use super::resolve_job::ResolvedJob;
 use super::startup_summary;
 use super::strategies::interval_json;
 use crate::cli::TrainArgs;
@@ -26,7 +25,7 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "version": env!("CARGO_PKG_VERSION"),
         "ranks": resolved_job.ranks,
         "--device": format!("{:?}", resolved_job.device).to_lowercase(),
-        "the way GPUs exchange data (ZEROTH_GPU_COLLECTIVES)": rank_facts::collectives_asked(resolved_job.device),
+        "the way GPUs exchange data (ZEROTH_GPU_COLLECTIVES)": collectives_asked(resolved_job.device),
         "--model": resolved_path(&job.folder),
         "--output": resolved_path(&arguments.output),
         "--data": arguments.data,
@@ -162,7 +161,7 @@ pub(super) fn exchange(
     }
     if comm.rank() == 0 {
         let facts: Vec<&Map<String, Value>> = all.iter().map(|report| &report.facts).collect();
-        for note in rank_facts::differences(&facts) {
+        for note in rank_differences(&facts) {
             output::note(&format!("note: {note}"));
         }
     }

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 
 use zeroth::base::{DType, counted, format_bytes};
 use zeroth::engine::State;
+use zeroth::job::{ResolvedJob, nearest_existing};
 use zeroth::train::checkpoint::{Checkpoint, free_bytes, list, needed_bytes};
 use zeroth::train::{CheckpointOptions, Interval, RunSteps};
 
-use super::data::nearest_existing;
-use super::resolve_job::ResolvedJob;
 use crate::cli::TrainArgs;
 
 /// Maximum number of save intervals tried.

@@ -4,14 +4,12 @@
 use zeroth::comm::environment::LaunchedRank;
 use zeroth::comm::local::Options;
 use zeroth::comm::rendezvous::{Coordinator, RendezvousError, WaitPolicy, request_join};
+use zeroth::job::{LauncherHandoff, REGION, ResolvedJob};
 use zeroth::program::Compiled;
 
-use super::super::rank_share::REGION;
 use super::agreement::Refusal;
-use super::handoff::LauncherHandoff;
 use super::live::LiveStatus;
 use super::rank::Agreed;
-use super::resolve_job::ResolvedJob;
 use super::{agreement, prepare_run, rank, resolve_job, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
@@ -88,7 +86,7 @@ fn run_peer(
     };
     // The others wait for this rank, so it joins even to report an error.
     let resolved = LauncherHandoff::read(invitation.message())
-        .map_err(|error| refusal(&error))
+        .map_err(|error| refusal(&error.into()))
         .and_then(|handoff| resolve(arguments, place, handoff));
     let options = resolved
         .as_ref()
@@ -114,9 +112,9 @@ fn resolve(
 ) -> Result<(ResolvedJob, Compiled), Refusal> {
     let mut resolved_job = resolve_job::resolve_job(arguments, Some(place.world as u64), Some(handoff))
         .map_err(|error| refusal(&error))?;
-    let compiled = match resolved_job.fit().map_err(|error| refusal(&error))? {
+    let compiled = match resolved_job.fit().map_err(|error| refusal(&error.into()))? {
         Ok(compiled) => compiled,
-        Err(why) => return Err(Refusal { exit: Exit::DoesNotFit, why }),
+        Err(misfit) => return Err(Refusal { exit: Exit::DoesNotFit, why: misfit.to_string() }),
     };
     let own = agreement::of(arguments, &resolved_job);
     agreement::check(place.rank, &own, &resolved_job.handoff.agreement).map_err(|error| refusal(&error))?;

@@ -9,12 +9,11 @@ use zeroth::comm::LostReason;
 use zeroth::comm::launch::{
     ExitReason, Launch, Output as RankOutput, OutputLine, OutputStream, Report, sealed,
 };
+use zeroth::job::{HANDOFF_VARIABLE, LauncherHandoff, REGION, newest_resumable_or_none};
 use zeroth::kernel::Tier;
 
-use super::super::rank_share::REGION;
-use super::handoff::{HANDOFF_VARIABLE, LauncherHandoff};
 use super::live::LiveStatus;
-use super::{PreparedRun, resume, summary};
+use super::{PreparedRun, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
@@ -70,10 +69,10 @@ pub(super) fn many(
         }
         restarts += 1;
         let mut notes = Vec::new();
-        let newest = match resume::newest_or_none(run.folder.root(), &mut notes) {
+        let newest = match newest_resumable_or_none(run.folder.root(), &mut notes) {
             Ok(newest) => newest,
             Err(error) => {
-                output::error(&format!("{error:#}"));
+                output::error(&format!("{:#}", anyhow::Error::from(error)));
                 return Ok(Exit::Failed);
             }
         };

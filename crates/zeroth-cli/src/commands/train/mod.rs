@@ -7,19 +7,15 @@
 
 mod agreement;
 mod checkpoints;
-mod data;
 mod external_launcher;
-mod handoff;
 mod launch;
 mod live;
 mod lora;
 mod rank;
-mod rank_facts;
 mod reporter;
 mod resolve_job;
-mod resume;
 mod startup_summary;
-mod strategies;
+pub(crate) mod strategies;
 mod summary;
 mod teacher;
 mod trainer_note;
@@ -29,18 +25,15 @@ use zeroth::base::{counted, publish};
 use zeroth::comm::local::JOB_FD;
 use zeroth::config::preset::Preset;
 use zeroth::data::find_files;
+use zeroth::job::{ResolvedJob, is_inside, token_cache};
 use zeroth::program::Compiled;
 use zeroth::train::checkpoint::step_folder;
 use zeroth::train::checkpoint::{Checkpoint, parse_step_folder};
 use zeroth::train::{
-    Distillation, ExistingRun, InitialWeights, Interval, RunFolder, RunInput, check_export, check_output,
-    completed_run, exported_step, summarize_steps,
+    Distillation, ExistingRun, Interval, RunFolder, RunInput, check_export, check_output, completed_run,
+    exported_step, summarize_steps,
 };
 
-pub(super) use self::data::{Reading, nearest_existing};
-use self::handoff::LauncherHandoff;
-use self::resolve_job::ResolvedJob;
-pub(super) use self::teacher::{Student, check_tokens, open as open_teacher, placement as teacher_placement};
 use super::dump_program;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
@@ -91,7 +84,7 @@ fn prepare_run(
     signals: &Signals,
 ) -> anyhow::Result<Result<PreparedRun, Exit>> {
     if let Some(before) = signals.startup() {
-        let cache = data::cache(arguments);
+        let cache = token_cache(&arguments.output);
         before.on_stop(move || cache.remove_unfinished());
     }
     if !arguments.dry_run && arguments.dump_program.is_none() {
@@ -104,28 +97,14 @@ fn prepare_run(
         Ok(compiled) => compiled,
         Err(misfit) => {
             startup_summary::model(&resolved_job);
-            output::error(&misfit);
+            output::error(&misfit.to_string());
             return Ok(Err(Exit::DoesNotFit));
         }
     };
     resolved_job.handoff.agreement = agreement::of(arguments, &resolved_job);
-    if let Some(lora) = &resolved_job.job.lora {
-        let notes = lora::check_weights(&resolved_job.job, lora, resolved_job.checkpoint.as_ref())?;
-        resolved_job.notes.extend(notes);
-    } else if resolved_job.checkpoint.is_none() {
-        // Check the weights' headers against the model once, instead of on every rank.
-        let weights = InitialWeights::open(
-            &resolved_job.job.folder,
-            &resolved_job.job.model,
-            &resolved_job.job.table,
-            resolved_job.job.seed,
-        )?;
-        resolved_job.notes.extend(weights.notes());
-    }
-    let notes = teacher::check_weights(&resolved_job)?;
+    let notes = resolved_job.check_weights()?;
     resolved_job.notes.extend(notes);
-    let resumes = resumes_here(arguments, resolved_job.checkpoint.as_ref());
-    reporter::report_plan(arguments, &resolved_job)?.check_table(resumes)?;
+    reporter::report_plan(arguments, &resolved_job)?.check_table(resolved_job.resumes_here)?;
     match finished(arguments, &resolved_job) {
         Some(Ok(steps)) => {
             // Best effort: opening the folder removes leftovers of killed processes.
@@ -182,7 +161,7 @@ fn prepare_run(
 /// The number of steps if the run is complete and its model is that of the last step, or of the best one, so that resuming
 /// would change nothing; the inner error describes a missing or outdated model.
 fn finished(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Option<Result<u64, String>> {
-    let is_ours = |checkpoint: &&Checkpoint| resume::is_inside(checkpoint.folder(), &arguments.output);
+    let is_ours = |checkpoint: &&Checkpoint| is_inside(checkpoint.folder(), &arguments.output);
     let checkpoint = resolved_job.checkpoint.as_ref().filter(is_ours);
     let (job, model) = (&resolved_job.job, arguments.output.join("model"));
     let Some(checkpoint) = checkpoint.filter(|checkpoint| job.is_complete(checkpoint.manifest())) else {
@@ -242,19 +221,9 @@ fn write_folder(
     }
 }
 
-/// Whether the run continues one in its own folder.
-fn resumes_here(arguments: &TrainArgs, checkpoint: Option<&Checkpoint>) -> bool {
-    match checkpoint {
-        Some(checkpoint) => resume::is_inside(checkpoint.folder(), &arguments.output),
-        // Killed before its first checkpoint: `auto` starts it again.
-        None => arguments.resume.as_deref() == Some("auto"),
-    }
-}
-
 fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<RunFolder> {
     let checkpoint = resolved_job.checkpoint.as_ref().map(Checkpoint::folder);
-    let resumes = resumes_here(arguments, resolved_job.checkpoint.as_ref());
-    let existing = match (arguments.overwrite_output_dir, resumes) {
+    let existing = match (arguments.overwrite_output_dir, resolved_job.resumes_here) {
         (_, true) => ExistingRun::Keep,
         (true, false) => ExistingRun::Overwrite,
         (false, false) => ExistingRun::Refuse,

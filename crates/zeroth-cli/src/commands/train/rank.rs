@@ -12,6 +12,7 @@ use zeroth::comm::{Comm, JobRequests, ProgressCell, Timing};
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
 use zeroth::engine::RunError;
+use zeroth::job::{LauncherHandoff, ResolvedJob};
 use zeroth::kernel::{Device, Tier};
 use zeroth::program::Compiled;
 use zeroth::program::Target;
@@ -22,8 +23,7 @@ use zeroth::train::{
 
 use super::live::{LiveRank, LiveStatus};
 use super::reporter::ProgressReporter;
-use super::resolve_job::{self, ResolvedJob};
-use super::{LauncherHandoff, PreparedRun, agreement, checkpoints, summary};
+use super::{PreparedRun, agreement, checkpoints, resolve_job, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
@@ -63,7 +63,7 @@ pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
     let compiled = match resolved_job.fit()? {
         Ok(compiled) => compiled,
         Err(misfit) => {
-            output::error(&misfit);
+            output::error(&misfit.to_string());
             return Ok(Exit::DoesNotFit);
         }
     };

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use zeroth::job::{DeviceKind, ResolvedJob, is_inside};
 use zeroth::machine::bench::Identity;
 use zeroth::machine::{Gpus, probe};
 use zeroth::program::Compiled;
@@ -17,14 +18,12 @@ use zeroth::train::report::pair_flops::PairFlops;
 use zeroth::train::report::timing::StepTiming;
 use zeroth::train::{Distillation, Interval, Job, ReportPlan, Reporters, StepMetrics, TrainEvent};
 
-use super::resolve_job::{ResolvedJob, report_to};
-use super::resume::is_inside;
+use super::resolve_job::report_to;
 use crate::cli::TrainArgs;
 use crate::commands::bench::profile;
 use crate::output;
 use crate::sanitize::sanitize;
 use crate::terminal::{Meter, Terminal};
-use crate::value_args::DeviceArg;
 
 /// Totals since the last progress line.
 #[derive(Default)]
@@ -83,7 +82,7 @@ impl<'a> ProgressReporter<'a> {
             terminal: Terminal::find(),
             loading: None,
             log: None,
-            shares_memory: resolved_job.device == DeviceArg::Cpu,
+            shares_memory: resolved_job.device == DeviceKind::Cpu,
             since: Since::default(),
             has_begun: false,
         })

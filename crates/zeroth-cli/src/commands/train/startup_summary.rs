@@ -6,15 +6,14 @@ use serde_json::{Value, json};
 use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::resolve::{Origin, Resolved};
 use zeroth::data::{Encoder, Samples, Totals, omitted_range};
+use zeroth::job::{DeviceKind, ResolvedJob};
 use zeroth::kernel::Tier;
 use zeroth::program::Compiled;
 use zeroth::train::{Distillation, Job, MicroBatch, base_table};
 
-use super::resolve_job::ResolvedJob;
 use super::{lora, teacher};
 use crate::output::{self, Colour, Output};
 use crate::table::Table;
-use crate::value_args::DeviceArg;
 
 pub(super) fn model(resolved_job: &ResolvedJob) {
     let (job, totals) = (&resolved_job.job, resolved_job.job.samples.totals());
@@ -108,7 +107,7 @@ pub(super) fn memory(resolved_job: &ResolvedJob, compiled: &Compiled) {
     let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.by_category(tier));
     // Host memory of the process outside of the arenas; on a CPU, device memory is host memory.
     let overhead = resolved_job.overhead(compiled).total;
-    let has_host = host.total > 0 || resolved_job.device == DeviceArg::Cuda;
+    let has_host = host.total > 0 || resolved_job.device == DeviceKind::Cuda;
     let heads: &[&str] = if has_host {
         &["memory per rank", "device", "", "host", ""]
     } else {

@@ -1,56 +1,31 @@
 //! When a run evaluates, saves and logs, and what it does with its best evaluation.
 
 use serde_json::{Value, json};
+use zeroth::job::{DEFAULT_STEPS, Every, LOGGING_STEPS, StepCount, StrategyRequest};
 use zeroth::train::{BestMetric, BestPolicy, Interval};
 
 use crate::cli::TrainArgs;
-use crate::evaluation_args::{EvaluationArgs, MetricArg, SaveStrategyArg, StepsArg, StrategyArg};
+use crate::evaluation_args::{EvaluationArgs, MetricArg, SaveStrategyArg, StrategyArg};
 
-/// Default steps between evaluations, and between checkpoints.
-const DEFAULT_STEPS: u64 = 500;
-/// Default steps between progress lines, and between measurements of memory.
-const LOGGING_STEPS: u64 = 5;
-
-/// When a run evaluates, saves and logs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Strategies {
-    pub(super) evaluation: Interval,
-    pub(super) saving: Interval,
-    /// Whether evaluations that are the best so far are saved.
-    pub(super) saves_best: bool,
-    pub(super) logging: Interval,
-}
-
-impl Strategies {
-    /// The strategies of a run of `steps` steps.
-    pub(super) fn new(arguments: &TrainArgs, steps: u64) -> Self {
-        let EvaluationArgs { eval_strategy, save_strategy, logging_strategy, .. } = arguments.evaluation;
-        let every = |typed: Option<StepsArg>, default: u64| {
-            Interval::steps(typed.map_or(default, |typed| typed.of(steps)))
-        };
-        let interval = |strategy: Option<StrategyArg>, typed, default| match strategy {
-            Some(StrategyArg::No) => Interval::Never,
-            Some(StrategyArg::Epoch) => Interval::Epoch,
-            Some(StrategyArg::Steps) | None => every(typed, default),
-        };
-        Self {
-            evaluation: interval(eval_strategy, arguments.eval_steps, DEFAULT_STEPS),
-            saving: match save_strategy {
-                Some(SaveStrategyArg::No | SaveStrategyArg::Best) => Interval::Never,
-                Some(SaveStrategyArg::Epoch) => Interval::Epoch,
-                Some(SaveStrategyArg::Steps) | None => every(arguments.save_steps, DEFAULT_STEPS),
-            },
-            saves_best: save_strategy == Some(SaveStrategyArg::Best),
-            logging: interval(logging_strategy, arguments.logging_steps, LOGGING_STEPS),
-        }
-    }
-
-    /// Steps between measurements of resident memory.
-    pub(super) fn rss_interval(&self) -> u64 {
-        match self.logging {
-            Interval::Steps(steps) => steps.get(),
-            Interval::Never | Interval::Epoch => LOGGING_STEPS,
-        }
+/// When the run shall evaluate, save and log.
+pub(crate) fn request(arguments: &TrainArgs) -> StrategyRequest {
+    let EvaluationArgs { eval_strategy, save_strategy, logging_strategy, .. } = arguments.evaluation;
+    let steps = |typed: Option<StepCount>, default| Every::Steps(typed.unwrap_or(StepCount::Count(default)));
+    let every = |strategy: Option<StrategyArg>, typed, default| match strategy {
+        Some(StrategyArg::No) => Every::Never,
+        Some(StrategyArg::Epoch) => Every::Epoch,
+        Some(StrategyArg::Steps) | None => steps(typed, default),
+    };
+    StrategyRequest {
+        evaluation: every(eval_strategy, arguments.eval_steps, DEFAULT_STEPS),
+        saving: match save_strategy {
+            Some(SaveStrategyArg::No | SaveStrategyArg::Best) => Every::Never,
+            Some(SaveStrategyArg::Epoch) => Every::Epoch,
+            Some(SaveStrategyArg::Steps) | None => steps(arguments.save_steps, DEFAULT_STEPS),
+        },
+        saves_best: save_strategy == Some(SaveStrategyArg::Best),
+        logging: every(logging_strategy, arguments.logging_steps, LOGGING_STEPS),
+        best: best_policy(arguments),
     }
 }
 
@@ -64,7 +39,7 @@ pub(super) fn interval_json(interval: Interval) -> Value {
 }
 
 /// Whether the run evaluates at all.
-pub(super) fn evaluates(arguments: &TrainArgs) -> bool {
+pub(crate) fn evaluates(arguments: &TrainArgs) -> bool {
     has_evaluation_data(arguments) && arguments.evaluation.eval_strategy != Some(StrategyArg::No)
 }
 
@@ -73,7 +48,7 @@ fn has_evaluation_data(arguments: &TrainArgs) -> bool {
 }
 
 /// How evaluations are compared, if a flag asks for it.
-pub(super) fn best_policy(arguments: &TrainArgs) -> Option<BestPolicy> {
+fn best_policy(arguments: &TrainArgs) -> Option<BestPolicy> {
     let EvaluationArgs {
         save_strategy,
         load_best_model_at_end,
@@ -98,7 +73,7 @@ pub(super) fn best_policy(arguments: &TrainArgs) -> Option<BestPolicy> {
 }
 
 /// Refuses flags that contradict each other, all at once.
-pub(super) fn check(arguments: &TrainArgs) -> anyhow::Result<()> {
+pub(crate) fn check(arguments: &TrainArgs) -> anyhow::Result<()> {
     let mut wrong = Vec::new();
     without_evaluations(arguments, &mut wrong);
     best_model(arguments, &mut wrong);
@@ -130,7 +105,7 @@ pub(super) fn check(arguments: &TrainArgs) -> anyhow::Result<()> {
 }
 
 /// Notes flags that have no effect beside the others: Hugging Face's Trainer ignores them, and many scripts have them.
-pub(super) fn idle_flags(arguments: &TrainArgs) -> Vec<String> {
+pub(crate) fn idle_flags(arguments: &TrainArgs) -> Vec<String> {
     let EvaluationArgs { eval_strategy, save_strategy, logging_strategy, .. } = arguments.evaluation;
     let word = |strategy: StrategyArg| match strategy {
         StrategyArg::No => Some("no"),
@@ -227,18 +202,18 @@ fn best_model(arguments: &TrainArgs, wrong: &mut Vec<String>) {
         ));
         return;
     }
-    let default = StepsArg::Count(DEFAULT_STEPS);
+    let default = StepCount::Count(DEFAULT_STEPS);
     let [save, eval] = [arguments.save_steps, arguments.eval_steps].map(|steps| steps.unwrap_or(default));
     let is_multiple = match (save, eval) {
-        (StepsArg::Count(save), StepsArg::Count(eval)) => save > 0 && save.is_multiple_of(eval),
-        (StepsArg::Share(save), StepsArg::Share(eval)) => {
+        (StepCount::Count(save), StepCount::Count(eval)) => save > 0 && save.is_multiple_of(eval),
+        (StepCount::Share(save), StepCount::Share(eval)) => {
             let times = save / eval;
             times > 0.5 && (times - times.round()).abs() < 1e-6
         }
         _ => false,
     };
     if saving == StrategyArg::Steps && !is_multiple {
-        let origin = |typed: Option<StepsArg>| if typed.is_none() { " (the default)" } else { "" };
+        let origin = |typed: Option<StepCount>| if typed.is_none() { " (the default)" } else { "" };
         wrong.push(format!(
             "--load-best-model-at-end takes the model from a checkpoint that was evaluated: --save-steps {save}{} must be a \
              multiple of --eval-steps {eval}{}",

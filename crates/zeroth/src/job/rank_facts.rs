@@ -2,10 +2,10 @@
 //! from. Their programs and the layouts of their memory are the same; results may differ in their last bits.
 
 use serde_json::{Map, Value};
-use zeroth::cpu::Isa;
-use zeroth::machine::{Gpus, LibraryState, Machine};
+use zeroth_cpu::Isa;
+use zeroth_machine::{Gpus, LibraryState, Machine};
 
-use crate::value_args::DeviceArg;
+use super::machine::DeviceKind;
 
 /// Libraries that choose or are kernels.
 const LIBRARIES: [&str; 3] = ["cublasLt", "cudnn", "nvrtc"];
@@ -14,7 +14,7 @@ const VARIABLES: [&str; 2] = ["ZEROTH_GPU_ATTENTION", "ZEROTH_GPU_GRAPHS"];
 
 /// The facts of a machine's ranks.
 #[derive(Debug, Clone, Default)]
-pub(super) struct RankFacts {
+pub struct RankFacts {
     /// Those of every rank of this process.
     all: Map<String, Value>,
     /// Its GPUs, which its ranks share.
@@ -27,19 +27,19 @@ const GPU: &str = "the GPU";
 
 impl RankFacts {
     /// What was found on this machine.
-    pub(super) fn of(machine: &Machine, device: DeviceArg, threads: usize) -> Self {
+    pub fn of(machine: &Machine, device: DeviceKind, threads: usize) -> Self {
         let mut facts = Self::default();
         let mut add = |name: &str, value: Value| _ = facts.all.insert(name.to_owned(), value);
         // A variable that names none was refused before.
         let isa = Isa::chosen().unwrap_or_else(|_| Isa::detect());
         add(INSTRUCTIONS, isa.name().into());
-        if device == DeviceArg::Cpu {
+        if device == DeviceKind::Cpu {
             add(THREADS, threads.into());
             return facts;
         }
         if let Gpus::Found { driver_version, devices } = &machine.gpus {
             add("the CUDA version of the driver", driver_version.as_str().into());
-            let named = |gpu: &zeroth::machine::Gpu| {
+            let named = |gpu: &zeroth_machine::Gpu| {
                 let (name, capability) = (&gpu.name, gpu.compute_capability);
                 format!("{name} (compute capability {capability})")
             };
@@ -60,7 +60,7 @@ impl RankFacts {
     }
 
     /// Those of one rank.
-    pub(super) fn of_rank(&self, rank: usize) -> Map<String, Value> {
+    pub fn of_rank(&self, rank: usize) -> Map<String, Value> {
         let mut facts = self.all.clone();
         if !self.gpus.is_empty() {
             facts.insert(GPU.to_owned(), self.gpus[rank % self.gpus.len()].as_str().into());
@@ -70,12 +70,12 @@ impl RankFacts {
 }
 
 /// The transport that this process asks for, which all ranks have to share; `None` on CPUs, which have one.
-pub(super) fn collectives_asked(device: DeviceArg) -> Option<String> {
-    (device == DeviceArg::Cuda).then(|| std::env::var("ZEROTH_GPU_COLLECTIVES").ok()).flatten()
+pub fn collectives_asked(device: DeviceKind) -> Option<String> {
+    (device == DeviceKind::Cuda).then(|| std::env::var("ZEROTH_GPU_COLLECTIVES").ok()).flatten()
 }
 
 /// A note for each fact that ranks differ in, of all ranks' facts in rank order.
-pub(super) fn differences(all: &[&Map<String, Value>]) -> Vec<String> {
+pub fn differences(all: &[&Map<String, Value>]) -> Vec<String> {
     let mut names: Vec<&String> = all.iter().flat_map(|facts| facts.keys()).collect();
     names.sort_unstable();
     names.dedup();

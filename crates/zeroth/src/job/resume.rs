@@ -2,18 +2,16 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use serde_json::Value;
-use zeroth::config::resolve::{Flags, Origin, Resolved};
-use zeroth::config::schema::TopLevel;
-use zeroth::planning::is_open;
-use zeroth::train::checkpoint::{Checkpoint, Manifest, newest_resumable};
-use zeroth::train::{Job, SettingChange, config_changes, redistribute_batch};
+use zeroth_config::resolve::{Flags, Origin, Resolved};
+use zeroth_config::schema::TopLevel;
+use zeroth_train::checkpoint::{Checkpoint, CheckpointError, Manifest, newest_resumable};
+use zeroth_train::{Job, ResumeError, SettingChange, config_changes, redistribute_batch};
 
-use crate::cli::TrainArgs;
-use crate::trainer_args::run_name;
+use super::JobRequest;
+use crate::planning::is_open;
 
 /// Keys of the batch decomposition.
 const BATCH_KEYS: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
@@ -32,6 +30,90 @@ const SHOWN: usize = 12;
 /// The longest plan.json that is read.
 const LONGEST_PLAN: u64 = 16 << 20;
 
+const ANEW: &str = "repair or restore one of them, or start over with --overwrite-output-dir instead of --resume, which \
+                    removes them";
+
+/// A checkpoint that cannot be resumed from.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeRequestError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// It is of another model, other adapters or other data.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+    /// There is none where one was named.
+    #[error(
+        "--resume {named}: no valid checkpoint found; give a run folder, one of its checkpoints/step-N, or \
+         auto\n  {}",
+        notes.join("\n  ")
+    )]
+    NoneFound {
+        /// What was named.
+        named: String,
+        /// Why others were skipped.
+        notes: Vec<String>,
+    },
+    /// The checkpoints of a run cannot be listed.
+    #[error("{} cannot be read: {ANEW}", folder.display())]
+    Unreadable {
+        /// Their folder.
+        folder: PathBuf,
+        /// The reason.
+        source: CheckpointError,
+    },
+    /// All checkpoints of a run are damaged.
+    #[error(
+        "{} has checkpoints, but none of them is valid:\n  {}\n{ANEW}",
+        run.display(),
+        refused.join("\n  ")
+    )]
+    AllDamaged {
+        /// The run folder.
+        run: PathBuf,
+        /// Each with its error.
+        refused: Vec<String>,
+    },
+    /// Another train batch size than the checkpoint's.
+    #[error(
+        "train_batch_size is {given}, but the checkpoint was trained with {kept} samples per step, which resuming keeps: set it to \
+         {kept}, or leave it out"
+    )]
+    TrainBatch {
+        /// The one of the config.
+        given: u64,
+        /// The checkpoint's.
+        kept: u64,
+    },
+    /// Steps remain, and the optimizer's state is not there.
+    #[error(
+        "{0} has weights only (--save-only-model): without the optimizer's state, training cannot be resumed after \
+         step {step} of {steps}. Start a new run from its weights: `zeroth checkpoint export {0} --output MODEL`, then `zeroth \
+         train --model MODEL` with another --output; or name a checkpoint with optimizer state with --resume",
+        folder.display()
+    )]
+    WeightsOnly {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// Its step.
+        step: u64,
+        /// Steps of the run.
+        steps: u64,
+    },
+}
+
+/// The longest file name of common file systems.
+const LONGEST_NAME: usize = 255;
+
+/// Parses the name of a run, which can be a folder of its own.
+pub fn run_name(text: &str) -> Result<String, String> {
+    let is_folder = !text.contains('/') && !matches!(text, "" | "." | "..") && text.len() <= LONGEST_NAME;
+    if !is_folder || text.chars().any(char::is_control) {
+        return Err("it also names a folder: give 1 to 255 bytes without / and control characters".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 /// The name that a run in this folder was given before: it is resumed under it unless another one is typed.
 pub(super) fn kept_name(output: &Path) -> Option<String> {
     let path = output.join("plan.json");
@@ -46,10 +128,13 @@ pub(super) fn kept_name(output: &Path) -> Option<String> {
 }
 
 /// The checkpoint to resume from, verified; `None` if `auto` finds none.
-pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
-    match arguments.resume.as_deref() {
+pub(super) fn find(
+    request: &JobRequest,
+    notes: &mut Vec<String>,
+) -> Result<Option<Checkpoint>, ResumeRequestError> {
+    match request.resume.as_deref() {
         None => Ok(None),
-        Some("auto") => newest_or_none(&arguments.output, notes),
+        Some("auto") => newest_resumable_or_none(&request.output, notes),
         Some(named) => {
             let folder = Path::new(named);
             if folder.join("manifest.json").is_file() {
@@ -58,38 +143,31 @@ pub(super) fn find(arguments: &TrainArgs, notes: &mut Vec<String>) -> anyhow::Re
                 return Ok(Some(checkpoint));
             }
             let found = newest(folder, notes)?;
-            let missing = || {
-                format!(
-                    "--resume {named}: no valid checkpoint found; give a run folder, one of its checkpoints/step-N, or \
-                     auto\n  {}",
-                    notes.join("\n  ")
-                )
-            };
-            Ok(Some(found.with_context(missing)?))
+            let missing =
+                || ResumeRequestError::NoneFound { named: named.to_owned(), notes: std::mem::take(notes) };
+            Ok(Some(found.ok_or_else(missing)?))
         }
     }
 }
 
 /// The newest valid checkpoint of a run; `None` if it has saved none. If all are damaged, this fails, as starting at step 0
 /// would overwrite them.
-pub(super) fn newest_or_none(run: &Path, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
-    const ANEW: &str = "repair or restore one of them, or start over with --overwrite-output-dir instead of --resume, which \
-                        removes them";
+pub fn newest_resumable_or_none(
+    run: &Path,
+    notes: &mut Vec<String>,
+) -> Result<Option<Checkpoint>, ResumeRequestError> {
     let mut refused = Vec::new();
     let found = newest(run, &mut refused)
-        .with_context(|| format!("{} cannot be read: {ANEW}", run.join("checkpoints").display()))?;
-    anyhow::ensure!(
-        found.is_some() || refused.is_empty(),
-        "{} has checkpoints, but none of them is valid:\n  {}\n{ANEW}",
-        run.display(),
-        refused.join("\n  ")
-    );
+        .map_err(|source| ResumeRequestError::Unreadable { folder: run.join("checkpoints"), source })?;
+    if found.is_none() && !refused.is_empty() {
+        return Err(ResumeRequestError::AllDamaged { run: run.to_owned(), refused });
+    }
     notes.extend(refused);
     Ok(found)
 }
 
 /// The newest checkpoint of a run that verifies, with optimizer state if there is one; rejected ones are noted.
-fn newest(run: &Path, notes: &mut Vec<String>) -> anyhow::Result<Option<Checkpoint>> {
+fn newest(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpoint>, CheckpointError> {
     let newest = newest_resumable(&run.join("checkpoints"))?;
     for (folder, error) in &newest.refused {
         notes.push(format!("{} was skipped: {error}", folder.display()));
@@ -103,7 +181,7 @@ pub(super) fn keep_batch(
     resolved: &Resolved,
     ranks: u64,
     flags: &mut Flags,
-) -> anyhow::Result<bool> {
+) -> Result<bool, ResumeRequestError> {
     let typed = |key: &str| {
         let setting = resolved.get(key)?;
         let is_typed = matches!(setting.origin, Origin::File(_) | Origin::Flag(_));
@@ -120,11 +198,9 @@ pub(super) fn keep_batch(
     {
         return Ok(false);
     }
-    anyhow::ensure!(
-        typed("train_batch_size").is_none_or(|typed| typed == batch),
-        "train_batch_size is {train_batch_size}, but the checkpoint was trained with {batch} samples per step, which resuming keeps: set it to \
-         {batch}, or leave it out"
-    );
+    if typed("train_batch_size").is_some_and(|typed| typed != batch) {
+        return Err(ResumeRequestError::TrainBatch { given: train_batch_size, kept: batch });
+    }
     let (micro, times) =
         redistribute_batch(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
     flags.per_device_train_batch_size = Some(micro);
@@ -190,22 +266,17 @@ pub(super) fn note_changes(
 }
 
 /// Refuses a checkpoint without optimizer state if steps remain. If none do, its weights are all that the model needs.
-pub(super) fn refuse_weights_only(checkpoint: &Checkpoint, job: &Job) -> anyhow::Result<()> {
+pub(super) fn refuse_weights_only(checkpoint: &Checkpoint, job: &Job) -> Result<(), ResumeRequestError> {
     let manifest = checkpoint.manifest();
-    let folder = checkpoint.folder().display();
-    anyhow::ensure!(
-        !manifest.weights_only || job.is_complete(manifest),
-        "{folder} has weights only (--save-only-model): without the optimizer's state, training cannot be resumed after \
-         step {} of {}. Start a new run from its weights: `zeroth checkpoint export {folder} --output MODEL`, then `zeroth \
-         train --model MODEL` with another --output; or name a checkpoint with optimizer state with --resume",
-        manifest.step,
-        job.steps
-    );
-    Ok(())
+    if !manifest.weights_only || job.is_complete(manifest) {
+        return Ok(());
+    }
+    let folder = checkpoint.folder().to_owned();
+    Err(ResumeRequestError::WeightsOnly { folder, step: manifest.step, steps: job.steps })
 }
 
 /// Whether a checkpoint is in a run folder.
-pub(super) fn is_inside(checkpoint: &Path, run: &Path) -> bool {
+pub fn is_inside(checkpoint: &Path, run: &Path) -> bool {
     let whole = |path: &Path| path.canonicalize().ok();
     match (whole(checkpoint), whole(&run.join("checkpoints"))) {
         (Some(checkpoint), Some(checkpoints)) => checkpoint.starts_with(checkpoints),

@@ -1,0 +1,334 @@
+//! A run's data: tokenised once by the launcher, and opened by every rank.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+
+use zeroth_base::{counted, grouped};
+use zeroth_data::{
+    Columns, ColumnsError, DataError, Encoder, EncoderError, EncoderOptions, LengthLimits, Packing,
+    PairOptions, PrepareOptions, Prepared, Samples, Truncation, check_trained, prepare_with_progress,
+};
+use zeroth_model::ModelConfig;
+use zeroth_train::{SplitError, split_dataset};
+
+use super::data_files::{data_files, refuse_output_inside, system_message, token_cache};
+use super::events::{OnEvent, ResolveEvent};
+use super::handoff::LauncherHandoff;
+use super::longest_row;
+use super::pairs::PairRequest;
+
+/// The rows of a run.
+#[derive(Debug, Clone)]
+pub struct DataRequest {
+    /// Files, folders or patterns.
+    pub paths: Vec<PathBuf>,
+    /// Those of the evaluation; none where the run does not evaluate.
+    pub evaluation_paths: Vec<PathBuf>,
+    /// The share of the samples that is evaluated on instead.
+    pub split_ratio: Option<f64>,
+    /// How rows are tokenised.
+    pub reading: ReadingRequest,
+    /// Whether rows are packed into sequences.
+    pub packing: bool,
+    /// Only the first so many rows.
+    pub max_samples: Option<u64>,
+    /// Samples per micro-batch of a rank in evaluations; those of training if not given.
+    pub evaluation_micro_batch: Option<u64>,
+}
+
+impl DataRequest {
+    /// The rows of these files, shorter than the model's maximum length, at most 2,048 tokens.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        Self {
+            paths,
+            evaluation_paths: Vec::new(),
+            split_ratio: None,
+            reading: ReadingRequest::default(),
+            packing: false,
+            max_samples: None,
+            evaluation_micro_batch: None,
+        }
+    }
+}
+
+/// How rows are tokenised.
+#[derive(Debug, Clone, Default)]
+pub struct ReadingRequest {
+    /// Other names of columns, as in `question=query`.
+    pub columns: Vec<String>,
+    /// The system message of conversations that have none, or a .txt file with it.
+    pub system: Option<String>,
+    /// Maximum tokens of a row.
+    pub max_length: Option<u64>,
+    /// Handling of longer rows.
+    pub truncation: Truncation,
+    /// Sources and targets of an encoder-decoder.
+    pub pairs: PairRequest,
+    /// The command of this program that runs [`zeroth_data::render_templates`]; `None` renders chat templates in this
+    /// process.
+    pub template_command: Option<&'static str>,
+}
+
+/// Data that cannot be read as asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum DataRequestError {
+    /// A mapping of columns is wrong.
+    #[error(transparent)]
+    Columns(#[from] ColumnsError),
+    /// The tokenizer cannot be used.
+    #[error(transparent)]
+    Encoder(#[from] EncoderError),
+    /// Rows cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// Nothing can be held out.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// The file of a system message cannot be read.
+    #[error("cannot read --system {given}")]
+    SystemFile {
+        /// Its path.
+        given: String,
+        /// The reason.
+        source: io::Error,
+    },
+    /// A system message without text.
+    #[error("--system is empty: leave the flag out for no system message")]
+    EmptySystem,
+    /// A system message for a model without chat template.
+    #[error(
+        "--system is for chat templates, and {family} is an encoder-decoder model: --source-prefix puts a text before every \
+         source"
+    )]
+    SystemOfPairs {
+        /// The model's family.
+        family: &'static str,
+    },
+    /// A flag of encoder-decoder models for another one.
+    #[error(
+        "{flag} is for encoder-decoder models such as t5, and {family} is decoder-only: it reads source and target as one \
+         sequence; leave it out ({instead})"
+    )]
+    NotPairs {
+        /// The flag.
+        flag: &'static str,
+        /// The model's family.
+        family: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+    /// The output's path cannot be resolved.
+    #[error(transparent)]
+    Output(io::Error),
+    /// The output lies among the data.
+    #[error(
+        "--output {} is inside {flag} {}: a later run would read its files as data; choose a folder outside",
+        output.display(),
+        folder.display()
+    )]
+    OutputInside {
+        /// The output.
+        output: PathBuf,
+        /// The flag of the data.
+        flag: &'static str,
+        /// The folder of data.
+        folder: PathBuf,
+    },
+    /// Chat templates cannot be rendered by this program.
+    #[error("cannot find this executable to render chat templates")]
+    NoExecutable(#[source] io::Error),
+}
+
+/// Tokenisation settings.
+#[derive(Debug)]
+pub struct Reading {
+    folder: PathBuf,
+    options: EncoderOptions,
+    /// Values given that do not apply to pairs, by flag.
+    idle: Vec<&'static str>,
+    max_length: u64,
+    /// The model's maximum sequence length.
+    positions: Option<u64>,
+    truncation: Truncation,
+    template_command: Option<&'static str>,
+}
+
+impl Reading {
+    /// The settings for a model in a folder.
+    pub fn new(
+        request: &ReadingRequest,
+        model: &ModelConfig,
+        folder: &Path,
+    ) -> Result<Self, DataRequestError> {
+        let columns: Columns = request.columns.join(",").parse()?;
+        let pairs = request.pairs.options(model, folder)?;
+        if pairs.is_some() && request.system.is_some() {
+            return Err(DataRequestError::SystemOfPairs { family: model.family.model_type() });
+        }
+        let system = request.system.as_deref().map(system_message).transpose()?;
+        let idle = [
+            ("--max-length", request.max_length.is_some()),
+            ("--truncation-strategy", request.truncation != Truncation::Drop),
+        ];
+        let idle = idle.into_iter().filter(|(_, is_given)| *is_given && pairs.is_some());
+        Ok(Self {
+            folder: folder.to_owned(),
+            idle: idle.map(|(flag, _)| flag).collect(),
+            options: EncoderOptions { columns, system, pairs, ..EncoderOptions::new(model.vocab) },
+            max_length: longest_row(request.max_length, model),
+            positions: model.max_positions,
+            truncation: request.truncation,
+            template_command: request.template_command,
+        })
+    }
+
+    /// Maximum tokens of a row.
+    pub fn max_length(&self) -> u64 {
+        self.max_length
+    }
+
+    /// The maximum length of samples.
+    pub fn limits(&self) -> LengthLimits {
+        match self.pairs() {
+            Some(options) => LengthLimits::Pairs(options.pairs.limits),
+            None => LengthLimits::Rows(self.max_length),
+        }
+    }
+
+    /// Set for encoder-decoder models.
+    pub fn pairs(&self) -> Option<&PairOptions> {
+        self.options.pairs.as_ref()
+    }
+
+    /// A note on values that do not apply, or if rows may exceed the model's maximum sequence length.
+    pub fn note(&self) -> Option<String> {
+        if self.pairs().is_some() {
+            return (!self.idle.is_empty()).then(|| {
+                format!(
+                    "{} {} not apply to an encoder-decoder model: sources and targets are truncated to --max-source-length \
+                     and --max-target-length",
+                    self.idle.join(" and "),
+                    if self.idle.len() == 1 { "does" } else { "do" }
+                )
+            });
+        }
+        let positions = self.positions.filter(|positions| *positions < self.max_length)?;
+        Some(format!(
+            "--max-length {} exceeds the {} of the model (max_position_embeddings): longer rows train \
+             untrained positions, and `zeroth generate` stops at {}",
+            grouped(self.max_length),
+            counted(positions, "position"),
+            grouped(positions)
+        ))
+    }
+
+    /// The encoder of rows.
+    pub fn encoder(&self) -> Result<Encoder, DataRequestError> {
+        let encoder = Encoder::open(&self.folder, self.options.clone())?;
+        let Some(command) = self.template_command else { return Ok(encoder) };
+        let program = std::env::current_exe().map_err(DataRequestError::NoExecutable)?;
+        Ok(encoder.rendering_in(program, &[command]))
+    }
+
+    /// How rows become samples.
+    pub fn options(&self, max_samples: Option<u64>, packing: bool) -> PrepareOptions {
+        PrepareOptions {
+            max_length: self.max_length,
+            truncation: self.truncation,
+            max_samples: max_samples.and_then(NonZeroU64::new),
+            packing,
+        }
+    }
+}
+
+/// The data of a run, and its token caches.
+pub(super) struct RunData {
+    pub(super) samples: Samples,
+    /// Those of the token cache, before any are held out.
+    pub(super) all_samples: Samples,
+    pub(super) path: PathBuf,
+    pub(super) evaluation: Option<Samples>,
+    pub(super) evaluation_path: Option<PathBuf>,
+}
+
+impl DataRequest {
+    /// Opens the caches that the launcher prepared.
+    pub(super) fn open(
+        &self,
+        handoff: &LauncherHandoff,
+        reading: &Reading,
+        seed: u64,
+    ) -> Result<RunData, DataRequestError> {
+        let all_samples = Samples::open(&handoff.samples)?;
+        let (samples, held_out) = self.hold_out(all_samples.clone(), reading, seed)?;
+        let evaluation = handoff.evaluation.as_deref().map(Samples::open).transpose()?;
+        Ok(RunData {
+            samples,
+            all_samples,
+            path: handoff.samples.clone(),
+            evaluation: evaluation.or(held_out),
+            evaluation_path: handoff.evaluation.clone(),
+        })
+    }
+
+    /// Divides the samples into training and evaluation.
+    fn hold_out(
+        &self,
+        samples: Samples,
+        reading: &Reading,
+        seed: u64,
+    ) -> Result<(Samples, Option<Samples>), DataRequestError> {
+        let Some(ratio) = self.split_ratio else { return Ok((samples, None)) };
+        let packing = match reading.limits() {
+            _ if !self.packing => Packing::Off,
+            LengthLimits::Pairs(limits) => Packing::Pairs(limits),
+            LengthLimits::Rows(limit) => NonZeroU64::new(limit).map_or(Packing::Off, Packing::UpTo),
+        };
+        let (train, evaluation) = split_dataset(&samples, ratio, seed, packing)?;
+        Ok((train, Some(evaluation)))
+    }
+
+    /// Tokenises the data, or finds it in the cache.
+    pub(super) fn prepare(
+        &self,
+        reading: &Reading,
+        output: &Path,
+        seed: u64,
+        on_event: OnEvent<'_>,
+    ) -> Result<RunData, DataRequestError> {
+        refuse_output_inside("--data", &self.paths, output)?;
+        refuse_output_inside("--eval-data", &self.evaluation_paths, output)?;
+        let encoder = reading.encoder()?;
+        let cache = token_cache(output);
+        let make = |paths: &[PathBuf], most: Option<u64>, packing: bool| -> Result<_, DataRequestError> {
+            let (files, note) = data_files(paths)?;
+            if let Some(note) = note {
+                on_event(ResolveEvent::Note(&note));
+            }
+            let options = reading.options(most, packing);
+            let prepared = prepare_with_progress(&files, &encoder, &options, &cache, &|done| {
+                on_event(ResolveEvent::Tokenising(done));
+            })?;
+            on_event(ResolveEvent::Tokenised(&prepared));
+            check_trained(&prepared.samples, &files, &encoder, &options)?;
+            Ok((prepared, files))
+        };
+        // What is held out is chosen from samples, and packs are made of the others.
+        let packing = self.packing && self.split_ratio.is_none();
+        let (train, files) = make(&self.paths, self.max_samples, packing)?;
+        let all_samples = train.samples.clone();
+        let (samples, held_out) = self.hold_out(train.samples, reading, seed)?;
+        for part in held_out.iter().chain([&samples]) {
+            check_trained(part, &files, &encoder, &reading.options(self.max_samples, packing))?;
+        }
+        let evaluation = match self.evaluation_paths.as_slice() {
+            [] => None,
+            paths => Some(make(paths, None, false)?),
+        };
+        let (evaluation, evaluation_path) =
+            evaluation.map(|(Prepared { samples, path, .. }, _)| (samples, path)).unzip();
+        let evaluation = evaluation.or(held_out);
+        Ok(RunData { samples, all_samples, path: train.path, evaluation, evaluation_path })
+    }
+}

@@ -1,0 +1,391 @@
+//! Resolves a request: config, model, data, steps and devices.
+
+use std::num::NonZeroU64;
+
+use serde_json::Map;
+use zeroth_config::checked::CheckedConfig;
+use zeroth_config::resolve::{Flags, ModelFacts, Precision, Request, ResolveError, Resolved};
+use zeroth_config::unimplemented::unimplemented;
+use zeroth_data::Samples;
+use zeroth_model::{ModelConfig, ParameterTable, hidden_size_for_auto, table};
+use zeroth_plan::BatchShape;
+use zeroth_program::{Settings, Target};
+use zeroth_train::checkpoint::Checkpoint;
+use zeroth_train::{
+    Distillation, Evaluation, Job, LoraJob, RunLength, SampleOrder, adapter_table, check_same_adapters,
+    check_same_data, check_same_function, from_config, release_freed_memory,
+};
+
+use super::data::{Reading, RunData};
+use super::error::JobError;
+use super::events::{OnEvent, ResolveEvent};
+use super::handoff::{Inputs, LauncherHandoff};
+use super::machine::{DeviceKind, JobMachine, gpus};
+use super::rank_facts::RankFacts;
+use super::request::JobRequest;
+use super::resolved_job::ResolvedJob;
+use super::resume::{self, is_inside};
+use super::strategies::Strategies;
+use super::teacher::{Student, check_data, teacher_placement};
+
+/// Resolves a request. `ranks` are those that an external launcher has started. Ranks pass the `handoff` of their launcher,
+/// which makes its decisions here.
+pub fn resolve(
+    request: &JobRequest,
+    ranks: Option<u64>,
+    handoff: Option<LauncherHandoff>,
+    on_event: OnEvent<'_>,
+) -> Result<ResolvedJob, JobError> {
+    let mut notes = Vec::new();
+    let mut start = Start::read(request, ranks, handoff.as_ref(), on_event, &mut notes)?;
+    let rows = Rows::read(request, &mut start, handoff.as_ref(), on_event, &mut notes)?;
+    let Start { inputs, config, model, machine, checkpoint, lora, table, shape } = start;
+    let Rows { reading, distillation, order: DataOrder { seed, data_seed, shuffle }, data } = rows;
+    let RunData { samples, evaluation, path, evaluation_path, .. } = data;
+    let order = SampleOrder::new(samples.count(), shuffle.then_some(data_seed));
+    let length = match request.flags.max_steps {
+        Some(steps) => RunLength::Steps(steps),
+        None => RunLength::Epochs(request.epochs.unwrap_or(3.0)),
+    };
+    let train_batch = NonZeroU64::new(shape.train_batch()).ok_or(JobError::EmptyBatch)?;
+    let steps = order.total_steps(length, train_batch)?;
+    let resolved = config.resolve_all(steps)?;
+    notes.extend(data_notes(&reading, &model, &samples));
+    refuse_unbuilt(&resolved, &mut notes)?;
+    let strategies = Strategies::new(&request.strategies, steps);
+    let evaluation = evaluation_of(request, &strategies, evaluation, &reading, &mut notes);
+    notes.extend(resolved.notes.iter().map(ToString::to_string));
+    let mut job = Job {
+        folder: inputs.folder.clone(),
+        files: inputs.files.clone(),
+        table,
+        model,
+        order,
+        shape,
+        steps,
+        row_sizes: Vec::new().into(),
+        decoder_start: reading.pairs().map(|options| options.pairs.start),
+        settings: settings(request, &resolved, &mut notes)?,
+        recipe: from_config::recipe(&resolved, request.max_skipped_steps),
+        schedule: from_config::schedule(&resolved, steps)?,
+        decays_all: from_config::decays_all(&resolved),
+        seed,
+        data_seed,
+        samples,
+        evaluation,
+        lora,
+        distillation,
+        save_dtype: request.save_dtype,
+    };
+    if let Some(checkpoint) = &checkpoint {
+        resume::refuse_weights_only(checkpoint, &job)?;
+        resume::note_changes(checkpoint.manifest(), &job, &resolved, machine.ranks, &mut notes);
+    }
+    job.size_rows();
+    let own_threads = machine.threads(request);
+    let handoff = handoff.unwrap_or_else(|| LauncherHandoff {
+        threads: own_threads,
+        budget: machine.budget(request),
+        rates: machine.rates(&resolved, &mut notes),
+        samples: path,
+        evaluation: evaluation_path,
+        resume: checkpoint.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
+        inputs: None,
+        agreement: Map::new(),
+    });
+    let resumes_here = resumes_here(request, checkpoint.as_ref());
+    let kept_name = || resumes_here.then(|| resume::kept_name(&request.output)).flatten();
+    Ok(ResolvedJob {
+        writes_model: job.settings.stage < 3
+            || resolved.values.zero.stage3_gather_16bit_weights_on_model_save,
+        strategies,
+        holds_out: request.data.split_ratio.is_some(),
+        steps_per_print: resolved.values.top_level.steps_per_print,
+        name: request.model.clone(),
+        run_name: request.run_name.clone().or_else(kept_name),
+        resumes_here,
+        job,
+        resolved,
+        ranks: machine.ranks,
+        device: machine.device,
+        gpus: gpus(&machine.machine),
+        facts: RankFacts::of(&machine.machine, machine.device, own_threads),
+        // Rank 0 decides the layout of memory; a rank with fewer threads needs no more scratch than that.
+        target: match machine.device {
+            DeviceKind::Cuda => Target::Cuda,
+            DeviceKind::Cpu => Target::Cpu { threads: handoff.threads },
+        },
+        threads: own_threads.min(handoff.threads),
+        checkpoint,
+        reading,
+        handoff,
+        inputs,
+        notes,
+    })
+}
+
+/// What is known before the data is read.
+struct Start {
+    inputs: Inputs,
+    config: ConfigToResolve,
+    model: ModelConfig,
+    machine: JobMachine,
+    checkpoint: Option<Checkpoint>,
+    lora: Option<LoraJob>,
+    table: ParameterTable,
+    shape: BatchShape,
+}
+
+impl Start {
+    fn read(
+        request: &JobRequest,
+        ranks: Option<u64>,
+        handoff: Option<&LauncherHandoff>,
+        on_event: OnEvent<'_>,
+        notes: &mut Vec<String>,
+    ) -> Result<Self, JobError> {
+        let inputs = match handoff.and_then(|handoff| handoff.inputs.as_ref()) {
+            Some(inherited_inputs) => Inputs::inherit(inherited_inputs)?,
+            None => Inputs::read(request, handoff.is_none())?,
+        };
+        let checked = CheckedConfig::of_source(&request.deepspeed, inputs.config())?;
+        let model = ModelConfig::from_map(&inputs.model, &inputs.origin)?;
+        let machine = JobMachine::find(request, ranks)?;
+        let checkpoint = match handoff {
+            Some(handoff) => handoff.resume.as_deref().map(Checkpoint::open).transpose()?,
+            None => resume::find(request, notes)?,
+        };
+        let mut config = ConfigToResolve::new(checked, request, &inputs, &model, machine.ranks);
+        // Batch sizes first: the number of steps depends on them, and "auto" schedules depend on the steps.
+        let resolved = config.resolve(None)?;
+        on_event(ResolveEvent::Config {
+            file: &config.checked.report.values,
+            resolved: &resolved,
+            ranks: machine.ranks,
+        });
+        let (lora, table) = adapters(request, &model, &inputs, notes)?;
+        if let Some(checkpoint) = &checkpoint {
+            check_checkpoint(checkpoint, &model, lora.as_ref(), &table)?;
+            config.keep_batch(checkpoint, &resolved)?;
+        }
+        let shape = config.shape(&resolved);
+        Ok(Self { inputs, config, model, machine, checkpoint, lora, table, shape })
+    }
+}
+
+/// The data of a run, in its order, and what it is distilled from.
+struct Rows {
+    reading: Reading,
+    distillation: Option<Distillation>,
+    order: DataOrder,
+    data: RunData,
+}
+
+impl Rows {
+    fn read(
+        request: &JobRequest,
+        Start { inputs, model, checkpoint, .. }: &mut Start,
+        handoff: Option<&LauncherHandoff>,
+        on_event: OnEvent<'_>,
+        notes: &mut Vec<String>,
+    ) -> Result<Self, JobError> {
+        let reading = Reading::new(&request.data.reading, model, &inputs.folder)?;
+        let max_length = reading.max_length();
+        let student = Student { name: &request.model, folder: &inputs.folder, config: model, max_length };
+        let distillation = request.distillation.as_ref().map(|distillation| {
+            let weights = (request.random_weights, request.seed);
+            distillation.resolve(&student, weights, &mut inputs.teacher, notes)
+        });
+        let distillation = distillation.transpose()?;
+        let order = DataOrder::new(request, checkpoint.as_ref(), notes);
+        // What is held out depends on the seed of the run's first start.
+        let data = match handoff {
+            Some(handoff) => request.data.open(handoff, &reading, order.data_seed)?,
+            None => {
+                let data = request.data.prepare(&reading, &request.output, order.data_seed, on_event)?;
+                check_data(distillation.as_ref(), model, &data.all_samples)?;
+                data
+            }
+        };
+        release_freed_memory();
+        if let Some(checkpoint) = checkpoint {
+            check_same_data(checkpoint.manifest(), &data.samples)?;
+        }
+        Ok(Self { reading, distillation, order, data })
+    }
+}
+
+/// A config on its way: the file, the typed values, and what of the model and the checkpoint it depends on.
+struct ConfigToResolve {
+    checked: CheckedConfig,
+    flags: Flags,
+    facts: ModelFacts,
+    ranks: u64,
+    /// Whether the checkpoint's samples per step are divided anew.
+    is_redistributed: bool,
+}
+
+impl ConfigToResolve {
+    fn new(
+        checked: CheckedConfig,
+        request: &JobRequest,
+        inputs: &Inputs,
+        model: &ModelConfig,
+        ranks: u64,
+    ) -> Self {
+        let mut flags = request.flags.clone();
+        if request.precision_of_model {
+            flags.precision = model.dtype.map(Precision::of);
+        }
+        let facts =
+            ModelFacts { hidden_size: hidden_size_for_auto(&inputs.model), blocks: Some(model.blocks()) };
+        Self { checked, flags, facts, ranks, is_redistributed: false }
+    }
+
+    fn resolve(&self, steps: Option<u64>) -> Result<Resolved, ResolveError> {
+        let Self { checked, flags, facts, ranks, .. } = self;
+        let file = &checked.report.values;
+        zeroth_config::resolve::resolve(&Request { file, flags, ranks: *ranks, model: Some(*facts), steps })
+    }
+
+    /// The same, of a run of so many steps.
+    fn resolve_all(&self, steps: u64) -> Result<Resolved, ResolveError> {
+        let mut resolved = self.resolve(Some(steps))?;
+        if self.is_redistributed {
+            resume::name_origin(&mut resolved);
+        }
+        Ok(resolved)
+    }
+
+    /// Keeps the checkpoint's samples per step.
+    fn keep_batch(&mut self, checkpoint: &Checkpoint, resolved: &Resolved) -> Result<(), JobError> {
+        self.is_redistributed =
+            resume::keep_batch(checkpoint.manifest(), resolved, self.ranks, &mut self.flags)?;
+        Ok(())
+    }
+
+    /// The batch decomposition: that of the checkpoint's samples per step, else the config's.
+    fn shape(&self, resolved: &Resolved) -> BatchShape {
+        let (top_level, flags) = (&resolved.values.top_level, &self.flags);
+        let kept = |value: Option<u64>| value.filter(|_| self.is_redistributed);
+        BatchShape {
+            micro_batch: kept(flags.per_device_train_batch_size)
+                .unwrap_or(top_level.train_micro_batch_size_per_gpu),
+            accumulation: kept(flags.gradient_accumulation_steps)
+                .unwrap_or(top_level.gradient_accumulation_steps),
+            ranks: self.ranks,
+        }
+    }
+}
+
+/// The adapters to train, and the model's table with them.
+fn adapters(
+    request: &JobRequest,
+    model: &ModelConfig,
+    inputs: &Inputs,
+    notes: &mut Vec<String>,
+) -> Result<(Option<LoraJob>, ParameterTable), JobError> {
+    let base = table(model);
+    let Some(asked) = &request.lora else { return Ok((None, base)) };
+    let found = asked.resolve(&base)?;
+    notes.extend(found.notes);
+    let job = asked.job(found.lora, &request.model, &inputs.folder, request.random_weights);
+    Ok((Some(job), found.table))
+}
+
+/// Refuses a checkpoint of another model or of other adapters.
+fn check_checkpoint(
+    checkpoint: &Checkpoint,
+    model: &ModelConfig,
+    lora: Option<&LoraJob>,
+    table: &ParameterTable,
+) -> Result<(), JobError> {
+    check_same_adapters(checkpoint, lora, table)?;
+    let saved = if lora.is_some() { adapter_table(table) } else { table.clone() };
+    checkpoint.check_model(model.family.model_type(), &saved)?;
+    Ok(check_same_function(checkpoint, model)?)
+}
+
+/// Seeds and order of the data: those of the checkpoint, else as asked for.
+struct DataOrder {
+    seed: u64,
+    data_seed: u64,
+    shuffle: bool,
+}
+
+impl DataOrder {
+    fn new(request: &JobRequest, checkpoint: Option<&Checkpoint>, notes: &mut Vec<String>) -> Self {
+        let (mut seed, mut shuffle) = (request.seed, request.shuffle);
+        let mut data_seed = request.data_seed.unwrap_or(seed);
+        if let Some(manifest) = checkpoint.map(Checkpoint::manifest) {
+            resume::keep_order(manifest, &mut seed, &mut data_seed, &mut shuffle, notes);
+        }
+        Self { seed, data_seed, shuffle }
+    }
+}
+
+/// The evaluation of a run that has data for it.
+fn evaluation_of(
+    request: &JobRequest,
+    strategies: &Strategies,
+    samples: Option<Samples>,
+    reading: &Reading,
+    notes: &mut Vec<String>,
+) -> Option<Evaluation> {
+    let samples = samples?;
+    if !request.data.evaluation_paths.is_empty() {
+        let found = samples.totals().notes(reading.limits());
+        notes.extend(found.into_iter().map(|note| format!("--eval-data: {note}")));
+    }
+    Some(Evaluation {
+        samples,
+        interval: strategies.evaluation,
+        micro_batch: request.data.evaluation_micro_batch,
+        best: request.strategies.best,
+    })
+}
+
+/// The settings of the compiler passes: the config's, with the teacher's placement.
+fn settings(
+    request: &JobRequest,
+    resolved: &Resolved,
+    notes: &mut Vec<String>,
+) -> Result<Settings, JobError> {
+    let mut settings = Settings::from_config(resolved);
+    let placement = request.distillation.as_ref().and_then(|found| found.teacher_deepspeed.as_ref());
+    if let Some(given) = placement {
+        settings.teacher = teacher_placement(given, notes)?;
+    }
+    Ok(settings)
+}
+
+/// Notes on the samples, and on what the model asks for and training does not do.
+fn data_notes(reading: &Reading, model: &ModelConfig, samples: &Samples) -> Vec<String> {
+    let dropout = (model.attention_dropout > 0.0).then(|| {
+        format!(
+            "attention_dropout {} has no effect: attention dropout is not built yet, and training runs without it",
+            model.attention_dropout
+        )
+    });
+    let of_samples = samples.totals().notes(reading.limits());
+    reading.note().into_iter().chain(dropout).chain(of_samples).collect()
+}
+
+/// Refuses config keys that are not built and affect training, all at once; notes the others.
+fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> Result<(), JobError> {
+    let lacking = unimplemented(resolved);
+    notes.extend(lacking.noted.iter().map(|lack| format!("not yet built: {lack}")));
+    if lacking.refused.is_empty() {
+        return Ok(());
+    }
+    Err(JobError::NotBuilt(lacking.refused.iter().map(|lack| format!("  {lack}")).collect()))
+}
+
+/// Whether the run continues one in its own folder.
+fn resumes_here(request: &JobRequest, checkpoint: Option<&Checkpoint>) -> bool {
+    match checkpoint {
+        Some(checkpoint) => is_inside(checkpoint.folder(), &request.output),
+        // Killed before its first checkpoint: `auto` starts it again.
+        None => request.resume.as_deref() == Some("auto"),
+    }
+}
