@@ -49,15 +49,16 @@ impl Units {
             TrainType::Full => (shape.largest_unit, shape.largest_unit),
             TrainType::Lora => (shape.largest_unit.saturating_add(adapters), adapters),
         };
-        Self { whole, trained, bucket: placement.reduce_bucket.min(trained) }
+        Self { whole, trained, bucket: placement.settings.reduce_bucket.min(trained) }
     }
 }
 
 /// The buffers of a device.
 pub fn device_buffers(request: &PlanRequest, placement: &Placement) -> DeviceBuffers {
+    let settings = &placement.settings;
     let Some(shape) = &request.shape else {
         // Without a model, one gathered layer and its gradient, as DeepSpeed's estimator counts them.
-        let layer = if placement.stage == 3 { request.largest_layer.unwrap_or(0) } else { 0 };
+        let layer = if settings.stage == 3 { request.largest_layer.unwrap_or(0) } else { 0 };
         let bytes = ELEMENT_BYTES.saturating_mul(layer);
         return DeviceBuffers { gathered: bytes, gradients: bytes, ..DeviceBuffers::default() };
     };
@@ -67,12 +68,12 @@ pub fn device_buffers(request: &PlanRequest, placement: &Placement) -> DeviceBuf
 
     // Sharded or offloaded parameters are gathered unit by unit. With overlap the next unit is prefetched; max_live
     // bounds both together, but never below one unit.
-    let assembled = placement.stage == 3 && (peers || placement.offload.parameters());
+    let assembled = settings.stage == 3 && (peers || placement.offload.parameters());
     let (mut gathered, mut persistent) = (0, 0);
     if assembled {
         let all = request.trainable().saturating_add(request.frozen());
-        let live = if placement.overlap && placement.prefetch > 0 {
-            units.whole.saturating_mul(DOUBLE).min(placement.max_live.max(units.whole))
+        let live = if settings.overlap && settings.prefetch > 0 {
+            units.whole.saturating_mul(DOUBLE).min(settings.max_live.max(units.whole))
         } else {
             units.whole
         };
@@ -80,15 +81,15 @@ pub fn device_buffers(request: &PlanRequest, placement: &Placement) -> DeviceBuf
         persistent = bytes(placement.persistent);
     }
 
-    let gradients = match placement.stage {
+    let gradients = match settings.stage {
         // Unsharded gradients count as states. A bucket receives and sums peers' parts; with overlap a second one is in
         // transfer.
-        0 | 1 if peers => bytes(units.bucket).saturating_mul(if placement.overlap { DOUBLE } else { 1 }),
+        0 | 1 if peers => bytes(units.bucket).saturating_mul(if settings.overlap { DOUBLE } else { 1 }),
         0 | 1 => 0,
         // Only shards persist, so a unit's full gradient needs a buffer until it is reduced or moved to the host. With
         // overlap, the bucket being reduced is in addition to the unit that backward writes.
         _ if peers || placement.offload.optimizer() => {
-            let summed = if placement.overlap { units.bucket } else { 0 };
+            let summed = if settings.overlap { units.bucket } else { 0 };
             bytes(units.trained.saturating_add(summed))
         }
         _ => 0,
@@ -115,7 +116,7 @@ pub fn device_buffers(request: &PlanRequest, placement: &Placement) -> DeviceBuf
 ///
 /// Without a model or a given largest layer, it is a block of the usual shape.
 pub fn gathered_layer(request: &PlanRequest, placement: &Placement) -> u64 {
-    if placement.stage < 3 || (request.ranks <= 1 && !placement.offload.parameters()) {
+    if placement.settings.stage < 3 || (request.ranks <= 1 && !placement.offload.parameters()) {
         return 0;
     }
     let elements = match &request.shape {
@@ -198,17 +199,20 @@ mod tests {
 
     #[test]
     fn stage_3_holds_two_gathered_units_and_one_units_gradient() {
-        let placement = Placement { overlap: false, ..Placement::new("zero3", 3, Offload::None) };
+        let mut placement = Placement::new("zero3", 3, Offload::None);
+        placement.settings.overlap = false;
         let serial = device_buffers(&request(4), &placement);
         assert_eq!((serial.gathered, serial.gradients, serial.staging), (2 * UNIT, 2 * UNIT, 0));
-        let overlapped = device_buffers(&request(4), &Placement { overlap: true, ..placement });
+        placement.settings.overlap = true;
+        let overlapped = device_buffers(&request(4), &placement);
         assert_eq!((overlapped.gathered, overlapped.gradients), (4 * UNIT, 4 * UNIT));
     }
 
     #[test]
     fn max_live_bounds_what_is_gathered_but_not_below_one_unit() {
         let gathered = |max_live| {
-            let placement = Placement { max_live, ..Placement::new("zero3", 3, Offload::None) };
+            let mut placement = Placement::new("zero3", 3, Offload::None);
+            placement.settings.max_live = max_live;
             device_buffers(&request(4), &placement).gathered
         };
         assert_eq!([1, 1_500_000, 9_000_000].map(gathered), [2 * UNIT, 3 * UNIT, 4 * UNIT]);
@@ -226,7 +230,8 @@ mod tests {
     #[test]
     fn a_bucket_is_never_larger_than_the_unit_nor_than_the_key() {
         let gradients = |reduce_bucket| {
-            let placement = Placement { reduce_bucket, ..Placement::new("zero1", 1, Offload::None) };
+            let mut placement = Placement::new("zero1", 1, Offload::None);
+            placement.settings.reduce_bucket = reduce_bucket;
             device_buffers(&request(4), &placement).gradients
         };
         assert_eq!([200_000_000, 1_000].map(gradients), [4 * UNIT, 4_000]);

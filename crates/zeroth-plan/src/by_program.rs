@@ -131,13 +131,10 @@ fn search(
     detail: Detail,
     earlier: &mut EarlierSteps,
 ) -> Result<Option<(Found, Settings)>, PlanError> {
-    let (Some(model), Some(shape), Some(settings)) = (&request.model, &request.shape, placement.settings)
-    else {
-        return Ok(None);
-    };
+    let (Some(model), Some(shape)) = (&request.model, &request.shape) else { return Ok(None) };
     let Some(table) = model.table(request.train_type) else { return Ok(None) };
     let (ranks, accumulation) = (request.ranks, request.accumulation);
-    let mut settings = Settings { accumulation, ..settings };
+    let mut settings = Settings { accumulation, ..placement.settings };
     let mut freedom = placement.freedom;
     if shape.recompute {
         freedom.recompute = false;

@@ -98,7 +98,7 @@ fn rows(
     most_tokens: &[Option<u64>],
 ) -> Result<Vec<Row>, PlanError> {
     // Savings are relative to plain data parallelism, as planned where it is among the placements.
-    let baseline = match placements.iter().position(|placement| placement.stage == 0) {
+    let baseline = match placements.iter().position(|placement| placement.settings.stage == 0) {
         Some(at) => footprints[at].clone(),
         None => footprint(request, &replicated(placements.first()))?,
     };
@@ -109,7 +109,7 @@ fn rows(
         let Footprint { device, host, process, gathered_layer, sent, frozen, basis, blocks, .. } = *needs;
         Row {
             preset: placement.preset.clone(),
-            stage: placement.stage,
+            stage: placement.settings.stage,
             offload: placement.offload,
             train_type: request.train_type,
             device_bytes: device,
@@ -121,7 +121,7 @@ fn rows(
             blocks,
             process_bytes: process,
             gathered_layer,
-            volume_in_parameters: volume_in_parameters(request, placement.stage),
+            volume_in_parameters: volume_in_parameters(request, placement.settings.stage),
             deepspeed_estimate: deepspeed_estimate(request, placement),
             frozen,
             basis,
@@ -139,12 +139,10 @@ fn rows(
 
 /// Plain data parallelism with the remaining settings of a placement.
 fn replicated(placement: Option<&Placement>) -> Placement {
-    let settings = placement.and_then(|placement| placement.settings).map(|settings| Settings {
-        stage: 0,
-        offload: zeroth_program::Offload { optimizer: None, parameters: None, ..settings.offload },
-        ..settings
-    });
-    Placement { settings, ..Placement::new("zero0", 0, Offload::None) }
+    let plain = Placement::new("zero0", 0, Offload::None);
+    let Some(Placement { settings, .. }) = placement else { return plain };
+    let offload = zeroth_program::Offload { optimizer: None, parameters: None, ..settings.offload };
+    Placement { settings: Settings { stage: 0, offload, ..*settings }, ..plain }
 }
 
 /// DeepSpeed estimates ZeRO-2 and ZeRO-3 with all parameters trained. `zero_init` is true, since no process here holds
@@ -154,7 +152,7 @@ fn deepspeed_estimate(request: &PlanRequest, placement: &Placement) -> Option<Es
         return None;
     }
     let cluster = Cluster { gpus_per_node: request.ranks_on_host(), nodes: request.hosts() };
-    match (placement.stage, placement.offload) {
+    match (placement.settings.stage, placement.offload) {
         (2, offload) => Some(deepspeed::zero2(request.params, cluster, offload.optimizer())),
         (3, Offload::None | Offload::Optimizer | Offload::OptimizerAndParameters) => {
             let optimizer = placement.offload.optimizer();

@@ -13,7 +13,7 @@ const ORDER: [&str; 5] = ["zero1", "zero2", "zero3", "zero2_offload", "zero3_off
 
 /// A placement's position in that order; config files come after the presets, zero0 last.
 pub(crate) fn precedence(placement: &Placement) -> usize {
-    place(&placement.preset, placement.stage)
+    place(&placement.preset, placement.settings.stage)
 }
 
 fn place(preset: &str, stage: u8) -> usize {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::{ActivationShape, Freedom, Processes, SizingError, TrainableModel};
 use serde::Serialize;
+use zeroth_base::DType;
 use zeroth_program::Settings;
 
 /// A job to plan.
@@ -160,25 +161,12 @@ pub enum Offload {
 pub struct Placement {
     /// The preset's or the file's name.
     pub preset: String,
-    /// ZeRO's stage, 0 to 3.
-    pub stage: u8,
     /// What is offloaded to host memory.
     pub offload: Offload,
-    /// `reduce_bucket_size`, in elements.
-    pub reduce_bucket: u64,
-    /// `stage3_prefetch_bucket_size`, in elements; 0 disables prefetch.
-    pub prefetch: u64,
-    /// `stage3_max_live_parameters`, in elements.
-    pub max_live: u64,
-    /// `offload_param.max_in_cpu`: the maximum number of a rank's parameters in host memory; the rest of its shard
-    /// stays on the device. `None`: no limit.
-    pub max_in_cpu: Option<u64>,
     /// Elements that stay gathered because they are below `stage3_param_persistence_threshold`.
     pub persistent: u64,
-    /// `overlap_comm`.
-    pub overlap: bool,
-    /// All settings of the config, from which a step is compiled; closed forms read the fields above.
-    pub settings: Option<Settings>,
+    /// The settings of the config, from which a step is compiled; closed forms read some of them.
+    pub settings: Settings,
     /// What the config leaves open, so that a run chooses it to fit.
     pub freedom: Freedom,
 }
@@ -363,30 +351,31 @@ impl Placement {
     /// A placement with overlapped communication and the bucket sizes of ms-swift's presets, or DeepSpeed's defaults
     /// where those have none.
     pub fn new(preset: impl Into<String>, stage: u8, offload: Offload) -> Self {
-        Self {
-            preset: preset.into(),
+        let settings = Settings {
             stage,
-            offload,
             reduce_bucket: 200_000_000,
             prefetch: 50_000_000,
             max_live: 1_000_000_000,
-            max_in_cpu: None,
-            persistent: 0,
             overlap: true,
-            settings: None,
-            freedom: Freedom::default(),
-        }
+            offload: zeroth_program::Offload {
+                optimizer: offload.optimizer().then_some(1.0),
+                parameters: offload.parameters().then_some(u64::MAX),
+                ..zeroth_program::Offload::NOTHING
+            },
+            ..Settings::inference(DType::Bf16)
+        };
+        Self { preset: preset.into(), offload, persistent: 0, settings, freedom: Freedom::default() }
     }
 
     pub(crate) fn check(&self) -> Result<(), PlanError> {
-        let refuse = |what, least| {
-            Err(PlanError::OffloadStage { preset: self.preset.clone(), stage: self.stage, what, least })
-        };
-        if self.stage > 3 {
-            Err(PlanError::Stage { preset: self.preset.clone(), stage: self.stage })
-        } else if self.offload.parameters() && self.stage < 3 {
+        let stage = self.settings.stage;
+        let refuse =
+            |what, least| Err(PlanError::OffloadStage { preset: self.preset.clone(), stage, what, least });
+        if stage > 3 {
+            Err(PlanError::Stage { preset: self.preset.clone(), stage })
+        } else if self.offload.parameters() && stage < 3 {
             refuse("parameters", 3)
-        } else if self.offload.optimizer() && self.stage == 0 {
+        } else if self.offload.optimizer() && stage == 0 {
             refuse("optimizer states", 1)
         } else {
             Ok(())

@@ -163,10 +163,10 @@ fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
     let activations =
         request.shape.as_ref().map_or(0, |shape| shape.activations.bytes(tokens(shape), shape.recompute));
     let buffers = device_buffers(request, placement).total();
-    let mut device = device_states(request, placement.stage, placement.offload);
+    let mut device = device_states(request, placement.settings.stage, placement.offload);
     let mut host = host_states(request, placement.offload);
     // Parameters beyond max_in_cpu stay on the device.
-    if let Some(most) = placement.max_in_cpu.filter(|_| placement.offload.parameters()) {
+    if let Some(most) = placement.settings.offload.parameters.filter(|_| placement.offload.parameters()) {
         let shard = request.shard(request.trainable()).saturating_add(request.shard(request.frozen()));
         let stays = shard.saturating_sub(most).saturating_mul(2);
         device.parameters = device.parameters.saturating_add(stays);
@@ -176,7 +176,7 @@ fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
         device: device.with(activations, buffers),
         host: host.with(0, host_buffers(request, placement)),
         gathered_layer: gathered_layer(request, placement),
-        sent: bytes_sent_per_step(request, placement.stage),
+        sent: bytes_sent_per_step(request, placement.settings.stage),
         bytes_per_parameter: request.bytes_per_parameter(),
         process: 0,
         frozen: None,

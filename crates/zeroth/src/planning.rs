@@ -47,13 +47,8 @@ pub fn placement(
         })
     });
     Ok(Placement {
-        reduce_bucket: zero.reduce_bucket_size,
-        prefetch: zero.stage3_prefetch_bucket_size,
-        max_live: zero.stage3_max_live_parameters,
-        max_in_cpu: offload_param.max_in_cpu,
         persistent,
-        overlap: zero.overlap_comm,
-        settings: Some(Settings::from_config(config)),
+        settings: Settings::from_config(config),
         // Rates are measured by runs: without them state stays where the stream has it.
         freedom: freedom(config, None),
         ..Placement::new(name, stage, offload)

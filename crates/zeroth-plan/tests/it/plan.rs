@@ -261,8 +261,8 @@ fn questions_without_an_answer_are_refused_with_what_to_change() {
 fn parameters_beyond_max_in_cpu_stay_on_the_device() {
     let request = PlanRequest::new(8 * GB, 4);
     let offloaded = |max_in_cpu| {
-        let placement =
-            Placement { max_in_cpu, ..Placement::new("file", 3, Offload::OptimizerAndParameters) };
+        let mut placement = Placement::new("file", 3, Offload::OptimizerAndParameters);
+        placement.settings.offload.parameters = max_in_cpu;
         let row = plan(&request, &[placement]).expect("the request is sound").rows.remove(0);
         (row.device_bytes.parameters, row.host_bytes.parameters)
     };

@@ -52,7 +52,7 @@ fn a_plan_has_the_arena_of_the_distillation() {
         Some(teacher(Some(OFFLOADED), weights())),
         Some(teacher(Some(WHOLE), weights())),
     ] {
-        let placement = Placement { settings: Some(settings()), ..Placement::new("zero0", 0, Offload::None) };
+        let placement = Placement { settings: settings(), ..Placement::new("zero0", 0, Offload::None) };
         let activations = ActivationShape { hidden: 64, vocab: 512, stacks: Vec::new() };
         let shape = Shape {
             largest_unit: 1,
