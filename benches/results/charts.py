@@ -6,6 +6,7 @@
 
 import csv
 import pathlib
+import statistics
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -89,6 +90,18 @@ def gpu_group(rows, heading, model, systems):
     return heading, ("tokens/s, more is better", speed), ("GPU memory in GiB, less is better", memory)
 
 
+def case_group(name, case, heading, peer, system):
+    """Medians of the runs of a case of `benches/gpu/steps.py`, ours and those of the peer's system."""
+    speed, memory = [], []
+    for label, wanted in [("zeroth", "zeroth"), (peer, system)]:
+        runs = [row for row in read(name) if (row["case"], row["system"]) == (case, wanted)]
+        rate = round(statistics.median(int(row["tokens_per_s"]) for row in runs))
+        gib = statistics.median(float(row["gib"]) for row in runs)
+        speed.append((label, rate, f"{rate:,}"))
+        memory.append((label, gib, f"{gib:.1f}"))
+    return heading, ("tokens/s, more is better", speed), ("GPU memory in GiB, less is better", memory)
+
+
 def cpu_group(rows, heading, model):
     row = next(row for row in rows if (row["series"], row["model"], row["dtype"]) == ("padded-rows", model, "bf16"))
     speed = [("zeroth", int(row["ours_median"])), ("DeepSpeed", int(row["deepspeed_median"]))]
@@ -110,6 +123,15 @@ def charts():
                   [("zeroth", plain), compiled, deepspeed]),
         gpu_group(gpu, "Qwen3-1.7B shape, ZeRO-2, 4 × 4096 tokens, one H200 (llmq: Qwen2 shape, no q/k norm)", "1.7B",
                   [("zeroth", plain), ("llmq", {"system": "llmq"}), compiled, deepspeed]),
+        case_group("lora-h200-2026-11-18.csv", "8b-lora-2x2048",
+                   "LoRA of Qwen3-8B, rank 16, 2 × 2048 tokens, one H200", "PEFT", "peft"),
+        case_group("moe-h200-2026-11-18.csv", "30b-lora",
+                   "LoRA of Qwen3-30B-A3B, 128 experts, 4 × 4096 tokens, one H200 (PEFT: with checkpointing)", "PEFT",
+                   "transformers and peft (checkpointing)"),
+        case_group("kd-h200-2026-11-18.csv", "kd",
+                   "Distillation of Qwen3-8B to 0.6B, 4 × 2048 tokens, one H200", "PyTorch", "PyTorch"),
+        case_group("t5-h200-2026-11-18.csv", "t5",
+                   "T5-3B shape, 8 pairs of 512 and 512 tokens, one H200", "transformers", "transformers"),
         cpu_group(cpu, "41.6M parameters, ZeRO-3, two ranks of one CPU core each (AMX)", "m50"),
     ]
     return {"speed-and-memory.svg": chart("Training speed and memory, bf16", groups)}
