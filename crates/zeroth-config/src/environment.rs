@@ -117,8 +117,8 @@ const HEAD: &str = "\
 # Environment variables
 
 This page is written from the table in `crates/zeroth-config/src/environment/`; a test fails when it is stale
-(`ZEROTH_BLESS=1 cargo test -p zeroth-config --test it environment_page::` writes it anew). `zeroth doctor` says the same
-of the variables that are set on a machine.
+(`ZEROTH_BLESS=1 cargo test -p zeroth-config --test it environment_page::` writes it anew). `zeroth doctor` says the
+same of the variables that are set on a machine.
 
 **Here** says what becomes of a variable: honoured; not yet (the part that reads it is not built); no effect here, with
 the reason; unknown (no such variable exists, here or in DeepSpeed). `*` stands for any ending. Other variables that

@@ -73,7 +73,7 @@ section! {
             .nothing("DeepSpeed reads it nowhere either"),
         Key::int("steps_per_print", 1)
             .in_("steps")
-            .does("Prints a line of progress every so many steps.")
+            .does("Prints a line of progress every N steps.")
             .set("leave it out; --logging-steps says the same")
             .read_by(Reader::Loop)
             => steps_per_print: Option<u64>,

@@ -87,7 +87,7 @@ section! {
         Key::float("optimizer.params.alpha", 0.0)
             .in_fp32()
             .or_float(5.0)
-            .does("Weight of the slow average beside the fast one.")
+            .does("Weight of the slow average, which is added to the fast one.")
             .set("5; 2 to 10")
             .read_by(Reader::Update)
             .of(&["AdEMAMix"])

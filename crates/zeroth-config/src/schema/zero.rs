@@ -256,7 +256,7 @@ section! {
             .does("How late the rest is updated.")
             .as_section(),
         Key::bool("zero_optimization.zenflow.overlap_step", false)
-            .does("Runs the late update beside the computation.")
+            .does("Runs the late update while the next step computes.")
             .as_section(),
         Key::bool("zero_optimization.zenflow.offload", false).does("Keeps the chosen columns' state on the host.").as_section(),
         Key::float("zero_optimization.zenflow.auto_ratio", 0.0)

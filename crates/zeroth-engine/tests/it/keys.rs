@@ -24,7 +24,7 @@ const MILLION: u64 = 1_000_000 / 2048 * 2048;
 
 const MAX_LIVE: Key = Key {
     path: "zero_optimization.stage3_max_live_parameters",
-    shows: "Below what all units take, units leave before backward reads them again, and no more is gathered than allowed.",
+    shows: "At most this many elements are gathered at a time. Where all units need more, units are released before backward and gathered again.",
     ranks: 2,
     base: r#"{"zero_optimization": {"stage": 3, "overlap_comm": false, "stage3_max_reuse_distance": 1e9, "stage3_param_persistence_threshold": 0}}"#,
     settings: &["1e9", "60e6"],
@@ -87,7 +87,7 @@ fn units_are_gathered_as_far_ahead_as_the_prefetch_bucket_holds() {
 
 const PERSISTENCE: Key = Key {
     path: "zero_optimization.stage3_param_persistence_threshold",
-    shows: "Parameters of at most so many elements stay gathered on every rank and are not gathered again.",
+    shows: "Parameters of at most this many elements stay gathered on every rank and are not gathered again.",
     ranks: 2,
     base: r#"{"zero_optimization": {"stage": 3, "overlap_comm": false, "stage3_max_reuse_distance": 0}}"#,
     settings: &["0", "10240", "300000"],
@@ -109,7 +109,7 @@ fn parameters_up_to_the_persistence_threshold_stay_gathered() {
 
 const TILES: Key = Key {
     path: "zero_optimization.offload_optimizer.buffer_count",
-    shows: "So many tiles of updated parameters wait in host memory for their way to the device.",
+    shows: "This many tiles of updated parameters wait in host memory for their copy to the device.",
     ranks: 2,
     base: STATE_AWAY,
     settings: &["1", "4"],
@@ -152,7 +152,7 @@ fn ratio_of_the_optimizer_state_is_offloaded() {
 
 const PIECES: Key = Key {
     path: "zero_optimization.offload_param.buffer_count",
-    shows: "So many pieces of parameters are in staging at a time, where pin_memory is false.",
+    shows: "With pin_memory false, this many pieces of parameters are in staging at a time.",
     ranks: 2,
     base: plain!(r#", "offload_param": {"device": "cpu", "pin_memory": false, "buffer_size": 1e6}"#),
     settings: &["1", "4"],
@@ -169,7 +169,7 @@ fn as_many_pieces_are_staged_as_parameters_have_buffers() {
 
 const PIECE: Key = Key {
     path: "zero_optimization.offload_param.buffer_size",
-    shows: "Parameters are copied to the device in pieces of so many elements, which bounds staging.",
+    shows: "Parameters are copied to the device in pieces of this many elements, which bounds staging.",
     ranks: 2,
     base: plain!(r#", "offload_param": {"device": "cpu", "pin_memory": false, "buffer_count": 2}"#),
     settings: &["1e6", "4e6"],
@@ -195,7 +195,7 @@ fn a_copy_moves_as_many_elements_as_a_buffer_holds() {
 
 const MAX_IN_CPU: Key = Key {
     path: "zero_optimization.offload_param.max_in_cpu",
-    shows: "No more elements of a rank's shards are in host memory; the other units stay on the device.",
+    shows: "At most this many elements of a rank's shards are in host memory; the other units stay on the device.",
     ranks: 2,
     base: plain!(r#", "offload_param": {"device": "cpu"}"#),
     settings: &["0", "30e6", "1e9"],
@@ -215,7 +215,7 @@ fn no_more_parameters_are_in_host_memory_than_max_in_cpu_allows() {
 
 const PIN: Key = Key {
     path: "zero_optimization.offload_param.pin_memory",
-    shows: "From locked memory parameters are copied straight to their place; else they pass through staging.",
+    shows: "From pinned memory parameters are copied straight to their place; otherwise they pass through staging.",
     ranks: 2,
     base: plain!(r#", "offload_param": {"device": "cpu", "buffer_size": 1e6, "buffer_count": 2}"#),
     settings: &["true", "false"],
@@ -232,7 +232,7 @@ fn locked_memory_needs_no_staging() {
 
 const TILE: Key = Key {
     path: "zero_optimization.sub_group_size",
-    shows: "The optimizer updates so many elements at a time, which bounds what an offloaded update stages.",
+    shows: "The optimizer updates this many elements at a time, which bounds what an offloaded update stages.",
     ranks: 2,
     base: r#"{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "buffer_count": 2}}}"#,
     settings: &["1e9", "1e6"],
@@ -255,7 +255,7 @@ fn an_update_takes_as_many_elements_as_a_sub_group_has() {
 
 const CHECKPOINTS: Key = Key {
     path: "activation_checkpointing.number_checkpoints",
-    shows: "This many inputs of blocks are kept; what lies between two of them is recomputed at once.",
+    shows: "This many inputs of blocks are kept; the blocks between two of them are recomputed together.",
     ranks: 2,
     base: plain!(),
     settings: &["8", "2"],
@@ -275,7 +275,7 @@ fn fewer_checkpoints_keep_longer_runs_of_blocks_at_a_time() {
 
 const PARKED: Key = Key {
     path: "activation_checkpointing.cpu_checkpointing",
-    shows: "Kept inputs of blocks wait for backward in host memory.",
+    shows: "Kept inputs of blocks are in host memory until backward.",
     ranks: 2,
     base: plain!(),
     settings: &["false", "true"],
@@ -296,7 +296,7 @@ fn kept_activations_wait_in_host_memory() {
 
 const REDUCE_BUCKET: Key = Key {
     path: "zero_optimization.reduce_bucket_size",
-    shows: "An exchange of gradients moves at most so many elements: more exchanges, smaller buffers.",
+    shows: "An exchange of gradients moves at most this many elements: smaller buckets need more exchanges and less memory.",
     ranks: 2,
     base: r#"{"communication_data_type": "fp32", "zero_optimization": {"stage": 3, "overlap_comm": false, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}}"#,
     settings: &["5e8", "1e6"],
@@ -335,7 +335,7 @@ fn without_reduce_scatter_a_rank_receives_ranks_times_as_much() {
 
 const GATHER_BUCKET: Key = Key {
     path: "zero_optimization.allgather_bucket_size",
-    shows: "A gather of updated parameters moves at most so many elements.",
+    shows: "A gather of updated parameters moves at most this many elements.",
     ranks: 2,
     base: r#"{"zero_optimization": {"stage": 1}}"#,
     settings: &["5e8", "1e6"],
@@ -388,7 +388,7 @@ fn without_memory_efficient_linear_blocks_stay_gathered() {
 
 const OVERLAP: Key = Key {
     path: "zero_optimization.overlap_comm",
-    shows: "Collectives run on a queue of their own, and gathers stand before their use.",
+    shows: "Collectives run on a queue of their own, and gathers are enqueued ahead of their use.",
     ranks: 2,
     base: r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 25e6, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}}"#,
     settings: &["false", "true"],
@@ -441,7 +441,7 @@ fn shards_of_gradients_in_16_bits_take_half() {
 
 const RECOMPUTE: Key = Key {
     path: "zeroth.recompute",
-    shows: "The more backward computes again, the less is kept.",
+    shows: "The more backward recomputes, the less is kept.",
     ranks: 2,
     base: plain!(),
     settings: &["\"none\"", "\"norm_swiglu\"", "\"attention\"", "\"block\""],
@@ -462,7 +462,7 @@ fn recomputed_activations_are_not_stored() {
 
 const RECOMPUTE_BLOCKS: Key = Key {
     path: "zeroth.recompute_blocks",
-    shows: "With \"block\": so many blocks keep only their input, the others all but norms and gated activations.",
+    shows: "With \"block\": this many blocks keep only their input; the others keep all but norms and gated activations.",
     ranks: 2,
     base: r#"{"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}, "zeroth": {"recompute": "block"}}"#,
     settings: &["2", "4", "8"],

@@ -20,7 +20,7 @@ pub(crate) fn keys_page(keys: &[Key]) -> String {
 fn section(key: &Key) -> String {
     let compiled = key.compiled();
     let ranks = if key.ranks == 1 { "one rank".to_owned() } else { format!("{} ranks", key.ranks) };
-    let shows = wrap(&format!("{} On {ranks}, beside `{}`:", key.shows, without_braces(key.base)), "");
+    let shows = wrap(&format!("{} On {ranks}, with `{}`:", key.shows, without_braces(key.base)), "");
     let mut text = format!("\n## `{}`\n\n{shows}\n\n", key.path);
     let names: Vec<&str> = key.figures.iter().map(|figure| figure.name).collect();
     text += &format!("| setting | {} |\n|---|{}\n", names.join(" | "), "--:|".repeat(names.len()));
