@@ -18,6 +18,7 @@ mod flags;
 mod generate;
 mod generate_chat;
 mod init;
+mod messages;
 mod model_paths;
 mod plan;
 mod train;
