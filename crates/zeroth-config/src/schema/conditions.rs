@@ -56,7 +56,7 @@ pub(super) fn gathers_are_hoisted(view: ConfigView<'_>) -> Option<String> {
 pub(super) fn gathers_copy(view: ConfigView<'_>) -> Option<String> {
     (view.text("zeroth.gather") != Some("copy")).then(|| {
         "it governs gathers by copy: on GPUs, with offload_param, or with zeroth.gather \"copy\"; on CPU ranks read each \
-         other's shards in location and gather nothing, which satisfies any bound"
+         other's shards in place and gather nothing, which satisfies any bound"
             .to_owned()
     })
 }
