@@ -12,8 +12,8 @@ use crate::common::root;
 
 const PAGES: [&str; 3] = ["docs/faults.md", "docs/checkpoints.md", "docs/faq.md"];
 
-/// What examples have in the place of placeholders: words of the system, names of operations and hosts, counted things.
-const VALUES: [&str; 8] = [
+/// What examples have in the place of placeholders: words of the system, operations, hosts, settings, counted things.
+const VALUES: [&str; 9] = [
     "No space left on device",
     "Read-only file system",
     "Too many open files",
@@ -21,6 +21,7 @@ const VALUES: [&str; 8] = [
     "end of a",
     "gather of block",
     "minutes",
+    "sharded",
     "vm",
 ];
 
