@@ -1,7 +1,7 @@
 //! Host staging of micro-batches: data padded to a row count that the program was lowered for.
 
 use zeroth_cpu::{Pool, RopeTable, rope_angles};
-use zeroth_graph::{Graph, Kind, Node, Op, Rotary, Rows, Stream, TeacherKind, Value};
+use zeroth_graph::{Graph, Kind, Node, Op, Rotary, Rows, Stream, Value};
 use zeroth_kernel::{CacheRange, RowKey};
 use zeroth_program::{Program, cross_streams};
 
@@ -210,7 +210,10 @@ impl InputStaging {
     fn new(graph: &Graph, value: Value) -> Self {
         let info = graph.info(value);
         let Rows::Stream(stream) = info.rows else { unreachable!("inputs have the rows of a stream") };
-        let is_label = graph.losses().any(|node| graph.nodes[node].inputs[1] == value);
+        let is_label = graph
+            .losses()
+            .map(|node| &graph.nodes[node])
+            .any(|node| node.op.loss().is_some_and(|loss| node.inputs[loss.labels] == value));
         Self {
             value,
             kind: info.kind,
@@ -382,11 +385,12 @@ fn known(graph: &Graph, input: Value) -> u64 {
     let rows = |node: &Node| graph.param(node.params[0]).spec.shape[0];
     let indexed = |node: &Node| match node.op {
         Op::Embedding if node.inputs[0] == input => Some(rows(node)),
-        Op::HeadLoss { .. } | Op::DistillLoss { .. } if node.inputs[1] == input => Some(rows(node)),
-        Op::DistillLoss { teacher: TeacherKind::TopK { vocab, .. }, .. } if node.inputs[2] == input => {
-            Some(vocab)
+        op => {
+            let loss = op.loss()?;
+            let labelled = loss.head.is_some() && node.inputs[loss.labels] == input;
+            let ids = loss.ids.filter(|(place, _)| node.inputs[*place] == input);
+            if labelled { Some(rows(node)) } else { ids.map(|(_, vocabulary)| vocabulary) }
         }
-        _ => None,
     };
     graph.nodes.iter().filter_map(indexed).min().unwrap_or(u64::MAX)
 }

@@ -14,6 +14,7 @@ use super::cpu_share::cpu_share;
 use super::early_loads::{EarlyLoad, awaited, early};
 use super::error::CollectiveError;
 use super::graph_capture::CapturedSections;
+use super::loss_counts::LossCounts;
 use super::lowering_check::check_lowering;
 use super::{InstructionTime, MicroBatch, MicroBatches, RunError, StreamBatch, Trace};
 use zeroth_program::{Binding, BufferId, Compiled, Lowering, SectionKind, Work};
@@ -37,7 +38,7 @@ pub struct Rank<'a> {
 pub struct StepRecord {
     /// Loss, gradient norm, learning rate, and the decision.
     pub head: Record,
-    /// The parts of the loss, each a mean over trained tokens without its weight, in the order of [`zeroth_program::Program::losses`].
+    /// The parts of the loss, each a mean over its count without its weight, in the order of [`zeroth_program::Program::losses`].
     pub losses: Vec<f64>,
     /// The gradient norm of every flat.
     pub norms: Vec<f64>,
@@ -238,12 +239,13 @@ impl<'c> Engine<'c> {
         self.collectives.how()
     }
 
-    /// Enqueues a step: its micro-batches in order, then the update. `trained` is the number of trained tokens of the
-    /// whole step over all ranks; `rates[i]` is the learning rate of the update after `first_rate + i` applied ones.
+    /// Enqueues a step: its micro-batches in order, then the update. `counts` has what each part of the loss
+    /// is a mean over, of the whole step over all ranks: trained tokens, if it is one number. `rates[i]` is the learning rate of
+    /// the update after `first_rate + i` applied ones.
     pub fn step(
         &mut self,
         batches: &[MicroBatch<'_>],
-        trained: u64,
+        counts: impl Into<LossCounts>,
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), RunError> {
@@ -251,14 +253,14 @@ impl<'c> Engine<'c> {
             let (found, expected) = (batches.len(), self.compiled.program.accumulation);
             return Err(RunError::MicroBatches { found, expected });
         }
-        self.step_from(&mut SliceBatches(batches.iter()), trained, first_rate, rates)
+        self.step_from(&mut SliceBatches(batches.iter()), counts, first_rate, rates)
     }
 
     /// As [`Self::step`], for a model with several streams or further inputs.
     pub fn step_streams(
         &mut self,
         batches: &[StreamBatch<'_>],
-        trained: u64,
+        counts: impl Into<LossCounts>,
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), RunError> {
@@ -271,34 +273,33 @@ impl<'c> Engine<'c> {
             Some(batch) => engine.feed(batch),
             None => Err(RunError::MicroBatches { found, expected }),
         };
-        self.run_step(&mut feed, trained, first_rate, rates)
+        self.run_step(&mut feed, counts.into(), first_rate, rates)
     }
 
     /// As [`Self::step`], with micro-batches produced on demand.
     pub fn step_from<B: MicroBatches>(
         &mut self,
         batches: &mut B,
-        trained: u64,
+        counts: impl Into<LossCounts>,
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), B::Error> {
         let mut feed = |engine: &mut Self| engine.feed_next(batches);
-        self.run_step(&mut feed, trained, first_rate, rates)
+        self.run_step(&mut feed, counts.into(), first_rate, rates)
     }
 
     /// Runs a step; `feed` uploads its next micro-batch and returns the index of its size.
     fn run_step<E: From<RunError>>(
         &mut self,
         feed: &mut dyn FnMut(&mut Self) -> Result<usize, E>,
-        trained: u64,
+        counts: LossCounts,
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), E> {
         self.step += 1;
         let mut input = StepInput { first_rate, ..StepInput::zeroed() };
-        // Without trained tokens the loss and all gradients are zero, whatever they are divided by.
-        let mean = 1.0 / trained.max(1) as f64;
         for (place, part) in self.compiled.program.losses.iter().enumerate() {
+            let mean = counts.mean(place);
             (input.loss_means[place], input.loss_weights[place]) = (mean, mean * part.weight);
         }
         for (place, rate) in input.rates.iter_mut().enumerate() {

@@ -19,6 +19,8 @@ pub struct Builder {
     /// The part of the next losses.
     loss_part: LossPart,
     unit: Option<UnitId>,
+    /// The model that ops belong to now.
+    group: Group,
     /// Dropouts so far.
     pub(crate) dropouts: u32,
 }
@@ -42,6 +44,7 @@ impl Builder {
             rotary: None,
             loss_part: LossPart::CROSS_ENTROPY,
             unit: None,
+            group: Group::Model,
             dropouts: 0,
         };
         for (stream, &rows) in streams.iter().enumerate() {
@@ -163,8 +166,14 @@ impl Builder {
             self.graph.params.push(Param { spec, unit });
         }
         self.graph.units.push(Unit { name, role, group, params: ids });
-        self.unit = Some(unit);
+        self.enter(unit, group);
         Ok(unit)
+    }
+
+    /// Later ops belong to this unit, in the forward of this model. A teacher in a unit of the model reads its frozen parameters,
+    /// which are gathered once for both.
+    pub const fn enter(&mut self, unit: UnitId, group: Group) {
+        (self.unit, self.group) = (Some(unit), group);
     }
 
     /// The parameter of this name, in any unit.
@@ -242,12 +251,19 @@ impl Builder {
         outputs: &[ValueInfo],
     ) -> Result<Vec<Value>, GraphError> {
         let unit = self.unit.ok_or(GraphError::NoUnit { op: op.name() })?;
+        if self.group == Group::Teacher {
+            let mut specs = params.iter().map(|param| &self.graph.param(*param).spec);
+            if let Some(trained) = specs.find(|spec| spec.trainable) {
+                return Err(GraphError::TrainedTeacher { name: trained.name.clone() });
+            }
+        }
         let from = self.graph.values.len() as u32;
         self.graph.values.extend_from_slice(outputs);
         let outputs: Vec<Value> = (from..self.graph.values.len() as u32).map(Value).collect();
         self.graph.nodes.push(Node {
             op,
             unit,
+            group: self.group,
             inputs: inputs.to_vec(),
             params: params.to_vec(),
             outputs: outputs.clone(),

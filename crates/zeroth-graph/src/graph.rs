@@ -1,8 +1,6 @@
 //! The graph: units with their parameters, values, and nodes in execution order.
 
-use std::borrow::Cow;
-
-use crate::{Op, Rows, TeacherKind, Value, ValueInfo};
+use crate::{Op, Rows, Value, ValueInfo};
 
 /// A unit: an index into the graph's units, in the order in which forward first needs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,7 +64,7 @@ pub struct Unit {
     pub params: Vec<ParamId>,
 }
 
-/// The model of a unit, where a graph has two.
+/// The model of a unit or a node, where a graph has two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Group {
     /// The model that is trained.
@@ -95,6 +93,8 @@ pub struct Node {
     pub op: Op,
     /// The unit it belongs to. It may read parameters of other units: a tied head reads the embedding's.
     pub unit: UnitId,
+    /// The model whose forward it is of. A teacher may be computed in units of the model, from their frozen parameters.
+    pub group: Group,
     /// Its operands, in the order documented at the op.
     pub inputs: Vec<Value>,
     /// The parameters it reads.
@@ -236,35 +236,6 @@ impl Graph {
     /// The name of a node's unit, for messages.
     pub(crate) fn unit_name(&self, unit: UnitId) -> &str {
         &self.units[unit.index()].name
-    }
-
-    /// The nodes that compute a loss, as indices. A part of the model's loss is the sum of those that belong to it.
-    pub fn losses(&self) -> impl Iterator<Item = usize> {
-        (0..self.nodes.len()).filter(|index| self.nodes[*index].op.is_loss())
-    }
-
-    /// The graph of evaluation: the student's cross-entropy, with weight 1, instead of a distillation loss, whose teacher or cache is not
-    /// computed or read. Values, parameters, units and parts of the loss keep their indices. Any other graph is its own.
-    pub fn evaluated(&self) -> Cow<'_, Self> {
-        if !self.nodes.iter().any(|node| matches!(node.op, Op::DistillLoss { .. })) {
-            return Cow::Borrowed(self);
-        }
-        let mut graph = self.clone();
-        graph.nodes.retain(|node| self.units[node.unit.index()].group == Group::Model);
-        for node in &mut graph.nodes {
-            let Op::DistillLoss { ce_part, kd_part, teacher, .. } = node.op else { continue };
-            if teacher != TeacherKind::Hidden {
-                let cache = &node.inputs[2..];
-                graph.inputs.retain(|input| !cache.contains(input));
-            }
-            node.op = Op::HeadLoss { part: ce_part };
-            node.inputs.truncate(2);
-            node.params.truncate(1);
-            node.outputs.truncate(1);
-            graph.loss_parts[ce_part].weight = LossPart::CROSS_ENTROPY.weight;
-            graph.loss_parts[kd_part].weight = 0.0;
-        }
-        Cow::Owned(graph)
     }
 
     /// The units of each block, in execution order. Consecutive units with the role of one block are that block: a mixture of

@@ -12,6 +12,7 @@ mod builder;
 mod error;
 mod gradient;
 mod graph;
+mod loss;
 mod op;
 pub mod reference;
 mod value;
@@ -23,6 +24,7 @@ pub use graph::{
     DynamicScaling, Graph, Group, LossPart, Node, Param, ParamId, ParamSpec, Role, Rotary, Stream, Unit,
     UnitId,
 };
+pub use loss::{EvaluatedLoss, LossInfo, SliceLogits};
 pub use op::{
     AttentionOptions, AttentionSpec, BalanceSums, DistillSpec, DropoutSpec, NormOptions, Op, Routing,
     Teacher, TeacherKind,

@@ -40,18 +40,14 @@ pub enum TeacherForward<'a> {
     },
 }
 
-/// The forward of a student with its teacher; without a distillation that of the model alone.
-///
-/// No parameter of the teacher is trained, and the auxiliary loss of its routers does not count.
-pub fn forward_distilled(
+/// The forward of a student with its teacher. No parameter of the teacher is trained, and the auxiliary loss of its routers does not
+/// count.
+pub(crate) fn forward_distilled(
     config: &ModelConfig,
     table: &ParameterTable,
-    distilled: Option<Distilled<'_>>,
+    Distilled { teacher, spec, alpha }: Distilled<'_>,
     batch: Batch,
 ) -> Result<Graph, ForwardError> {
-    let Some(Distilled { teacher, spec, alpha }) = distilled else {
-        return crate::forward(config, table, batch);
-    };
     refuse_encoder("the student", config)?;
     let mut b = Builder::new(&[batch.tokens]);
     let student = Decoder::new(config, table);
@@ -109,7 +105,7 @@ mod tests {
             spec: SPEC,
             alpha: 0.3,
         };
-        let graph = forward_distilled(&student, &own, Some(distilled), Batch::of_tokens(4)).unwrap();
+        let graph = forward_distilled(&student, &own, distilled, Batch::of_tokens(4)).unwrap();
         let of_teacher = |group| graph.units.iter().filter(|unit| unit.group == group).count();
         assert_eq!(of_teacher(Group::Teacher), table.units.len());
         assert_eq!(of_teacher(Group::Model), own.units.len());
@@ -130,11 +126,9 @@ mod tests {
         let (student, own) = model("");
         let teacher = TeacherForward::TopK { k: 3, vocab: 20, tail: true };
         let distilled = Distilled { teacher, spec: SPEC, alpha: 1.0 };
-        let graph = forward_distilled(&student, &own, Some(distilled), Batch::of_tokens(4)).unwrap();
+        let graph = forward_distilled(&student, &own, distilled, Batch::of_tokens(4)).unwrap();
         assert_eq!(graph.params.len(), own.iter().count());
         let widths: Vec<u64> = graph.inputs.iter().map(|input| graph.info(*input).width).collect();
         assert_eq!(widths, [1, 1, 1, 3, 3]);
-        let plain = forward_distilled(&student, &own, None, Batch::of_tokens(4)).unwrap();
-        assert_eq!(plain, crate::forward(&student, &own, Batch::of_tokens(4)).unwrap());
     }
 }

@@ -28,6 +28,7 @@ mod limits;
 mod load;
 mod lora;
 mod new_folder;
+mod objective;
 mod peft;
 mod rope;
 mod rotary;
@@ -39,7 +40,7 @@ pub use auto::hidden_size_for_auto;
 pub use builtin::builtin_names;
 pub use config::{Activation, ModelConfig, Positions, TargetTokens};
 pub use config_json::UnwritableConfig;
-pub use distill::{Distilled, TEACHER_PREFIX, TeacherForward, forward_distilled};
+pub use distill::{Distilled, TEACHER_PREFIX, TeacherForward};
 pub use error::{FieldError, ModelError, ModelOfRun, Needs};
 pub use family::Family;
 pub use folder::{HubCache, NamedConfig, locate, named_config, read_config};
@@ -55,6 +56,7 @@ pub use lora::{
     Lora, LoraError, LoraInit, LoraTargets, adapted_module, adapts_experts, add_adapters, lora_table,
 };
 pub use new_folder::{EXPORT_RECORD, ExpertSizes, ModelSizes, NewFolder, NewFolderError, new_folder};
+pub use objective::Objective;
 pub use peft::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, AdapterConfig, AdapterError, AdapterProblem,
     adapter_config_json, adapter_parameters, is_adapter_folder, to_stored_layout,

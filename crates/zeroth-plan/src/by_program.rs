@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zeroth_graph::Group;
 use zeroth_kernel::Tier;
-use zeroth_model::{Batch, ForwardError, ModelConfig, ParameterTable, forward_distilled};
+use zeroth_model::{Batch, ForwardError, ModelConfig, Objective, ParameterTable};
 use zeroth_program::{
     Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings, Target,
 };
@@ -60,9 +60,14 @@ impl TrainableModel {
         device: PlanDevice,
         teacher: Option<PlannedTeacher>,
     ) -> Result<Arc<Self>, ForwardError> {
-        let distilled = teacher.as_ref().map(PlannedTeacher::distilled);
-        forward_distilled(&config, adapted.as_ref().unwrap_or(&table), distilled, Batch::of_tokens(1))?;
-        Ok(Arc::new(Self { config, table, adapted, device, teacher }))
+        let model = Self { config, table, adapted, device, teacher };
+        let table = model.adapted.as_ref().unwrap_or(&model.table);
+        model.objective().forward(&model.config, table, Batch::of_tokens(1))?;
+        Ok(Arc::new(model))
+    }
+
+    fn objective(&self) -> Objective<'_> {
+        self.teacher.as_ref().map_or(Objective::CrossEntropy, PlannedTeacher::objective)
     }
 
     fn table(&self, train_type: TrainType) -> Option<&ParameterTable> {
@@ -149,7 +154,7 @@ fn search(
         settings.teacher = placement;
     }
     let mut sizing = Sizing::new(&model.config, table, target, batch, settings, &largest);
-    sizing.distilled = model.teacher.as_ref().map(PlannedTeacher::distilled);
+    sizing.objective = model.objective();
     let host = request.host_memory.map(|bytes| bytes / request.ranks_on_host().max(1));
     let budget = Budget::given(request.device_memory, host, model.shares_host_memory(), request.processes);
     // Without a budget nothing has to be chosen, and frozen parameters are shown as the stage has the trained ones.

@@ -10,7 +10,7 @@ use zeroth_config::resolve::Choice;
 use zeroth_graph::Op;
 use zeroth_kernel::Tier;
 use zeroth_machine::Rates;
-use zeroth_model::{Batch, Distilled, ForwardError, ModelConfig, ParameterTable, forward_distilled};
+use zeroth_model::{Batch, ForwardError, ModelConfig, Objective, ParameterTable};
 use zeroth_program::{CompileError, Compiled, Settings, StreamSizes, Target};
 use zeroth_program::{FrozenPlacement, Offload, Recompute, StateStream, UpdatedBy};
 
@@ -57,8 +57,8 @@ pub struct Sizing<'a> {
     pub model: &'a ModelConfig,
     /// Its parameter table.
     pub table: &'a ParameterTable,
-    /// What the model is distilled from.
-    pub distilled: Option<Distilled<'a>>,
+    /// What the model is trained for.
+    pub objective: Objective<'a>,
     /// The kind of device.
     pub target: Target,
     /// The batch decomposition.
@@ -165,11 +165,11 @@ impl<'a> Sizing<'a> {
         largest_micro_batch: &'a dyn Fn(BatchShape) -> [u64; 2],
     ) -> Self {
         let (row_sizes, data) = (Vec::new().into(), DataSize::default());
-        let (distilled, detail) = (None, Detail::Run);
+        let (objective, detail) = (Objective::CrossEntropy, Detail::Run);
         let mut sizing = Self {
             model,
             table,
-            distilled,
+            objective,
             target,
             shape,
             settings,
@@ -197,7 +197,7 @@ impl<'a> Sizing<'a> {
         if let Some(earlier) = earlier.filter(|_| self.detail != Detail::Run) {
             return Ok(earlier.resized(ranks, &self.settings, sizes)?);
         }
-        let graph = forward_distilled(self.model, self.table, self.distilled, batch_of(&self.row_sizes))?;
+        let graph = self.objective.forward(self.model, self.table, batch_of(&self.row_sizes))?;
         let compile = if self.detail == Detail::Run { Compiled::new } else { Compiled::for_bytes };
         Ok(compile(graph, ranks, &self.settings, self.target, sizes)?)
     }
@@ -474,7 +474,7 @@ impl<'a> Sizing<'a> {
     /// Whether the split of a batch into micro-batches changes the training: the auxiliary loss of a mixture of experts
     /// balances the load of every micro-batch.
     pub fn balances_micro_batches(&self) -> Result<bool, SizingError> {
-        let graph = forward_distilled(self.model, self.table, self.distilled, Batch::of_tokens(1))?;
+        let graph = self.objective.forward(self.model, self.table, Batch::of_tokens(1))?;
         Ok(graph.nodes.iter().any(|node| matches!(node.op, Op::BalanceLoss { .. })))
     }
 

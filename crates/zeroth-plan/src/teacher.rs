@@ -1,7 +1,7 @@
 //! The teacher of a planned job, and the changes of it that fit a budget.
 
 use zeroth_graph::DistillSpec;
-use zeroth_model::{Distilled, ModelConfig, ParameterTable, TeacherForward};
+use zeroth_model::{Distilled, ModelConfig, Objective, ParameterTable, TeacherForward};
 use zeroth_program::TeacherPlacement;
 
 use crate::budget::Budget;
@@ -45,27 +45,30 @@ pub enum PlannedSource {
 }
 
 impl PlannedTeacher {
-    /// The distillation, for a graph.
-    pub fn distilled(&self) -> Distilled<'_> {
+    /// What a model is trained for with this teacher.
+    pub fn objective(&self) -> Objective<'_> {
         let teacher = match &self.source {
             PlannedSource::Weights { config, table } => TeacherForward::Weights { config, table },
             PlannedSource::Cache { k, vocab, tail } => {
                 TeacherForward::TopK { k: *k, vocab: *vocab, tail: *tail }
             }
         };
-        Distilled { teacher, spec: self.spec, alpha: self.alpha }
+        Objective::Distillation(Distilled { teacher, spec: self.spec, alpha: self.alpha })
     }
 }
 
 impl Sizing<'_> {
     /// Single changes of the teacher that fit, each with the device and host bytes of a rank.
     pub(crate) fn teacher_remedies(&self, budget: Budget) -> Result<Vec<(String, [u64; 2])>, SizingError> {
-        let Some(distilled) = self.distilled else { return Ok(Vec::new()) };
+        let Objective::Distillation(distilled) = self.objective else { return Ok(Vec::new()) };
         let TeacherForward::Weights { config, table } = distilled.teacher else { return Ok(Vec::new()) };
         let mut quantized = table.clone();
         quantized.units.iter_mut().flat_map(|unit| &mut unit.parameters).for_each(|p| p.trained = false);
         quantized.quantize();
-        let from = |teacher| Sizing { distilled: Some(Distilled { teacher, ..distilled }), ..self.clone() };
+        let from = |teacher| {
+            let objective = Objective::Distillation(Distilled { teacher, ..distilled });
+            Sizing { objective, ..self.clone() }
+        };
         let mut changes = Vec::new();
         if table.iter().all(|parameter| !parameter.quantized) {
             let teacher = TeacherForward::Weights { config, table: &quantized };

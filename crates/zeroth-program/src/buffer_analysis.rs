@@ -21,13 +21,7 @@ pub(super) struct BufferAnalysis<'a> {
 
 /// Rows of the smallest head's projection.
 pub fn vocabulary(graph: &Graph) -> u64 {
-    heads(graph).map(|head| graph.param(head.params[0]).spec.shape[0]).min().unwrap_or(0)
-}
-
-/// The nodes that project to a vocabulary. The first parameter is the projection of the model that is trained.
-pub(super) fn heads(graph: &Graph) -> impl Iterator<Item = &Node> {
-    let is_head = |op: Op| matches!(op, Op::HeadLoss { .. } | Op::DistillLoss { .. });
-    graph.nodes.iter().filter(move |node| is_head(node.op))
+    graph.heads().map(|head| graph.param(head.params[0]).spec.shape[0]).min().unwrap_or(0)
 }
 
 impl BufferAnalysis<'_> {

@@ -307,7 +307,7 @@ impl Compiled {
             }
             Action::Logits { node, .. }
             | Action::TopLogProbs { node, .. }
-            | Action::CrossEntropy(node)
+            | Action::EvaluateLoss(node)
             | Action::StoreKv(node)
             | Action::CachedAttention(node) => {
                 format!("{} of {}", instruction.action.name(), unit(self.graph.nodes[*node].unit))

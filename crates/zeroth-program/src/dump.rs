@@ -69,7 +69,7 @@ impl Compiled {
     /// What the opcode does it to, besides its operands.
     fn fmt_action(&self, f: &mut fmt::Formatter<'_>, action: &Action) -> fmt::Result {
         match action {
-            Action::Forward(node) | Action::Recompute { node, .. } | Action::CrossEntropy(node) => {
+            Action::Forward(node) | Action::Recompute { node, .. } | Action::EvaluateLoss(node) => {
                 write!(f, " {}", self.graph.nodes[*node].op.name())
             }
             Action::Backward(node) => {

@@ -1,10 +1,9 @@
 //! Producers of parameter gradients: which backward ops write each gradient, and whether they can cast it.
 
 use zeroth_base::DType;
-use zeroth_graph::{Backward, GradNode, GradOp, Graph, Op};
+use zeroth_graph::{Backward, GradNode, GradOp, Graph, SliceLogits};
 use zeroth_kernel::HeadLossDims;
 
-use super::buffer_analysis::heads;
 use super::{Settings, Types};
 
 /// The ops that produce a parameter's gradient in a micro-batch.
@@ -39,7 +38,8 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
         let [x, ids] = [head, embedding].map(|node| graph.info(node.inputs[0]));
         x.rows == ids.rows.times(ids.width)
     };
-    let is_head = |node: &GradNode| matches!(node.op, GradOp::HeadLoss | GradOp::DistillLoss);
+    let head = |op: zeroth_graph::Op| op.loss().and_then(|loss| loss.head);
+    let is_head = |node: &GradNode| head(graph.nodes[node.of].op).is_some();
     let of = |(place, nodes): (usize, &Vec<&GradNode>)| {
         let is_matmul = |node: &GradNode| {
             let weight = graph.nodes[node.of].params.first().map(|weight| weight.index());
@@ -72,19 +72,17 @@ pub(super) fn grad_producers(graph: &Graph, backward: &Backward, settings: &Sett
 /// and the largest micro-batch, and so every other, must be one slice.
 fn head_rounds(graph: &Graph, settings: &Settings) -> bool {
     let Types { compute, communication } = settings.types;
-    let mut heads = heads(graph);
-    heads.all(|head| {
+    graph.heads().all(|head| {
         let [vocab, hidden] = [0, 1].map(|place| graph.param(head.params[0]).spec.shape[place] as usize);
         let rows = graph.most_rows(graph.info(head.inputs[0]).rows) as usize;
         let is_narrow = compute == communication && compute != DType::F32;
         let dims = HeadLossDims::new(rows, hidden, vocab);
-        let is_one_slice = match head.op {
-            // The logits of a slice are the student's and, where it is no cache, the teacher's.
-            Op::DistillLoss { .. } => {
-                let teacher = head.params.get(1).map_or(0, |weight| graph.param(*weight).spec.shape[0]);
-                dims.is_one_distill_slice(teacher as usize)
+        let is_one_slice = match head.op.loss().and_then(|loss| loss.head) {
+            Some(SliceLogits::F32) => {
+                let second = head.params.get(1).map_or(0, |weight| graph.param(*weight).spec.shape[0]);
+                dims.is_one_distill_slice(second as usize)
             }
-            _ => dims.is_one_slice(compute),
+            Some(SliceLogits::Compute) | None => dims.is_one_slice(compute),
         };
         settings.head_rounds && is_narrow && is_one_slice
     })

@@ -77,8 +77,8 @@ pub enum Action {
         /// The number of tokens.
         k: u64,
     },
-    /// Computes the cross-entropy of a `distill_loss` node, without its teacher.
-    CrossEntropy(usize),
+    /// Computes what evaluation has in place of the loss of a node, such as the cross-entropy of a student without its teacher.
+    EvaluateLoss(usize),
     /// Stores the keys and values of an attention node in its cache.
     StoreKv(usize),
     /// Runs an attention node whose rows attend to cached keys and values, their own included.
@@ -191,7 +191,7 @@ impl Action {
             Self::Forward(_) => "forward",
             Self::Logits { .. } => "logits",
             Self::TopLogProbs { .. } => "top_log_probs",
-            Self::CrossEntropy(_) => "cross_entropy",
+            Self::EvaluateLoss(_) => "evaluate_loss",
             Self::StoreKv(_) => "store_kv",
             Self::CachedAttention(_) => "cached_attention",
             Self::Backward(_) => "backward",

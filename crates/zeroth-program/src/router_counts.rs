@@ -23,7 +23,7 @@ impl RouterCounts {
         let mut first = 0;
         let of_node = |(node, of): (usize, &zeroth_graph::Node)| {
             let Op::Route { k, .. } = of.op else { return None };
-            if graph.units[of.unit.index()].group == Group::Teacher {
+            if of.group == Group::Teacher {
                 return None;
             }
             let experts = graph.info(of.inputs[0]).width as usize;

@@ -19,7 +19,7 @@ use zeroth_program::Target;
 use crate::batch::largest_of;
 use crate::distill::{Distillation, TeacherCache};
 use crate::lora::{LoraJob, adapter_table};
-use crate::{Batches, BestPolicy, Interval, ModelFiles, RunSteps, SampleOrder, Schedule};
+use crate::{Batches, BestPolicy, Interval, JobObjective, ModelFiles, RunSteps, SampleOrder, Schedule};
 use zeroth_data::{DecoderStart, Samples};
 
 /// Bytes per sample in the data index, per target of a pair, and per packed sample or pack.
@@ -66,8 +66,8 @@ pub struct Job {
     pub evaluation: Option<Evaluation>,
     /// The adapters, where LoRA is trained; they are in the table.
     pub lora: Option<LoraJob>,
-    /// The distillation from a teacher.
-    pub distillation: Option<Distillation>,
+    /// What is trained for.
+    pub objective: JobObjective,
     /// The dtype of the exported weights; that of the run if it is not given.
     pub save_dtype: Option<DType>,
 }
@@ -134,7 +134,7 @@ impl Job {
         Sizing {
             model: &self.model,
             table: &self.table,
-            distilled: self.distillation.as_ref().map(Distillation::distilled),
+            objective: self.objective.of_model(),
             target,
             shape: self.shape,
             settings: self.settings,
@@ -197,7 +197,7 @@ impl Job {
 
     /// The cache of the teacher, where there is one.
     fn teacher_cache(&self) -> Option<&TeacherCache> {
-        self.distillation.as_ref().and_then(Distillation::cache)
+        self.objective.distillation().and_then(Distillation::cache)
     }
 
     /// For each parameter of the graph, whether weight decay applies to it: to matrices, and to norms and biases only

@@ -34,6 +34,7 @@ mod loss_curve;
 mod merge;
 mod metrics;
 mod model_files;
+mod objective;
 mod output_folder;
 mod overwrite_plan;
 mod permutation;
@@ -89,6 +90,7 @@ pub use metrics::{
     read_losses, summarize_steps,
 };
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
+pub use objective::JobObjective;
 pub use output_folder::{check_output, check_writable};
 pub use report::{Report, ReportPlan, ReportToError, Reporters, UnstartedReports};
 pub use resident::resident_bytes;

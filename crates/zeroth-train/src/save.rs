@@ -82,7 +82,7 @@ impl Job {
             weights_only: false,
             best: None,
             lora: self.lora.as_ref().map(LoraEntry::of),
-            distillation: self.distillation.as_ref().map(DistillEntry::of),
+            distillation: self.objective.distillation().map(DistillEntry::of),
             config,
             flags: self.step_flags(),
             files: Vec::new(),

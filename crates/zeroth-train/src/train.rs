@@ -140,7 +140,7 @@ pub fn train(
         }
     };
     let seed = job.seed;
-    let teacher = job.distillation.as_ref().and_then(Distillation::model);
+    let teacher = job.objective.distillation().and_then(Distillation::model);
     let teacher = teacher.map(|teacher| TeacherWeights::open(teacher, seed)).transpose()?;
     let mut teacher = teacher.map(|weights| TeacherLoad::beside_student(weights, &engine, &names));
     let mut base = None;
@@ -156,7 +156,7 @@ pub fn train(
     }
     reported?;
     let teacher = teacher.map(|teacher| teacher.finish(&engine)).transpose()?;
-    if let (Some(from), Some(distillation)) = (options.resume_from, &job.distillation) {
+    if let (Some(from), Some(distillation)) = (options.resume_from, job.objective.distillation()) {
         let now = DistillEntry::of(distillation);
         let now = DistillEntry { teacher: teacher.clone().unwrap_or_else(|| now.teacher.clone()), ..now };
         check_same_distillation(from, Some(&now))?;

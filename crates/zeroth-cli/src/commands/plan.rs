@@ -14,9 +14,7 @@ use zeroth::job::{
     usual_ranks,
 };
 use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
-use zeroth::model::{
-    Batch, ModelConfig, ParameterTable, forward_distilled, hidden_size_for_auto, named_config, table,
-};
+use zeroth::model::{Batch, ModelConfig, ParameterTable, hidden_size_for_auto, named_config, table};
 use zeroth::plan::{
     Basis, Placement, PlanDevice, PlanRequest, PlannedSource, PlannedTeacher, States, TrainType,
     TrainableModel, compile, plan,
@@ -272,7 +270,7 @@ fn request(
     if let (Some(model), Some(teacher)) = (model, &teacher) {
         // Refused here with its reason: a model that cannot be trained is estimated below.
         let (config, table) = (&model.config, &model.table);
-        forward_distilled(config, table, Some(teacher.distilled()), Batch::of_tokens(1))?;
+        teacher.objective().forward(config, table, Batch::of_tokens(1))?;
     }
     let trainable = model.filter(|_| arguments.states.is_none()).and_then(|model| {
         let adapted = lora.as_ref().map(|lora| lora.table.clone());

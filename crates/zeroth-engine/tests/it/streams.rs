@@ -5,13 +5,14 @@
 
 mod encoder_decoder;
 mod experts;
+mod second_forward;
 
 use std::sync::Mutex;
 
 use zeroth_comm::Comm;
 use zeroth_comm::local::{Job, Options};
 use zeroth_cpu::CpuDevice;
-use zeroth_engine::{Engine, FurtherInput, MicroBatch, Rank, RunError, State, StreamBatch};
+use zeroth_engine::{Engine, FurtherInput, LossCounts, MicroBatch, Rank, RunError, State, StreamBatch};
 use zeroth_graph::reference::{Data, Machine};
 use zeroth_graph::{Builder, Graph, ParamId, ParamSpec, Role, Rotary, Rows};
 use zeroth_kernel::{Optimizer, Recipe, Tier};
@@ -198,7 +199,7 @@ fn rank(
     for step in 0..STEPS as usize {
         let all: Vec<Batch> =
             (0..ranks).map(|rank| Batch::new(&compiled.graph, step * ranks + rank)).collect();
-        let trained = all.iter().map(Batch::trained).sum();
+        let trained: u64 = all.iter().map(Batch::trained).sum();
         let own = &all[engine.rank() as usize];
         with_view(own, |batch| engine.step_streams(&[*batch], trained, step as u64, &[RATE]).unwrap());
         let record = engine.record().unwrap();
@@ -305,6 +306,46 @@ fn assert_trains_everywhere(graph: &Graph) {
 #[test]
 fn two_streams_train_as_the_reference_does() {
     assert_trains_everywhere(&two_streams());
+}
+
+/// The parts of the loss of a step on one rank, and the weights after it.
+fn one_step(graph: &Graph, counts: LossCounts) -> (Vec<f64>, Vec<f32>) {
+    let compiled =
+        Compiled::new(graph.clone(), 1, &settings(0), Target::Cpu { threads: 1 }, sizes()).unwrap();
+    let memory = &compiled.memory;
+    let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
+    let recipe = Recipe { momentum: 0.0, weight_decay: [0.0, 0.0], max_norm: 0.0, ..Recipe::default() };
+    let mut engine =
+        Engine::new(&compiled, Rank { comm: None, device, recipe, decayed: &|_| false, seed: 1 }).unwrap();
+    engine
+        .load(&mut |param, range, elements| {
+            let all = numbers(compiled.graph.param(param).elements(), param.index());
+            elements.copy_from_slice(&all[range.start as usize..range.end as usize]);
+            Ok(())
+        })
+        .unwrap();
+    with_view(&Batch::new(graph, 1), |batch| engine.step_streams(&[*batch], counts, 0, &[RATE]).unwrap());
+    let mut weights = Vec::new();
+    let mut push = |_, _, elements: &[f32]| {
+        weights.extend_from_slice(elements);
+        Ok(())
+    };
+    engine.read(State::Weights, &mut push).unwrap();
+    (engine.record().unwrap().losses.to_vec(), weights)
+}
+
+#[test]
+fn every_part_is_a_mean_over_a_count_of_its_own() {
+    let graph = two_streams();
+    let (parts, weights) = one_step(&graph, LossCounts::of_parts(&[10, 40]));
+    let (of_tokens, _) = one_step(&graph, LossCounts::from(10));
+    assert_eq!(parts[..2], [of_tokens[0], of_tokens[1] / 4.0]);
+    // The same gradient: four times the count is a quarter of the weight.
+    let mut weighted = graph.clone();
+    weighted.loss_parts[1].weight /= 4.0;
+    let (_, expected) = one_step(&weighted, LossCounts::from(10));
+    assert_eq!(weights, expected);
+    assert_ne!(weights, one_step(&graph, LossCounts::from(10)).1);
 }
 
 #[test]

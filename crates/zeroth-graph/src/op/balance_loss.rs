@@ -2,7 +2,9 @@
 
 use crate::gradient::Deriver;
 use crate::reference::{Gradients, Machine};
-use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Kind, Node, Op, Rows, Value, ValueInfo};
+use crate::{
+    Builder, GradNode, GradOp, GradWrite, GraphError, Kind, LossInfo, Node, Op, Rows, Value, ValueInfo,
+};
 
 impl Builder {
     /// The auxiliary loss of the routing that `balance` sums over `layers`, in the current part. It is counted once for every
@@ -17,6 +19,11 @@ impl Builder {
         let loss = ValueInfo { rows: Rows::Fixed(1), width: 1, kind: Kind::Statistic };
         self.push(op, &[balance, labels], &[], &[loss]).map(|outputs| outputs[0])
     }
+}
+
+/// What it is as a loss.
+pub(super) const fn info(part: usize) -> LossInfo {
+    LossInfo { parts: [Some(part), None], labels: 1, head: None, ids: None, evaluated: None }
 }
 
 pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {

@@ -4,7 +4,8 @@ use super::linear::{linear, linear_backward};
 use crate::gradient::Deriver;
 use crate::reference::{Gradients, Machine};
 use crate::{
-    Builder, GradNode, GradOp, GradWrite, GraphError, Kind, Node, Op, ParamId, Rows, Value, ValueInfo,
+    Builder, GradNode, GradOp, GradWrite, GraphError, Kind, LossInfo, Node, Op, ParamId, Rows, SliceLogits,
+    Value, ValueInfo,
 };
 
 impl Builder {
@@ -61,6 +62,12 @@ pub fn head_loss(x: &[f64], w: &[f64], labels: &[i64], scale: f64) -> (f64, [Vec
     }
     let [dx, dw, _] = linear_backward(x, w, &dlogits, hidden);
     (loss, [dx, dw])
+}
+
+/// What it is as a loss.
+pub(super) const fn info(part: usize) -> LossInfo {
+    let head = Some(SliceLogits::Compute);
+    LossInfo { parts: [Some(part), None], labels: 1, head, ids: None, evaluated: None }
 }
 
 pub(super) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {

@@ -31,7 +31,7 @@ use zeroth_base::{ActivationFn, PositionBuckets};
 
 use crate::gradient::Deriver;
 use crate::reference::{Gradients, Machine};
-use crate::{GradNode, GradOp, Node};
+use crate::{GradNode, GradOp, LossInfo, Node};
 
 pub use activation::{activation, activation_backward};
 pub use attention::{Attention, AttentionOptions, AttentionSpec, DropoutSpec, attention, attention_backward};
@@ -168,20 +168,34 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether its result is a loss, which is not an operand of any op.
-    pub const fn is_loss(self) -> bool {
-        matches!(self, Self::HeadLoss { .. } | Self::BalanceLoss { .. } | Self::DistillLoss { .. })
-    }
-
-    /// The parts of the model's loss that its results belong to, one each, as indices in
-    /// [`Graph::loss_parts`](crate::Graph::loss_parts).
-    pub fn loss_parts(self) -> impl Iterator<Item = usize> {
-        let parts = match self {
-            Self::HeadLoss { part } | Self::BalanceLoss { part, .. } => [Some(part), None],
-            Self::DistillLoss { ce_part, kd_part, .. } => [Some(ce_part), Some(kd_part)],
-            _ => [None; 2],
-        };
-        parts.into_iter().flatten()
+    /// What it reads and gives as a loss; `None` where it is none.
+    pub const fn loss(self) -> Option<LossInfo> {
+        match self {
+            Self::HeadLoss { part } => Some(head_loss::info(part)),
+            Self::DistillLoss { ce_part, kd_part, teacher, .. } => {
+                Some(distill_loss::info(ce_part, kd_part, teacher))
+            }
+            Self::BalanceLoss { part, .. } => Some(balance_loss::info(part)),
+            Self::Embedding
+            | Self::Linear
+            | Self::LinearAdd { .. }
+            | Self::RmsNorm { .. }
+            | Self::AddRmsNorm { .. }
+            | Self::HeadNormRope { .. }
+            | Self::Rope { .. }
+            | Self::Attention(_)
+            | Self::PositionBias(_)
+            | Self::Activation(_)
+            | Self::Scale { .. }
+            | Self::GatedActivation(_)
+            | Self::Dropout { .. }
+            | Self::Route { .. }
+            | Self::GatherRows
+            | Self::CombineRows
+            | Self::GroupedLinear
+            | Self::GroupedLinearAdd { .. }
+            | Self::GatedRows(_) => None,
+        }
     }
 
     /// The index of the rotary embedding that it reads.

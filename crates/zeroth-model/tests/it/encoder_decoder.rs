@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use zeroth_graph::{DistillSpec, Graph, Op, Role, Rows};
 use zeroth_model::{
-    Activation, Batch, Branch, Distilled, ForwardError, Lora, LoraTargets, ModelConfig, ParameterKind,
-    ParameterTable, TargetTokens, TeacherForward, add_adapters, forward, forward_distilled, lora_table,
-    table,
+    Activation, Batch, Branch, Distilled, ForwardError, Lora, LoraTargets, ModelConfig, Objective,
+    ParameterKind, ParameterTable, TargetTokens, TeacherForward, add_adapters, forward, lora_table, table,
 };
 
 /// A T5 with two encoder and three decoder blocks, with these changes.
@@ -236,12 +235,8 @@ fn distillation_of_an_encoder_decoder_is_refused() {
     let (config, table) = model(&json!({}));
     let spec = DistillSpec { beta: 0.0, temperature: 1.0, squared: false };
     let teacher = TeacherForward::TopK { k: 2, vocab: 16, tail: false };
-    let error = forward_distilled(
-        &config,
-        &table,
-        Some(Distilled { teacher, spec, alpha: 1.0 }),
-        Batch::of_tokens(4),
-    );
+    let objective = Objective::Distillation(Distilled { teacher, spec, alpha: 1.0 });
+    let error = objective.forward(&config, &table, Batch::of_tokens(4));
     assert_eq!(
         error.unwrap_err(),
         ForwardError::DistilledEncoder { who: "the student", family: config.family }
@@ -254,8 +249,8 @@ fn distillation_of_an_encoder_decoder_is_refused() {
     .unwrap();
     let own = zeroth_model::table(&student);
     let teacher = TeacherForward::Weights { config: &config, table: &table };
-    let error =
-        forward_distilled(&student, &own, Some(Distilled { teacher, spec, alpha: 1.0 }), Batch::of_tokens(4));
+    let objective = Objective::Distillation(Distilled { teacher, spec, alpha: 1.0 });
+    let error = objective.forward(&student, &own, Batch::of_tokens(4));
     assert_eq!(
         error.unwrap_err(),
         ForwardError::DistilledEncoder { who: "the teacher", family: config.family }

@@ -1,4 +1,4 @@
-//! Lowering of distillation: its loss, the student's cross-entropy in evaluations, and a teacher's most probable tokens.
+//! Lowering of distillation: its loss, and a teacher's most probable tokens.
 
 use zeroth_graph::{GradNode, Node, Op, TeacherKind};
 use zeroth_kernel::{Control, Distillation, Kernel, TeacherSpans};
@@ -45,12 +45,6 @@ impl At<'_> {
             dx: node.outputs.get(2).map(|(dx, _)| self.value(*dx)),
             dw: self.head_dw(node, weight, dims.hidden),
         }
-    }
-
-    /// The student's cross-entropy, without its teacher.
-    pub(super) fn cross_entropy(&self, node: &Node) -> Kernel {
-        let Op::DistillLoss { ce_part, .. } = node.op else { unreachable!("the head of a student") };
-        self.head_loss(node, ce_part)
     }
 
     /// The most probable tokens of every row.

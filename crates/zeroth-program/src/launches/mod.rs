@@ -368,7 +368,7 @@ impl At<'_> {
             Action::TopLogProbs { node, k } => {
                 vec![self.top_log_probs(&self.source.graph.nodes[*node], *k)]
             }
-            Action::CrossEntropy(node) => vec![self.cross_entropy(&self.source.graph.nodes[*node])],
+            Action::EvaluateLoss(node) => self.forward(&self.source.graph.nodes[*node].evaluated()),
             Action::StoreKv(node) => self.store_kv(*node).to_vec(),
             Action::CachedAttention(node) => vec![self.cached_attention(*node)],
             Action::Backward(node) => self.backward(&self.source.backward.nodes[*node]),

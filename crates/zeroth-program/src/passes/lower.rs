@@ -2,7 +2,7 @@
 //!
 //! Keys: `gradient_accumulation_steps`, `zero_optimization.stage`.
 
-use zeroth_graph::{Backward, Graph, Group, Node, Op};
+use zeroth_graph::{Backward, Graph, Node, Op};
 
 use super::super::buffer::ALIGNMENT;
 use super::super::grad_producers::grad_producers;
@@ -111,7 +111,8 @@ fn without_losses(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
 
 /// An action instead of every head's loss.
 fn of_heads(graph: &Graph, layout: &Layout, action: impl Fn(usize) -> Action) -> Vec<Instruction> {
-    let heads = graph.losses().filter(|node| matches!(graph.nodes[*node].op, Op::HeadLoss { .. }));
+    let is_head = |node: &usize| graph.nodes[*node].op.loss().is_some_and(|loss| loss.head.is_some());
+    let heads = graph.losses().filter(is_head);
     let of_head = |node: usize| Instruction {
         reads: Program::flats_of(layout, &graph.nodes[node].params),
         ..Instruction::new(action(node))
@@ -185,16 +186,13 @@ fn micro_batch(graph: &Graph, backward: &Backward, layout: &Layout, is_first: bo
     instructions
 }
 
-/// Forward with its losses: [`Graph::evaluated`] with the nodes of the graph. Dropout is off, and a teacher is not run.
+/// Forward with its losses as they are evaluated, and without dropout: [`Graph::evaluated`] with the nodes of the graph.
 fn evaluation(graph: &Graph, layout: &Layout) -> Vec<Instruction> {
-    let is_run = |node: &Node| !is_dropout(node.op) && graph.units[node.unit.index()].group == Group::Model;
-    let of_student = |instruction: Instruction| match instruction.action {
-        Action::Forward(node) if matches!(graph.nodes[node].op, Op::DistillLoss { .. }) => Instruction {
-            reads: Program::flats_of(layout, &graph.nodes[node].params[..1]),
-            ..Instruction::new(Action::CrossEntropy(node))
-        },
-        _ => instruction,
+    let run = |index: usize| {
+        let node = graph.nodes[index].evaluated();
+        let action = if node.op == graph.nodes[index].op { Action::Forward } else { Action::EvaluateLoss };
+        Instruction { reads: Program::flats_of(layout, &node.params), ..Instruction::new(action(index)) }
     };
-    let zero = Instruction::new(Action::ZeroLoss);
-    [zero].into_iter().chain(forward(graph, layout, is_run).into_iter().map(of_student)).collect()
+    let nodes = graph.evaluated_nodes().into_iter().filter(|index| !is_dropout(graph.nodes[*index].op));
+    std::iter::once(Instruction::new(Action::ZeroLoss)).chain(nodes.map(run)).collect()
 }

@@ -190,10 +190,9 @@ impl<'a> Walk<'a> {
                 }
                 Operands { reads, writes }
             }
-            Action::CrossEntropy(node) => {
-                // The student's x and the labels, and its weight.
-                let node = &self.graph.nodes[*node];
-                let reads = self.values(&node.inputs[..2]).chain(self.params(instruction, &node.params[..1]));
+            Action::EvaluateLoss(node) => {
+                let node = self.graph.nodes[*node].evaluated();
+                let reads = self.values(&node.inputs).chain(self.params(instruction, &node.params));
                 Operands { reads: reads.collect(), writes: vec![BufferId::Report] }
             }
             Action::Recompute { node, from_sum } => {

@@ -17,12 +17,16 @@ pub(in super::super) fn unpack(mut program: Program, graph: &Graph, backward: &B
     for section in &mut program.sections {
         let mut out = Vec::with_capacity(section.instructions.len());
         for mut instruction in section.instructions.drain(..) {
+            let evaluated;
             let params: &[ParamId] = match instruction.action {
                 Action::Forward(node)
                 | Action::Recompute { node, .. }
                 | Action::Logits { node, .. }
                 | Action::TopLogProbs { node, .. } => &graph.nodes[node].params,
-                Action::CrossEntropy(node) => &graph.nodes[node].params[..1],
+                Action::EvaluateLoss(node) => {
+                    evaluated = graph.nodes[node].evaluated();
+                    &evaluated.params
+                }
                 Action::Backward(node) => &backward.nodes[node].params,
                 _ => &[],
             };

@@ -75,7 +75,7 @@ impl Phase {
             | Action::Forward(_)
             | Action::Logits { .. }
             | Action::TopLogProbs { .. }
-            | Action::CrossEntropy(_)
+            | Action::EvaluateLoss(_)
             | Action::StoreKv(_)
             | Action::CachedAttention(_) => Self::Forward,
             Action::Backward(_) | Action::ZeroGrad(_) => Self::Backward,

@@ -161,7 +161,9 @@ fn row(graph: &Graph, node: usize, lengths: &[Vec<u64>; 2]) -> Row {
     };
     let params = || node.params.iter().map(|id| graph.param(*id));
     let forward = match node.op {
-        Op::Linear | Op::LinearAdd { .. } | Op::HeadLoss { .. } => {
+        op if matches!(op, Op::Linear | Op::LinearAdd { .. })
+            || op.loss().is_some_and(|loss| loss.head.is_some()) =>
+        {
             let weight = params().next().map_or(0, Param::elements);
             2.0 * weight as f64 * of(node.inputs[0]).iter().sum::<u64>() as f64
         }

@@ -10,7 +10,8 @@ use zeroth_kernel::Recipe;
 use zeroth_model::{ModelConfig, table};
 use zeroth_program::Settings;
 use zeroth_train::{
-    BatchShape, Evaluation, HuggingFace, HuggingFaceShape, Interval, Job, ModelFiles, SampleOrder, Schedule,
+    BatchShape, Evaluation, HuggingFace, HuggingFaceShape, Interval, Job, JobObjective, ModelFiles,
+    SampleOrder, Schedule,
 };
 
 pub(crate) const STEPS: u64 = 9;
@@ -67,7 +68,7 @@ pub(crate) fn job(folder: &Path) -> Job {
             best: None,
         }),
         lora: None,
-        distillation: None,
+        objective: JobObjective::CrossEntropy,
         save_dtype: None,
     };
     job.size_rows();

@@ -74,7 +74,7 @@ pub fn resolve(
         samples,
         evaluation,
         lora,
-        distillation,
+        objective: distillation.into(),
         save_dtype: request.save_dtype,
     };
     if let Some(checkpoint) = &checkpoint {

@@ -64,9 +64,9 @@ impl ResolvedJob {
 
     fn check_teacher(&self) -> Result<Vec<String>, JobWeightsError> {
         let job = &self.job;
-        let mut entry = job.distillation.as_ref().map(DistillEntry::of);
+        let mut entry = job.objective.distillation().map(DistillEntry::of);
         let mut notes = Vec::new();
-        let model = job.distillation.as_ref().and_then(Distillation::model);
+        let model = job.objective.distillation().and_then(Distillation::model);
         if let (Some(model), Some(entry)) = (model, &mut entry) {
             let weights = TeacherWeights::open(model, job.seed)?;
             notes = weights.notes();

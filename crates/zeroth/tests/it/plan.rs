@@ -68,7 +68,7 @@ fn trained(folder: &Path, config: &Resolved, ranks: u64, target: Target) -> Comp
         data_seed: 1,
         evaluation: None,
         lora: None,
-        distillation: None,
+        objective: zeroth::train::JobObjective::CrossEntropy,
         save_dtype: None,
     };
     job.size_rows();

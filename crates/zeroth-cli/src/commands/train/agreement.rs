@@ -52,10 +52,10 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
         "the best model and early stopping": job.best_policy(),
         "adapters (--lora-rank, --lora-alpha, --target-modules)": job.lora.as_ref().map(|lora| format!("{lora:?}")),
         "distillation (--teacher, --kd-alpha, --kd-temperature, --kd-beta, --kd-squared, --kd-cache, --kd-tail)":
-            job.distillation.as_ref().map(|distillation| json!(DistillEntry::of(distillation))),
+            job.objective.distillation().map(|distillation| json!(DistillEntry::of(distillation))),
         "the teacher cache (--kd-cache)": cache_identity(resolved_job),
         "placement of the teacher (--teacher-deepspeed)": format!("{:?}", job.settings.teacher),
-        "config.json of the teacher": job.distillation.as_ref().and_then(Distillation::model).map(|model| format!("{:?}", model.config)),
+        "config.json of the teacher": job.objective.distillation().and_then(Distillation::model).map(|model| format!("{:?}", model.config)),
         "steps of the run (--max-steps, --num-train-epochs)": job.steps,
         "config": resolved_job.resolved.to_json(),
         "config.json of the model": resolved_job.inputs.model,
@@ -72,7 +72,7 @@ pub(super) fn of(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Map<Strin
 
 /// What the cache of a run on several ranks holds: each may have a copy of its own.
 fn cache_identity(resolved_job: &ResolvedJob) -> Option<String> {
-    let cache = resolved_job.job.distillation.as_ref()?.cache().filter(|_| resolved_job.ranks > 1)?;
+    let cache = resolved_job.job.objective.distillation()?.cache().filter(|_| resolved_job.ranks > 1)?;
     // Reading its records fails for the same reason, with that error.
     Some(cache.identity().unwrap_or_else(|error| error.to_string()))
 }

@@ -235,7 +235,7 @@ fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Res
     inputs.extend(checkpoint.map(|folder| RunInput::new("--resume", folder)));
     let adapter = resolved_job.job.lora.as_ref().and_then(|lora| lora.adapter.as_ref());
     inputs.extend(adapter.map(|folder| RunInput::new("--adapter", folder)));
-    let distillation = resolved_job.job.distillation.as_ref();
+    let distillation = resolved_job.job.objective.distillation();
     let teacher = distillation.and_then(Distillation::model).map(|teacher| &teacher.folder);
     inputs.extend(teacher.map(|folder| RunInput::new("--teacher", folder)));
     inputs.extend(arguments.kd.teacher.iter().map(|folder| RunInput::new("--teacher", folder)));

@@ -212,7 +212,7 @@ impl<'a> ProgressReporter<'a> {
 /// The reports of a run, and where they go.
 pub(super) fn report_plan(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Result<ReportPlan> {
     let mut plan = ReportPlan::new(&resolved_job.resolved, &report_to(arguments)?, &arguments.output);
-    if resolved_job.job.distillation.is_some() {
+    if resolved_job.job.objective.distillation().is_some() {
         plan = plan.with_loss_parts(vec!["ce_loss", "kd_loss"]);
     }
     if let Some(folder) = &arguments.trainer.logging_dir {
@@ -230,7 +230,7 @@ fn flops(job: &Job) -> Option<Flops> {
         return Some(Flops::Pairs(pairs));
     }
     let student = ModelFlops::of(&job.model, &job.table)?;
-    match job.distillation.as_ref().and_then(Distillation::model) {
+    match job.objective.distillation().and_then(Distillation::model) {
         Some(teacher) => {
             Some(Flops::Rows(student.with_teacher(ModelFlops::of(&teacher.config, &teacher.table)?)))
         }

@@ -177,7 +177,7 @@ pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Valu
         plan["parameters"] = resolved_job.job.table.total().into();
         plan["trained_parameters"] = resolved_job.job.table.trained().into();
     }
-    if let Some(teacher) = resolved_job.job.distillation.as_ref().and_then(Distillation::model) {
+    if let Some(teacher) = resolved_job.job.objective.distillation().and_then(Distillation::model) {
         let bytes = |tier| compiled.teacher_bytes(tier);
         plan["teacher"] = json!({
             "parameters": teacher.table.total(),

@@ -7,7 +7,7 @@ use zeroth::train::{Distillation, TeacherSource};
 
 /// The line of the start-up summary.
 pub(super) fn summary(resolved_job: &ResolvedJob) -> Option<String> {
-    let Distillation { spec, alpha, teacher } = resolved_job.job.distillation.as_ref()?;
+    let Distillation { spec, alpha, teacher } = resolved_job.job.objective.distillation()?;
     let from = match teacher {
         TeacherSource::Weights(teacher) => {
             let TeacherPlacement { sharded, offloaded } = resolved_job.job.settings.teacher;

@@ -3,7 +3,7 @@
 use zeroth_engine::{CachedTeacher, MicroBatch, MicroBatches, RunError, Streams};
 use zeroth_graph::{DistillSpec, Graph};
 use zeroth_kernel::RowKey;
-use zeroth_model::{Batch, Distilled, TeacherForward, forward, forward_distilled};
+use zeroth_model::{Batch, Distilled, Objective, TeacherForward, forward};
 use zeroth_program::{Compiled, Settings, Target, TopLogProbs};
 
 use super::{Golden, Setup, golden_folder};
@@ -125,8 +125,8 @@ impl Teaching {
                 TeacherForward::TopK { k: *k, vocab: *vocab, tail: *tail }
             }
         };
-        let distilled = Distilled { teacher, spec: self.spec, alpha: self.alpha };
-        forward_distilled(&student.config, &student.table, Some(distilled), Batch::of_tokens(tokens)).unwrap()
+        let objective = Objective::Distillation(Distilled { teacher, spec: self.spec, alpha: self.alpha });
+        objective.forward(&student.config, &student.table, Batch::of_tokens(tokens)).unwrap()
     }
 
     pub(crate) fn model(&self) -> Option<&Golden> {

@@ -269,7 +269,7 @@ fn trained_bits(graph: &Graph, ranks: usize, settings: &Settings, chaos: Option<
             let all: Vec<Pairs> = (0..ranks * accumulation)
                 .map(|number| Pairs::new(step * (ranks * accumulation + 1) + number))
                 .collect();
-            let trained = all.iter().map(Pairs::trained).sum();
+            let trained: u64 = all.iter().map(Pairs::trained).sum();
             let own = &all[rank * accumulation..][..accumulation];
             engine.step_from(&mut PairBatches(own.iter()), trained, step as u64, &[0.1]).unwrap();
             let loss = engine.record().unwrap().head.loss;

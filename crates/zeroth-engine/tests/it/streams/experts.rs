@@ -184,7 +184,7 @@ fn trained(graph: &Graph, settings: &Settings, ranks: usize, chaos: Option<u64>)
         }
         for step in 0..3 {
             let all: Vec<Batch> = (0..ranks).map(|rank| Batch::new(graph, step * ranks + rank)).collect();
-            let tokens = all.iter().map(Batch::trained).sum();
+            let tokens: u64 = all.iter().map(Batch::trained).sum();
             let own = &all[engine.rank() as usize];
             super::with_view(own, |batch| {
                 engine.step_streams(&[*batch], tokens, step as u64, &[0.1]).unwrap();
@@ -331,7 +331,7 @@ fn no_routing_stalls_ranks_or_loses_a_token() {
                 Batch { streams, inputs: Vec::new() }
             };
             let all = [0, 1, 2].map(batch);
-            let trained = all.iter().map(Batch::trained).sum();
+            let trained: u64 = all.iter().map(Batch::trained).sum();
             let own = &all[engine.rank() as usize];
             // A rate that moves the routers, so that every token meets every expert.
             let rate = 0.02 * (round % 7) as f64;
@@ -372,7 +372,7 @@ fn a_router_that_is_not_finite_is_counted_and_the_step_skipped() {
                 })
                 .unwrap();
             let all: Vec<Batch> = (0..2).map(|rank| Batch::new(&compiled.graph, rank)).collect();
-            let trained = all.iter().map(Batch::trained).sum();
+            let trained: u64 = all.iter().map(Batch::trained).sum();
             let own = &all[engine.rank() as usize];
             super::with_view(own, |batch| engine.step_streams(&[*batch], trained, 0, &[0.1]).unwrap());
             let StepRecord { head, counts, .. } = engine.record().unwrap();

@@ -7,8 +7,8 @@ mod tests;
 use crate::gradient::Deriver;
 use crate::reference::{Gradients, Machine};
 use crate::{
-    Builder, GradNode, GradOp, GradWrite, GraphError, Kind, LossPart, Node, Op, ParamId, Rows, Value,
-    ValueInfo,
+    Builder, EvaluatedLoss, GradNode, GradOp, GradWrite, GraphError, Kind, LossInfo, LossPart, Node, Op,
+    ParamId, Rows, SliceLogits, Value, ValueInfo,
 };
 
 pub use reference::{TeacherRows, distill_loss};
@@ -125,6 +125,22 @@ impl Builder {
         }
         let loss = ValueInfo { rows: Rows::Fixed(1), width: 1, kind: Kind::Statistic };
         self.push(op, &inputs, &params, &[loss; 2]).map(|outputs| [outputs[0], outputs[1]])
+    }
+}
+
+/// What it is as a loss. Evaluation computes the student's cross-entropy, without a teacher or its cache.
+pub(super) const fn info(ce_part: usize, kd_part: usize, teacher: TeacherKind) -> LossInfo {
+    let ids = match teacher {
+        TeacherKind::Hidden => None,
+        TeacherKind::TopK { vocab, .. } => Some((2, vocab)),
+    };
+    let op = Op::HeadLoss { part: ce_part };
+    LossInfo {
+        parts: [Some(ce_part), Some(kd_part)],
+        labels: 1,
+        head: Some(SliceLogits::F32),
+        ids,
+        evaluated: Some(EvaluatedLoss { op, inputs: 2, params: 1, outputs: 1 }),
     }
 }
 

@@ -3,7 +3,7 @@
 use zeroth_base::DType;
 use zeroth_graph::DistillSpec;
 use zeroth_kernel::{Optimizer, Tier};
-use zeroth_model::{ModelConfig, ParameterTable, table};
+use zeroth_model::{ModelConfig, Objective, ParameterTable, table};
 use zeroth_plan::{
     ActivationShape, Basis, BatchShape, Budget, Freedom, Offload, Placement, PlanDevice, PlanRequest,
     PlannedSource, PlannedTeacher, Shape, Sizing, TrainableModel, plan,
@@ -72,7 +72,7 @@ fn a_plan_has_the_arena_of_the_distillation() {
         let row = plan(&request, &[placement]).unwrap().rows.remove(0);
         let (largest, shape) = (|_| [TOKENS, 0], BatchShape { micro_batch: 1, accumulation: 1, ranks: 1 });
         let mut sizing = Sizing::new(&config, &own, Target::Cuda, shape, settings(), &largest);
-        sizing.distilled = teacher.as_ref().map(PlannedTeacher::distilled);
+        sizing.objective = teacher.as_ref().map_or(Objective::CrossEntropy, PlannedTeacher::objective);
         sizing.settings.teacher = teacher.as_ref().and_then(|teacher| teacher.placement).unwrap_or(WHOLE);
         let compiled = sizing.compile().unwrap();
         assert_eq!(row.basis, Basis::Program);
@@ -90,12 +90,12 @@ fn a_misfit_names_the_changes_of_the_teacher_that_fit() {
     let planned = teacher(None, weights());
     let arena = |of: &PlannedTeacher| {
         let mut sizing = Sizing::new(&config, &own, Target::Cuda, shape, settings(), &largest);
-        sizing.distilled = Some(of.distilled());
+        sizing.objective = of.objective();
         sizing.compile().unwrap().memory.arena(Tier::Device)
     };
     let changes = |given: u64, of: &PlannedTeacher| -> Vec<String> {
         let mut sizing = Sizing::new(&config, &own, Target::Cuda, shape, settings(), &largest);
-        sizing.distilled = Some(of.distilled());
+        sizing.objective = of.objective();
         let budget = Budget { device: Some(given), ..Budget::default() };
         let misfit = sizing.fit(budget, Freedom::default()).unwrap().map(drop).unwrap_err();
         let names = misfit.remedies.into_iter().map(|(name, _)| name);
