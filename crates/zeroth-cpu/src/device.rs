@@ -34,15 +34,14 @@ pub struct CpuDevice {
 
 impl CpuDevice {
     /// A device with a pool of `threads` and arenas of these sizes.
-    pub fn new(threads: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
+    pub fn new(threads: usize, arenas: ByTier<u64>) -> Result<Self, DeviceError> {
         Isa::chosen()?;
-        Self::on_pool(Pool::start(threads)?, device_bytes, host_bytes)
+        Self::on_pool(Pool::start(threads)?, arenas)
     }
 
     /// A device on an existing pool.
-    pub fn on_pool(pool: Pool, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
-        let bytes = ByTier::new(|tier| if tier.is_offloaded() { host_bytes } else { device_bytes });
-        let arenas = ByTier::try_new(|tier| Arena::new(tier.name(), bytes[tier]))?;
+    pub fn on_pool(pool: Pool, arenas: ByTier<u64>) -> Result<Self, DeviceError> {
+        let arenas = ByTier::try_new(|tier| Arena::new(tier.name(), arenas[tier]))?;
         Ok(Self { pool, arenas, readbacks: std::array::from_fn(|_| Vec::new()) })
     }
 

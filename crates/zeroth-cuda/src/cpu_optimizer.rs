@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::arenas::Arenas;
 use super::driver::{Address, Driver, Handle};
 use zeroth_cpu::CpuDevice;
-use zeroth_kernel::{Control, Device, DeviceError, Kernel, Launch, Queue, Span, Tier};
+use zeroth_kernel::{ByTier, Control, Device, DeviceError, Kernel, Launch, Queue, Span, Tier};
 
 /// The CPU that owns the host arena.
 pub(super) struct CpuOptimizer {
@@ -41,7 +41,8 @@ impl CpuOptimizer {
     pub(super) fn open(driver: &Driver, host_bytes: u64) -> Result<(Self, Address), DeviceError> {
         // Threads are not pinned to cores, which they share with the enqueuing thread and with other ranks.
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut cpu = CpuDevice::new(threads, CONTROL.bytes, host_bytes)?;
+        let arenas = ByTier::on_device(CONTROL.bytes).with(Tier::Host, host_bytes);
+        let mut cpu = CpuDevice::new(threads, arenas)?;
         // Prefaulted in parallel: the driver would fault pages in one by one, which takes minutes.
         cpu.pin_and_prefault(None);
         let [(control, control_bytes), (host, length)] =

@@ -16,7 +16,7 @@ use super::modules::Modules;
 use super::peers::{Peers, gpu_uuid, host_is_no_device_transport, token};
 use super::{cudnn, ipc, kernels, nccl};
 use zeroth_base::DType;
-use zeroth_kernel::READBACKS;
+use zeroth_kernel::{ByTier, READBACKS};
 use zeroth_kernel::{
     Device, DeviceError, Exchange, IpcHandles, Kernel, Launch, Queue, Span, Tier, Transport,
 };
@@ -62,19 +62,18 @@ pub struct CudaDevice {
 
 impl CudaDevice {
     /// Opens the GPU number `ordinal` of those visible to this process, with arenas of the given sizes.
-    pub fn open(ordinal: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
-        Self::open_for(ordinal, device_bytes, host_bytes, arch)
+    pub fn open(ordinal: usize, arenas: ByTier<u64>) -> Result<Self, DeviceError> {
+        Self::open_for(ordinal, arenas, arch)
     }
 
     /// Opens a GPU like [`Self::open`], with kernels that avoid architecture-specific features: to test what other GPUs run.
-    pub fn open_portable(ordinal: usize, device_bytes: u64, host_bytes: u64) -> Result<Self, DeviceError> {
-        Self::open_for(ordinal, device_bytes, host_bytes, |major, minor| format!("sm_{major}{minor}"))
+    pub fn open_portable(ordinal: usize, arenas: ByTier<u64>) -> Result<Self, DeviceError> {
+        Self::open_for(ordinal, arenas, |major, minor| format!("sm_{major}{minor}"))
     }
 
     fn open_for(
         ordinal: usize,
-        device_bytes: u64,
-        host_bytes: u64,
+        arenas: ByTier<u64>,
         arch: fn(u32, u32) -> String,
     ) -> Result<Self, DeviceError> {
         let driver = Driver::open(ordinal)?;
@@ -122,13 +121,16 @@ impl CudaDevice {
         for _ in 0..SLOTS {
             opened.staged.push(driver.event()?);
         }
-        if host_bytes > 0 {
-            let (cpu_optimizer, address) = CpuOptimizer::open(driver, host_bytes)?;
-            opened.arenas.host = (address, host_bytes);
-            opened.cpu_optimizer = Some(cpu_optimizer);
-        }
-        if device_bytes > 0 {
-            opened.arenas.device = (driver.allocate(device_bytes)?, device_bytes);
+        for (tier, &bytes) in arenas.iter().filter(|(_, bytes)| **bytes > 0) {
+            let address = match tier {
+                Tier::Device => driver.allocate(bytes)?,
+                Tier::Host => {
+                    let (cpu_optimizer, address) = CpuOptimizer::open(driver, bytes)?;
+                    opened.cpu_optimizer = Some(cpu_optimizer);
+                    address
+                }
+            };
+            opened.arenas.0[tier] = (address, bytes);
         }
         Ok(opened)
     }
@@ -375,10 +377,7 @@ impl Device for CudaDevice {
     }
 
     fn capacity(&self, tier: Tier) -> u64 {
-        match tier {
-            Tier::Device => self.arenas.device.1,
-            Tier::Host => self.arenas.host.1,
-        }
+        self.arenas.0[tier].1
     }
 
     fn ipc_handle(&mut self, transport: Transport, rank: usize) -> Result<Vec<u8>, DeviceError> {
@@ -388,7 +387,7 @@ impl Device for CudaDevice {
                 let token = token();
                 self.upload(Queue::Comm, &token, Span::device(0, token.len() as u64))?;
                 self.driver.synchronise(self.stream(Queue::Comm))?;
-                ipc::ipc_handle(&self.driver, self.device, self.arenas.device, token)
+                ipc::ipc_handle(&self.driver, self.device, self.arenas.0[Tier::Device], token)
             }
             Transport::Nccl => nccl::ipc_handle(gpu_uuid(&self.driver, self.device)?, rank),
             Transport::Host => Err(host_is_no_device_transport()),
@@ -399,7 +398,7 @@ impl Device for CudaDevice {
         self.current()?;
         self.close_ipc_handles();
         let stream = self.stream(Queue::Comm);
-        self.peers = Some(Peers::open(&self.driver, self.arenas.device, handles, stream)?);
+        self.peers = Some(Peers::open(&self.driver, self.arenas.0[Tier::Device], handles, stream)?);
         Ok(())
     }
 
@@ -459,8 +458,8 @@ impl Drop for CudaDevice {
         if let Some(cpu_optimizer) = &self.cpu_optimizer {
             cpu_optimizer.close(&self.driver);
         }
-        if self.arenas.device.0 != 0 {
-            self.driver.free(self.arenas.device.0);
+        if self.arenas.0[Tier::Device].0 != 0 {
+            self.driver.free(self.arenas.0[Tier::Device].0);
         }
         self.driver.release(self.device);
     }
@@ -479,7 +478,7 @@ mod tests {
 
     #[test]
     fn a_missing_gpu_is_an_error() {
-        let error = CudaDevice::open(1 << 20, 1 << 20, 0).err().unwrap().to_string();
+        let error = CudaDevice::open(1 << 20, ByTier::on_device(1 << 20)).err().unwrap().to_string();
         assert!(
             error.contains("libcuda.so.1") || error.contains("are visible") || error.contains("cuInit"),
             "{error}"

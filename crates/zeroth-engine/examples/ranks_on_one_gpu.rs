@@ -13,7 +13,9 @@ use zeroth_comm::launch::Launch;
 use zeroth_comm::local::{JOB_FD, Options, join_from_environment};
 use zeroth_comm::{Comm, CommError, DeviceBarrier, OpName};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{BarrierCounters, Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport};
+use zeroth_kernel::{
+    BarrierCounters, ByTier, Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport,
+};
 
 const RANKS: usize = 2;
 /// Consecutive exchanges; each must see what the peers wrote after the previous one.
@@ -52,7 +54,7 @@ struct Rank {
 
 fn rank() -> Outcome<bool> {
     let comm = join_from_environment(&Options::default())?.ok_or("no launcher started this rank")?;
-    let mut device = CudaDevice::open(0, ARENA, 0)?;
+    let mut device = CudaDevice::open(0, ByTier::on_device(ARENA))?;
     let barrier = comm.device_barrier().ok_or("no device barrier")?;
     let handle = device.ipc_handle(Transport::Ipc, comm.rank())?;
     let mut all = vec![0; RANKS * handle.len()];

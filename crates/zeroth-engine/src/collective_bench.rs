@@ -3,7 +3,7 @@
 use zeroth_base::DType;
 use zeroth_comm::{Comm, OpName};
 use zeroth_cpu::CpuDevice;
-use zeroth_kernel::{Device, DeviceError, Queue, Span};
+use zeroth_kernel::{ByTier, Device, DeviceError, Queue, Span};
 
 use super::RunError;
 use super::collectives::Collectives;
@@ -84,8 +84,8 @@ impl CollectiveBench {
         let all = [BenchedCollective::Gather, BenchedCollective::GatherInPlace, BenchedCollective::Reduce];
         let works: Vec<(BenchedCollective, Work)> =
             all.map(|what| (what, Work::Collective(stage.collective(what, ranks)))).into();
-        let mut device =
-            CpuDevice::new(threads, stage.sums.end(), 0).map_err(RunError::device(0, "start"))?;
+        let mut device = CpuDevice::new(threads, ByTier::on_device(stage.sums.end()))
+            .map_err(RunError::device(0, "start"))?;
         let failed = failed(0, "start");
         let collectives =
             Collectives::new(works.iter().map(|(_, work)| work), &mut device, Some(comm.as_ref()), (0, 0))

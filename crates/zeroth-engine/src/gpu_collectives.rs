@@ -158,7 +158,7 @@ fn publish(
 mod tests {
     use zeroth_comm::local::{Job, LocalComm, Options};
     use zeroth_cpu::CpuDevice;
-    use zeroth_kernel::Span;
+    use zeroth_kernel::{ByTier, Span};
 
     use super::*;
 
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn unconnected_devices_report_reasons_and_fall_back_to_the_host() {
         for reasons in on_two_ranks(|comm| {
-            let mut device = CpuDevice::new(1, 4096, 0).unwrap();
+            let mut device = CpuDevice::new(1, ByTier::on_device(4096)).unwrap();
             let Ok(Err(reasons)) = GpuCollectives::open(None, &mut device, comm) else {
                 panic!("a CPU device has no transport")
             };
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn an_unavailable_requested_transport_is_an_error_on_every_rank() {
         for error in on_two_ranks(|comm| {
-            let mut device = CpuDevice::new(1, 4096, 0).unwrap();
+            let mut device = CpuDevice::new(1, ByTier::on_device(4096)).unwrap();
             let opened = GpuCollectives::open(Some(Transport::Nccl), &mut device, comm);
             let Err(CollectiveError::Device(error)) = opened else { panic!("a CPU device has no transport") };
             error.to_string()
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn a_requested_host_transport_is_used_without_probing() {
         for used in on_two_ranks(|comm| {
-            let mut device = CpuDevice::new(1, 4096, 0).unwrap();
+            let mut device = CpuDevice::new(1, ByTier::on_device(4096)).unwrap();
             matches!(GpuCollectives::open(Some(Transport::Host), &mut device, comm), Ok(Err(_)))
         }) {
             assert!(used);

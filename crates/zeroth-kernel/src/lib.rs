@@ -1,11 +1,11 @@
 //! The interface between programs and devices: the kernel list, the [`Device`] trait, and the test every device must pass.
 //!
-//! A program is lowered to [`Launch`]es over [`Span`]s of two arenas; a device enqueues them.
+//! A program is lowered to [`Launch`]es over [`Span`]s of arenas, one in each [`Tier`]; a device enqueues them.
 //!
 //! - **Kernels:** [`Kernel`] lists every op a device computes, [`Launch`] adds dtype and scratch. [`Element`] is a stored number
 //!   type, [`GradStore`] says how a weight gradient is stored, [`MasterForm`] how fp32 master weights are.
 //! - **Dimensions:** one struct per op: [`LinearDims`], [`RmsNormDims`], [`RopeDims`], [`AttentionDims`], [`HeadLossDims`], ….
-//! - **Spans:** [`Span`] is a byte range of an arena, [`Tier`] the arena: device or host memory.
+//! - **Spans:** [`Span`] is a byte range of an arena, [`Tier`] the arena: one row a tier.
 //! - **Control:** [`Recipe`] and [`StepInput`] go to the device, [`decide`] turns the ranks' reports ([`ReportLayout`]) into clipping, loss
 //!   scaling and the optimizer's [`StepNumbers`], and a [`Record`] comes back. [`ExactSum`] makes the gradient norm exact.
 //! - **Devices:** [`Device`] with its [`Queue`]s, events, readbacks and graphs; [`Exchange`] moves bytes between ranks' devices.

@@ -57,6 +57,13 @@ impl<T> ByTier<T> {
         Ok(Self(all.unwrap_or_else(|_| unreachable!("a value of each tier"))))
     }
 
+    /// These values, with another one of a tier.
+    #[must_use]
+    pub fn with(mut self, tier: Tier, value: T) -> Self {
+        self[tier] = value;
+        self
+    }
+
     /// Each tier with its value.
     pub fn iter(&self) -> impl Iterator<Item = (Tier, &T)> {
         Tier::ALL.into_iter().zip(&self.0)
@@ -65,6 +72,20 @@ impl<T> ByTier<T> {
     /// The values, in the order of [`Tier::ALL`].
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.0.iter_mut()
+    }
+}
+
+impl<T: Default> ByTier<T> {
+    /// A value of the device, and the default of all others.
+    pub fn on_device(value: T) -> Self {
+        Self::new(|_| T::default()).with(Tier::Device, value)
+    }
+}
+
+impl ByTier<u64> {
+    /// The bytes of all tiers together.
+    pub fn sum(self) -> u64 {
+        self.0.iter().sum()
     }
 }
 
@@ -88,11 +109,20 @@ mod tests {
 
     #[test]
     fn values_are_found_by_their_tier() {
-        let mut names = ByTier::new(|tier| format!("{tier:?}"));
+        let mut names = ByTier::new(|tier| tier.name().to_owned());
         for tier in Tier::ALL {
-            assert_eq!(names[tier], format!("{tier:?}"));
+            assert_eq!(names[tier], tier.name());
         }
         names[Tier::Host].push('!');
-        assert!(names.iter().eq([(Tier::Device, &"Device".to_owned()), (Tier::Host, &"Host!".to_owned())]));
+        assert_eq!(names[Tier::Host], "host!");
+        assert!(names.iter().map(|(tier, _)| tier).eq(Tier::ALL));
+        let failing = ByTier::try_new(|tier| if tier.is_offloaded() { Err(tier) } else { Ok(()) });
+        assert_eq!(failing, Err(Tier::Host));
+    }
+
+    #[test]
+    fn bytes_of_all_tiers_are_summed() {
+        let bytes = ByTier::on_device(3).with(Tier::Host, 4);
+        assert_eq!((bytes[Tier::Device], bytes.sum()), (3, 7));
     }
 }

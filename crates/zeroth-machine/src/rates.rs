@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
 
-use zeroth_kernel::LinearDims;
+use zeroth_kernel::{ByTier, LinearDims};
 use zeroth_kernel::{
     Control, Device, DeviceError, GROUPS, Kernel, Launch, MasterForm, Optimizer, Queue, Recipe, Rounding,
     Span, StepNumbers, Tier,
@@ -35,9 +35,11 @@ const LEAST: f64 = 2e-3;
 
 impl Rates {
     /// Bytes of device and host arena that a measurement needs.
-    pub const ARENAS: [u64; 2] = [8 * ELEMENTS + 4096, 16 * ELEMENTS + 4096];
+    pub fn arenas() -> ByTier<u64> {
+        ByTier::on_device(8 * ELEMENTS + 4096).with(Tier::Host, 16 * ELEMENTS + 4096)
+    }
 
-    /// Measures a device whose arenas have at least [`Self::ARENAS`] bytes, with the run's moments: stochastic rounding on CPUs
+    /// Measures a device whose arenas have at least [`Self::arenas`] bytes, with the run's moments: stochastic rounding on CPUs
     /// takes several times as long as memory.
     pub fn measure(
         device: &mut dyn Device,
@@ -170,7 +172,7 @@ mod tests {
 
     #[test]
     fn rates_are_measured_and_convert_bytes_to_seconds() {
-        let mut device = CpuDevice::new(1, Rates::ARENAS[0], Rates::ARENAS[1]).unwrap();
+        let mut device = CpuDevice::new(1, Rates::arenas()).unwrap();
         for (moments, stochastic) in [(DType::F32, false), (DType::Bf16, true)] {
             let rates = Rates::measure(&mut device, moments, stochastic).unwrap();
             assert!(rates.update > 1 << 20 && rates.bus > 1 << 20, "{rates:?}");

@@ -1,6 +1,6 @@
 //! The memory budget of a rank, and what a program lacks of it.
 
-use zeroth_kernel::Tier;
+use zeroth_kernel::{ByTier, Tier};
 use zeroth_program::Compiled;
 
 use crate::overhead::{Overhead, Processes};
@@ -68,8 +68,9 @@ impl Budget {
         [compiled.memory.arena(Tier::Host) + overhead, overhead]
     }
 
-    /// Device and host bytes of a rank.
-    pub(crate) fn needed(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> [u64; 2] {
-        [compiled.memory.arena(Tier::Device), self.on_host(sizing, compiled)[0]]
+    /// Bytes of a rank in each tier, process overhead included.
+    pub(crate) fn needed(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> ByTier<u64> {
+        let [host, _] = self.on_host(sizing, compiled);
+        compiled.memory.arenas().with(Tier::Host, host)
     }
 }

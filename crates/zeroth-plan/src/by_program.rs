@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zeroth_graph::Group;
-use zeroth_kernel::Tier;
+use zeroth_kernel::ByTier;
 use zeroth_model::{Batch, ForwardError, ModelConfig, Objective, ParameterTable};
 use zeroth_program::{
     Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings, Target,
@@ -177,8 +177,11 @@ impl Footprint {
         let gathered = (0..program.layout.flats.len()).filter(is_gathered);
         let gathered = gathered.map(|flat| program.layout.flats[flat].bytes()).max().unwrap_or(0);
         Self {
-            device: memory.by_category(Tier::Device),
-            host: times(memory.by_category(Tier::Host), ranks_on_host),
+            // A device is a rank's own; its host is shared.
+            bytes: ByTier::new(|tier| {
+                let ranks = if tier.is_offloaded() { ranks_on_host } else { 1 };
+                times(memory.by_category(tier), ranks)
+            }),
             gathered_layer: gathered,
             sent: program.bytes_sent_per_step(),
             bytes_per_parameter: bytes_per_parameter(program),

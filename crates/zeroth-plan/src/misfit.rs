@@ -1,6 +1,7 @@
 //! A job that fits no budget: what is missing, and the single changes that would fit.
 
 use zeroth_base::format_bytes;
+use zeroth_kernel::ByTier;
 use zeroth_program::{FrozenPlacement, Offload, Recompute};
 
 use crate::budget::Budget;
@@ -17,8 +18,8 @@ pub struct Misfit {
     pub given: u64,
     /// The part of `needed` that is process overhead beside the plan.
     pub overhead: u64,
-    /// Single changes that would fit, each with the device and host bytes it needs per rank, overhead included.
-    pub remedies: Vec<(String, [u64; 2])>,
+    /// Single changes that would fit, each with the bytes it needs per rank in each tier, overhead included.
+    pub remedies: Vec<(String, ByTier<u64>)>,
 }
 
 impl std::fmt::Display for Misfit {
@@ -42,13 +43,10 @@ impl std::fmt::Display for Misfit {
             return write!(f, "; no single change fits: more ranks, or a smaller model");
         }
         write!(f, ". One of these would do:")?;
-        for (change, [device, host]) in &self.remedies {
-            write!(
-                f,
-                "\n  {change}: {} on the device, {} on the host",
-                format_bytes(*device),
-                format_bytes(*host)
-            )?;
+        for (change, needed) in &self.remedies {
+            let parts =
+                needed.iter().map(|(tier, bytes)| format!("{} on the {}", format_bytes(*bytes), tier.name()));
+            write!(f, "\n  {change}: {}", parts.collect::<Vec<_>>().join(", "))?;
         }
         Ok(())
     }
@@ -59,7 +57,7 @@ type Change<'a> = Box<dyn Fn(&mut Sizing<'a>) + 'a>;
 
 impl<'a> Sizing<'a> {
     /// Single changes of the user's settings that fit.
-    pub(crate) fn remedies(&mut self, budget: Budget) -> Result<Vec<(String, [u64; 2])>, SizingError> {
+    pub(crate) fn remedies(&mut self, budget: Budget) -> Result<Vec<(String, ByTier<u64>)>, SizingError> {
         let asked = (self.settings, self.shape, self.row_sizes.clone());
         let block = Recompute::EVERY_BLOCK;
         let optimizer = Offload { optimizer: Some(1.0), ..asked.0.offload };
@@ -130,7 +128,7 @@ impl<'a> Sizing<'a> {
     }
 
     /// The fewest ranks, doubling the present number, that fit with everything offloaded and blocks recomputed.
-    fn more_ranks(&mut self, budget: Budget) -> Result<Option<(String, [u64; 2])>, SizingError> {
+    fn more_ranks(&mut self, budget: Budget) -> Result<Option<(String, ByTier<u64>)>, SizingError> {
         self.settings.stage = 3;
         self.settings.offload.optimizer = Some(1.0);
         self.settings.offload.parameters = Some(u64::MAX);

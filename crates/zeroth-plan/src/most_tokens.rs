@@ -1,5 +1,8 @@
 //! The largest micro-batch that fits the budgets.
 
+use zeroth_kernel::Tier;
+use zeroth_program::Bytes;
+
 use crate::row::{Footprint, least_footprint};
 use crate::sizing::EarlierSteps;
 use crate::{Placement, PlanError, PlanRequest, Shape};
@@ -30,13 +33,13 @@ pub(crate) fn most_tokens(
         let shape = Shape { micro_batch: 1, ..shape.scaled_to(TILE * tiles) };
         let needs =
             least_footprint(&PlanRequest { shape: Some(shape), ..request.clone() }, placement, &mut earlier)?;
-        let transient = needs.device.activations.saturating_add(needs.device.buffers);
+        let transient = transient(&needs);
         Ok(Point { tiles, excess: excess(request, &needs), transient })
     };
     let start = shape.micro_batch.saturating_mul(shape.max_length).div_ceil(TILE).clamp(1, MOST);
     let bracket = Bracket::new(if asked.fits(request) == Some(true) { start } else { 0 });
     // Where states alone are too much, one tile is as well.
-    let transient = asked.device.activations.saturating_add(asked.device.buffers);
+    let transient = transient(asked);
     let is_hopeless = bracket.fits == 0 && excess(request, asked) > i128::from(transient);
     let first = if is_hopeless { 1 } else { start };
     Ok(Some(TILE * most_tiles(bracket, first, shape.max_length, needs)?))
@@ -149,6 +152,12 @@ fn crossing(before: Option<Point>, last: Point) -> Option<u64> {
     }
     let at = i128::from(last.tiles) + (-last.excess * run).div_euclid(rise);
     u64::try_from(at.clamp(0, i128::from(MOST))).ok()
+}
+
+/// Bytes of a device that grow with the tokens.
+fn transient(needs: &Footprint) -> u64 {
+    let Bytes { activations, buffers, .. } = needs.bytes[Tier::Device];
+    activations.saturating_add(buffers)
 }
 
 /// Bytes beyond the budgets; negative where they leave some free.

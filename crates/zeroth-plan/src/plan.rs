@@ -12,6 +12,7 @@ use crate::{
 };
 use serde::Serialize;
 use zeroth_base::format_bytes;
+use zeroth_kernel::Tier;
 use zeroth_program::{Bytes, Settings};
 
 /// The plan of a job; serialized, the JSON output of `zeroth plan`.
@@ -106,16 +107,16 @@ fn rows(
     let row = |((placement, needs), tokens): ((&Placement, &Footprint), &Option<u64>)| {
         let (tokens, shape) = (*tokens, request.shape.as_ref());
         let per = |count: fn(&Shape) -> u64| Some(tokens? / count(shape?).max(1));
-        let Footprint { device, host, process, gathered_layer, sent, frozen, basis, blocks, .. } = *needs;
+        let Footprint { bytes, process, gathered_layer, sent, frozen, basis, blocks, .. } = *needs;
+        let on_device = bytes[Tier::Device].total;
         Row {
             preset: placement.preset.clone(),
             stage: placement.settings.stage,
             offload: placement.offload,
             train_type: request.train_type,
-            device_bytes: device,
-            host_bytes: host,
+            bytes,
             comm_bytes_per_step: sent,
-            saving: (device.total > 0).then(|| baseline.device.total as f64 / device.total as f64),
+            saving: (on_device > 0).then(|| baseline.bytes[Tier::Device].total as f64 / on_device as f64),
             fits: needs.fits(request),
             chosen: needs.choices.clone(),
             blocks,
@@ -245,10 +246,10 @@ fn notes(
 /// produced them, and activations lie there first.
 fn shared_activations(rows: &[Row]) -> Option<String> {
     let own = |row: &&Row| row.basis == Basis::Program && row.chosen.is_empty();
-    let most = rows.iter().filter(own).max_by_key(|row| row.device_bytes.activations)?;
-    let activations = most.device_bytes.activations;
+    let most = rows.iter().filter(own).max_by_key(|row| row.bytes[Tier::Device].activations)?;
+    let activations = most.bytes[Tier::Device].activations;
     let shares = |row: &&Row| {
-        let Bytes { activations: own, gradients, .. } = row.device_bytes;
+        let Bytes { activations: own, gradients, .. } = row.bytes[Tier::Device];
         own < activations / 4 && gradients > activations / 2
     };
     let names: Vec<&str> = rows.iter().filter(own).filter(shares).map(|row| row.preset.as_str()).collect();

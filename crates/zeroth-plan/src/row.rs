@@ -1,8 +1,9 @@
 //! Rows of a plan: a placement with its memory and communication.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use zeroth_base::format_bytes;
 use zeroth_config::resolve::Choice;
+use zeroth_kernel::{ByTier, Tier};
 use zeroth_program::{Bytes, FrozenPlacement};
 
 use crate::PrefetchLimit;
@@ -36,10 +37,9 @@ pub struct Row {
     pub offload: Offload,
     /// What is trained.
     pub train_type: TrainType,
-    /// Bytes on each device.
-    pub device_bytes: Bytes,
-    /// Bytes of the fullest host.
-    pub host_bytes: Bytes,
+    /// Bytes of each tier: on each device, and of the fullest host.
+    #[serde(flatten, serialize_with = "by_tier")]
+    pub bytes: ByTier<Bytes>,
     /// Bytes a rank sends in one optimizer step.
     pub comm_bytes_per_step: u64,
     /// Stage 0's device bytes divided by these; `None` where these are 0.
@@ -77,10 +77,8 @@ pub struct Row {
 /// The memory that a placement needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footprint {
-    /// Bytes on each device.
-    pub device: Bytes,
-    /// Bytes of the fullest host.
-    pub host: Bytes,
+    /// Bytes of each tier: on each device, and of the fullest host.
+    pub bytes: ByTier<Bytes>,
     /// Bytes of the fullest host that its processes take beside the plan.
     pub process: u64,
     /// Bytes of the gathered layer.
@@ -104,12 +102,12 @@ pub struct Footprint {
 impl Footprint {
     /// The bytes a device needs.
     pub fn device_needs(&self) -> u64 {
-        device_needs(self.device, self.gathered_layer, self.basis)
+        device_needs(self.bytes[Tier::Device], self.gathered_layer, self.basis)
     }
 
     /// The bytes that the fullest host needs beside its devices.
     pub fn host_needs(&self) -> u64 {
-        self.host.total.saturating_add(self.process)
+        self.bytes[Tier::Host].total.saturating_add(self.process)
     }
 
     /// Whether it is within the budgets; `None` without a budget.
@@ -121,13 +119,18 @@ impl Footprint {
 impl Row {
     /// The bytes a device needs.
     pub fn device_needs(&self) -> u64 {
-        device_needs(self.device_bytes, self.gathered_layer, self.basis)
+        device_needs(self.bytes[Tier::Device], self.gathered_layer, self.basis)
     }
 
     /// The bytes that the fullest host needs beside its devices.
     pub fn host_needs(&self) -> u64 {
-        self.host_bytes.total.saturating_add(self.process_bytes)
+        self.bytes[Tier::Host].total.saturating_add(self.process_bytes)
     }
+}
+
+/// A field for each tier, `device_bytes` and so on.
+fn by_tier<S: Serializer>(bytes: &ByTier<Bytes>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(bytes.iter().map(|(tier, bytes)| (format!("{}_bytes", tier.name()), bytes)))
 }
 
 /// The total, and in an estimate a gathered layer where no buffer holds it.
@@ -172,9 +175,9 @@ fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
         device.parameters = device.parameters.saturating_add(stays);
         host.parameters = host.parameters.saturating_sub(stays.saturating_mul(request.ranks_on_host()));
     }
+    let host = host.with(0, host_buffers(request, placement));
     Footprint {
-        device: device.with(activations, buffers),
-        host: host.with(0, host_buffers(request, placement)),
+        bytes: ByTier::on_device(device.with(activations, buffers)).with(Tier::Host, host),
         gathered_layer: gathered_layer(request, placement),
         sent: bytes_sent_per_step(request, placement.settings.stage),
         bytes_per_parameter: request.bytes_per_parameter(),

@@ -1,6 +1,7 @@
 //! The teacher of a planned job, and the changes of it that fit a budget.
 
 use zeroth_graph::DistillSpec;
+use zeroth_kernel::ByTier;
 use zeroth_model::{Distilled, ModelConfig, Objective, ParameterTable, TeacherForward};
 use zeroth_program::TeacherPlacement;
 
@@ -59,7 +60,7 @@ impl PlannedTeacher {
 
 impl Sizing<'_> {
     /// Single changes of the teacher that fit, each with the device and host bytes of a rank.
-    pub(crate) fn teacher_remedies(&self, budget: Budget) -> Result<Vec<(String, [u64; 2])>, SizingError> {
+    pub(crate) fn teacher_remedies(&self, budget: Budget) -> Result<Vec<(String, ByTier<u64>)>, SizingError> {
         let Objective::Distillation(distilled) = self.objective else { return Ok(Vec::new()) };
         let TeacherForward::Weights { config, table } = distilled.teacher else { return Ok(Vec::new()) };
         let mut quantized = table.clone();

@@ -60,9 +60,9 @@ impl BufferAnalysis<'_> {
             if home == GradientStorage::FlatF32 {
                 push_to(Tier::Device, BufferId::Grad(flat), Category::Gradients, 4 * laid.padded());
             }
-            let kept = match (home, residency.gradients) {
-                (GradientStorage::FlatF32, Tier::Device) => 0,
-                (GradientStorage::FlatF32, Tier::Host) => 4 * shard,
+            let kept = match (home, residency.gradients.is_offloaded()) {
+                (GradientStorage::FlatF32, false) => 0,
+                (GradientStorage::FlatF32, true) => 4 * shard,
                 (GradientStorage::Shard, _) => program.grad_accum_dtype.bytes() * shard,
                 (GradientStorage::FlatComm, _) => program.types.communication.bytes() * laid.padded(),
             };

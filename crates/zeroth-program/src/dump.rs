@@ -58,10 +58,11 @@ impl Compiled {
             self.flat_name(index),
             flat.elements(),
             flat.shard_capacity(ranks),
-            tier(weights)
+            weights.name()
         )?;
         if self.program.is_trained(index) {
-            write!(f, ", gradients {}, states {}, update {}", tier(gradients), tier(states), tier(updates))?;
+            let [gradients, states, updates] = [gradients, states, updates].map(Tier::name);
+            write!(f, ", gradients {gradients}, states {states}, update {updates}")?;
         }
         writeln!(f)
     }
@@ -108,12 +109,5 @@ const fn gradient_name(op: GradOp, of: Op) -> &'static str {
         GradOp::LinearAddParams { .. } => "linear_add_params",
         GradOp::Sum => "sum",
         _ => of.name(),
-    }
-}
-
-const fn tier(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Device => "device",
-        Tier::Host => "host",
     }
 }

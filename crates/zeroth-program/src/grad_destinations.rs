@@ -10,7 +10,6 @@ use std::ops::Range;
 
 use zeroth_base::DType;
 use zeroth_graph::{Backward, GradNode, GradOp, ParamId, Value};
-use zeroth_kernel::Tier;
 
 use super::{BufferId, GradProducers, GradientStorage, Program, SectionKind, Types};
 use crate::Slot;
@@ -81,10 +80,9 @@ impl Program {
 
     /// The buffer of a flat's gradient in the communication dtype, in flat order.
     pub(super) fn comm_grad(&self, flat: usize) -> BufferId {
-        match (self.gradient_storage(), self.residency[flat].gradients) {
-            (GradientStorage::FlatComm, Tier::Device) => BufferId::ReducedGrad(flat),
-            _ => BufferId::CommGrad(flat),
-        }
+        let is_reduced = self.gradient_storage() == GradientStorage::FlatComm
+            && !self.residency[flat].gradients.is_offloaded();
+        if is_reduced { BufferId::ReducedGrad(flat) } else { BufferId::CommGrad(flat) }
     }
 
     /// The destination of every parameter of a flat, in order, with its elements in the flat, padding included.

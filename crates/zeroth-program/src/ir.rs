@@ -239,8 +239,8 @@ impl Action {
         )
     }
 
-    /// The chunk it operates on, if any.
-    pub const fn chunk(&self) -> Option<&Chunk> {
+    /// The flat and the chunk that it operates on, if any.
+    const fn place(&self) -> (Option<usize>, Option<&Chunk>) {
         match self {
             Self::PackGrad(chunk)
             | Self::CastAndPackGrad(chunk)
@@ -254,14 +254,7 @@ impl Action {
             | Self::Update(chunk)
             | Self::StoreStates(chunk)
             | Self::AllGatherWeights(chunk)
-            | Self::WriteBack(chunk) => Some(chunk),
-            _ => None,
-        }
-    }
-
-    /// The flat it operates on, if any.
-    pub const fn flat(&self) -> Option<usize> {
-        match self {
+            | Self::WriteBack(chunk) => (Some(chunk.flat), Some(chunk)),
             Self::AllGather(flat)
             | Self::Release(flat)
             | Self::ZeroGrad(flat)
@@ -269,12 +262,32 @@ impl Action {
             | Self::CastGrad(flat)
             | Self::AllGatherGrad(flat)
             | Self::GradSquares(flat)
-            | Self::BroadcastWeights { flat, .. } => Some(*flat),
-            _ => match self.chunk() {
-                Some(chunk) => Some(chunk.flat),
-                None => None,
-            },
+            | Self::BroadcastWeights { flat, .. } => (Some(*flat), None),
+            Self::ZeroLoss
+            | Self::Forward(_)
+            | Self::Logits { .. }
+            | Self::TopLogProbs { .. }
+            | Self::EvaluateLoss(_)
+            | Self::StoreKv(_)
+            | Self::CachedAttention(_)
+            | Self::Backward(_)
+            | Self::Recompute { .. }
+            | Self::OffloadActivation(_)
+            | Self::ReloadActivation(_)
+            | Self::Unpack(_)
+            | Self::AllGatherReports
+            | Self::Control => (None, None),
         }
+    }
+
+    /// The chunk it operates on, if any.
+    pub const fn chunk(&self) -> Option<&Chunk> {
+        self.place().1
+    }
+
+    /// The flat it operates on, if any.
+    pub const fn flat(&self) -> Option<usize> {
+        self.place().0
     }
 }
 

@@ -98,12 +98,12 @@ impl Compiled {
             let waits = Digest::of(|to| write!(to, "{:?} {:?}", section.waits, section.cross_step_waits));
             add(format!("the waits of the {} section", named(section)), waits.to_string());
         }
-        for (tier, name) in [(Tier::Device, "device"), (Tier::Host, "host")] {
+        for tier in Tier::ALL {
             let of = |category| memory.peak(tier, category);
             let [parameters, gradients, optimizer] =
                 [Category::Parameters, Category::Gradients, Category::Optimizer].map(of);
             add(
-                format!("the arena of the {name}"),
+                format!("the arena of the {}", tier.name()),
                 format!(
                     "{} (parameters {parameters}, gradients {gradients}, optimizer {optimizer})",
                     bytes(memory.arena(tier))

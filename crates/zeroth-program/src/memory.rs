@@ -82,6 +82,11 @@ impl Memory {
         at + bytes
     }
 
+    /// The arena size of every tier.
+    pub fn arenas(&self) -> ByTier<u64> {
+        ByTier::new(|tier| self.arena(tier))
+    }
+
     /// How many streamed sub-groups fit into `bytes`; 0 where no state is streamed.
     pub fn sub_groups_within(&self, bytes: u64) -> u64 {
         let is_tile = |placed: &&PlacedBuffer| {

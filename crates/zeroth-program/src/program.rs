@@ -142,10 +142,10 @@ impl Program {
     /// A flat's fully reduced gradient: its buffer, its dtype, and the flat element it starts at.
     pub fn reduced_gradient(&self, flat: usize, rank: u64) -> (BufferId, DType, u64) {
         let shard = self.layout.flats[flat].shard(rank, self.layout.ranks).start;
-        match (self.gradient_storage(), self.residency[flat].gradients) {
-            (GradientStorage::FlatF32, Tier::Device) => (BufferId::Grad(flat), DType::F32, 0),
+        match (self.gradient_storage(), self.residency[flat].gradients.is_offloaded()) {
+            (GradientStorage::FlatF32, false) => (BufferId::Grad(flat), DType::F32, 0),
+            (GradientStorage::FlatF32, true) => (BufferId::ReducedGrad(flat), DType::F32, shard),
             (GradientStorage::FlatComm, _) => (BufferId::ReducedGrad(flat), self.types.communication, 0),
-            (GradientStorage::FlatF32, Tier::Host) => (BufferId::ReducedGrad(flat), DType::F32, shard),
             (GradientStorage::Shard, _) => (BufferId::ReducedGrad(flat), self.grad_accum_dtype, shard),
         }
     }

@@ -13,7 +13,7 @@ use zeroth_config::unimplemented::unimplemented;
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError, StreamBatch};
 use zeroth_graph::{Graph, ParamId};
-use zeroth_kernel::{DeviceError, RATES, Recipe, Record, Tier};
+use zeroth_kernel::{DeviceError, RATES, Recipe, Record};
 use zeroth_model::{INITIALIZER_RANGE, NewValues, Parameter, ParameterKind, fill_new};
 use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
@@ -108,7 +108,7 @@ impl Session {
 
     /// Arena bytes per rank.
     pub fn bytes(&self) -> u64 {
-        self.compiled.memory.arena(Tier::Device) + self.compiled.memory.arena(Tier::Host)
+        self.compiled.memory.arenas().sum()
     }
 
     /// The resolved config.
@@ -163,11 +163,7 @@ impl Session {
         let all = from_config::decays_all(&self.config);
         let decayed = |param| all || graph.param(param).spec.shape.len() > 1;
         let Target::Cpu { threads } = self.compiled.target else { unreachable!("sessions run on the CPU") };
-        let device = Box::new(CpuDevice::new(
-            threads,
-            self.compiled.memory.arena(Tier::Device),
-            self.compiled.memory.arena(Tier::Host),
-        )?);
+        let device = Box::new(CpuDevice::new(threads, self.compiled.memory.arenas())?);
         let rank = Rank { comm, device, recipe: self.recipe, decayed: &decayed, seed: self.seed };
         let mut engine = Engine::new(&self.compiled, rank)?;
         engine.load(&mut |param, range, elements| {

@@ -15,7 +15,7 @@ use zeroth::data::{Samples, check_trained, prepare_with_progress};
 use zeroth::job::{
     Reading, Student, check_tokens, open_teacher, refuse_output_inside, teacher_placement, token_cache,
 };
-use zeroth::kernel::{Device, Tier};
+use zeroth::kernel::Device;
 use zeroth::machine::{Gpus, Machine, probe, probe_host};
 use zeroth::model::{ModelConfig, locate, read_config};
 use zeroth::program::{Compiled, Settings, Target, TopLogProbs};
@@ -134,10 +134,10 @@ fn compute(
     writer: &mut CacheWriter,
     signals: &Signals,
 ) -> anyhow::Result<Option<f64>> {
-    let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
+    let arenas = compiled.memory.arenas();
     let device: Box<dyn Device> = match compiled.target {
-        Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
-        Target::Cuda => Box::new(CudaDevice::open(0, bytes, host)?),
+        Target::Cpu { threads } => Box::new(CpuDevice::new(threads, arenas)?),
+        Target::Cuda => Box::new(CudaDevice::open(0, arenas)?),
     };
     let mut meter = Some(Meter::new("loading the teacher"));
     let mut begun = Instant::now();

@@ -8,7 +8,7 @@ use zeroth::config::environment::{Judgement, judge_all};
 use zeroth::cpu::{CpuDevice, Isa, Pool, self_test};
 use zeroth::cuda::CudaDevice;
 use zeroth::kernel::SelfTest;
-use zeroth::kernel::{CONFORMANCE_ARENA, Device, DeviceError, conformance};
+use zeroth::kernel::{ByTier, CONFORMANCE_ARENA, Device, DeviceError, conformance};
 use zeroth::machine::bench::{BenchResult, Identity, Part, Profile, ProfileError};
 use zeroth::machine::{Gpus, LibraryState, Limit, Machine, probe};
 
@@ -152,11 +152,11 @@ fn gpu_tests(machine: &Machine) -> Option<Result<(String, Vec<SelfTest>), Device
         return None;
     }
     let run = || {
-        let mut gpu = CudaDevice::open(0, CONFORMANCE_ARENA, 0)?;
+        let mut gpu = CudaDevice::open(0, ByTier::on_device(CONFORMANCE_ARENA))?;
         // Also test the attention library if available.
         gpu.use_cudnn_attention(gpu.check_cudnn().is_ok());
         let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
-        let mut reference = CpuDevice::on_pool(pool, CONFORMANCE_ARENA, 0)?;
+        let mut reference = CpuDevice::on_pool(pool, ByTier::on_device(CONFORMANCE_ARENA))?;
         Ok((gpu.name(), conformance(&mut gpu, &mut reference)?))
     };
     Some(run())

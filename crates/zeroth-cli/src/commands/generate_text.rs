@@ -135,10 +135,10 @@ impl Setup {
             output::error(&misfit(compiled, shortfall));
             return Ok(None);
         }
-        let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
+        let arenas = compiled.memory.arenas();
         let device: Box<dyn Device> = match self.target {
-            Target::Cpu { threads } => Box::new(CpuDevice::new(threads, bytes, host)?),
-            Target::Cuda => Box::new(CudaDevice::open(0, bytes, host)?),
+            Target::Cpu { threads } => Box::new(CpuDevice::new(threads, arenas)?),
+            Target::Cuda => Box::new(CudaDevice::open(0, arenas)?),
         };
         Ok(Some(self.model.start(compiled, device)?))
     }

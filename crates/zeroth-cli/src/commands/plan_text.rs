@@ -1,6 +1,7 @@
 //! The text of a plan: the tables, the recommendation, and what is compared with it.
 
 use zeroth::base::{counted, format_bytes, format_count, grouped};
+use zeroth::kernel::Tier;
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{Basis, Plan, PlanRequest, Shape, TrainType, summary};
 use zeroth::program::Bytes;
@@ -141,8 +142,9 @@ fn rows(plan: &Plan, request: &PlanRequest, output: &Output) -> String {
     let columns = head.len() - usize::from(!has_choices);
     let mut table = Table::new(&head[..columns], &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     for row in &plan.rows {
-        let Bytes { parameters, gradients, optimizer, activations, buffers, total } = row.device_bytes;
-        let figures = [parameters, gradients, optimizer, activations, buffers, total, row.host_bytes.total];
+        let Bytes { parameters, gradients, optimizer, activations, buffers, total } = row.bytes[Tier::Device];
+        let figures =
+            [parameters, gradients, optimizer, activations, buffers, total, row.bytes[Tier::Host].total];
         let fits = match row.fits {
             Some(true) => "yes",
             Some(false) => "no",

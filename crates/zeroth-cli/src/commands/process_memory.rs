@@ -38,10 +38,10 @@ impl ProcessMemory {
     fn shortfall_of(self, compiled: &Compiled, device: Option<u64>, host: Option<u64>) -> Option<Shortfall> {
         let overhead = Overhead::of_inference(compiled);
         let process = overhead.total - overhead.process.min(self.at_start);
-        let [on_device, on_host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
+        let arenas = compiled.memory.arenas();
         let (on_device, on_host) = match compiled.target {
-            Target::Cpu { .. } => (0, on_device + on_host),
-            Target::Cuda => (on_device, on_host),
+            Target::Cpu { .. } => (0, arenas.sum()),
+            Target::Cuda => (arenas[Tier::Device], arenas[Tier::Host]),
         };
         let lacks = |program: u64, process: u64, free: Option<u64>| {
             let free = free.filter(|free| *free < program + process)?;

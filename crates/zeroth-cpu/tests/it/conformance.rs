@@ -1,13 +1,13 @@
 //! The CPU's own kernels in the conformance test: the portable path beside the best one.
 
 use zeroth_cpu::{CpuDevice, Isa, Pool};
-use zeroth_kernel::{CONFORMANCE_ARENA, SelfTest, conformance};
+use zeroth_kernel::{ByTier, CONFORMANCE_ARENA, SelfTest, conformance};
 
 #[test]
 fn portable_kernels_conform_to_the_best_ones() {
     let portable = Pool::on_isa(2, Isa::Portable).expect("every CPU has it");
-    let mut device = CpuDevice::on_pool(portable, CONFORMANCE_ARENA, 0).unwrap();
-    let mut reference = CpuDevice::on_pool(Pool::new(2), CONFORMANCE_ARENA, 0).unwrap();
+    let mut device = CpuDevice::on_pool(portable, ByTier::on_device(CONFORMANCE_ARENA)).unwrap();
+    let mut reference = CpuDevice::on_pool(Pool::new(2), ByTier::on_device(CONFORMANCE_ARENA)).unwrap();
     let tests = conformance(&mut device, &mut reference).unwrap();
     let wrong: Vec<&SelfTest> = tests.iter().filter(|test| !test.ok).collect();
     assert!(wrong.is_empty(), "{wrong:?}");

@@ -7,7 +7,7 @@ use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_cpu::CpuDevice;
 use zeroth_kernel::{
-    Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, LOSSES, Launch, MasterForm, Moment,
+    ByTier, Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, LOSSES, Launch, MasterForm, Moment,
     Optimizer, Queue, Recipe, Record, ReportLayout, Rounding, Span, StepInput, TiedRowsOut,
 };
 use zeroth_kernel::{ExactSum, HeadLossDims};
@@ -41,7 +41,11 @@ fn launch(device: &mut CpuDevice, dtype: DType, kernel: Kernel) -> Result<(), De
 
 impl Run {
     fn new(recipe: Recipe) -> Self {
-        Self { device: CpuDevice::new(3, 1 << 20, 0).unwrap(), recipe, control: Control::start(&recipe) }
+        Self {
+            device: CpuDevice::new(3, ByTier::on_device(1 << 20)).unwrap(),
+            recipe,
+            control: Control::start(&recipe),
+        }
     }
 
     fn step(&mut self, told: &[RankReport]) -> (Record, Vec<f64>) {
@@ -202,7 +206,7 @@ fn overflows_of_a_dynamic_scale_do_not_count_against_the_tolerated_steps() {
 
 #[test]
 fn a_skipped_step_changes_neither_weights_nor_moments() {
-    let mut device = CpuDevice::new(2, 1 << 20, 0).unwrap();
+    let mut device = CpuDevice::new(2, ByTier::on_device(1 << 20)).unwrap();
     let values: Vec<f32> = (0..3000).map(|i| 1.0 + (i as f32 * 0.1).sin()).collect();
     for (told, changes) in [(FLAGGED, false), (CLEAN, true)] {
         let mut run = Run::new(Recipe { loss_scale: 4.0, ..dynamic() });
@@ -239,7 +243,7 @@ fn a_skipped_step_changes_neither_weights_nor_moments() {
 
 #[test]
 fn missing_moments_and_fp16_moments_are_refused() {
-    let mut device = CpuDevice::new(1, 1 << 16, 0).unwrap();
+    let mut device = CpuDevice::new(1, ByTier::on_device(1 << 16)).unwrap();
     let control = Control { apply: 1, ..Control::new(1.0) };
     let (control, grads) = (put(&mut device, 0, &[control]), put(&mut device, 512, &[1.0f32; 4]));
     let kernel = |optimizer, first, second, moment_type| Kernel::Optimize {
@@ -271,7 +275,7 @@ fn missing_moments_and_fp16_moments_are_refused() {
 
 #[test]
 fn a_conversion_sets_found_inf_only_for_nonfinite_results() {
-    let mut device = CpuDevice::new(3, 1 << 20, 0).unwrap();
+    let mut device = CpuDevice::new(3, ByTier::on_device(1 << 20)).unwrap();
     let bytes_of_type = |dtype: DType, values: &[f32]| -> Vec<u8> {
         match dtype {
             DType::F32 => cast_slice(values).to_vec(),
@@ -312,7 +316,7 @@ fn a_conversion_sets_found_inf_only_for_nonfinite_results() {
 
 #[test]
 fn a_head_refuses_unsupported_gradient_stores() {
-    let mut device = CpuDevice::new(1, 1 << 20, 0).unwrap();
+    let mut device = CpuDevice::new(1, ByTier::on_device(1 << 20)).unwrap();
     let place = |at: u64, bytes: u64| Span::device(at << 12, bytes);
     let dims = HeadLossDims::new(2, 3, 5);
     let tokens = |rows: Span| TiedRowsOut { ids: place(3, 8), rows };
@@ -342,7 +346,7 @@ fn a_head_refuses_unsupported_gradient_stores() {
 
 #[test]
 fn the_loss_of_a_step_is_the_weighted_sum_of_its_parts() {
-    let mut device = CpuDevice::new(1, 1 << 20, 0).unwrap();
+    let mut device = CpuDevice::new(1, ByTier::on_device(1 << 20)).unwrap();
     let layout = ReportLayout { losses: 3, flats: 1, counts: 3 };
     let run = |device: &mut CpuDevice, reports: &[[f64; 3]]| {
         let mut bytes = Vec::new();

@@ -5,8 +5,8 @@ use bytemuck::cast_slice;
 use zeroth_base::{ActivationFn, DType, PositionBuckets};
 use zeroth_cpu::{ContextSlices, CpuDevice, Pool, WeightDropout, reference};
 use zeroth_kernel::{
-    AttentionContext, AttentionDims, AttentionDropout, BiasGrad, CONFORMANCE_ARENA, CacheRange, DeviceError,
-    Kernel, MAX_CLAMPED, PositionBiasDims, RmsNormDims, RowKey, conformance,
+    AttentionContext, AttentionDims, AttentionDropout, BiasGrad, ByTier, CONFORMANCE_ARENA, CacheRange,
+    DeviceError, Kernel, MAX_CLAMPED, PositionBiasDims, RmsNormDims, RowKey, conformance,
 };
 
 use crate::harness::{Harness, Outcome, POISON, add, from_bytes, narrow, to_bytes};
@@ -276,7 +276,7 @@ impl Harness {
     /// The shared conformance test, against the CPU: the cases of `zeroth doctor`.
     pub(crate) fn conformance(&mut self) -> Outcome {
         let pool = Pool::start(std::thread::available_parallelism().map_or(1, usize::from))?;
-        let mut reference = CpuDevice::on_pool(pool, CONFORMANCE_ARENA, 0)?;
+        let mut reference = CpuDevice::on_pool(pool, ByTier::on_device(CONFORMANCE_ARENA))?;
         let tests = conformance(&mut self.device, &mut reference)?;
         for test in tests.iter().filter(|test| !test.ok) {
             println!(

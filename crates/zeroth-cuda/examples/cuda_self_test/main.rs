@@ -22,7 +22,8 @@ use zeroth_base::{ActivationFn, DType};
 use zeroth_cpu::{self, Dropout, reference};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::{
-    AttentionContext, AttentionDims, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims, RmsNormDims, RowKey,
+    AttentionContext, AttentionDims, ByTier, EmbeddingDims, HeadLossDims, LinearDims, LogitsDims,
+    RmsNormDims, RowKey,
 };
 use zeroth_kernel::{Control, Device, DeviceError, GradStore, HeadLossDw, Kernel, Launch, Queue, Span, Tier};
 
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
     let begin = Instant::now();
     let has_argument = |word: &str| std::env::args().any(|argument| argument == word);
     let open = if has_argument("portable") { CudaDevice::open_portable } else { CudaDevice::open };
-    let device = match open(0, ARENA, HOST) {
+    let device = match open(0, ByTier::on_device(ARENA).with(Tier::Host, HOST)) {
         Ok(device) => device,
         Err(error) => {
             println!("FAILED to open: {error}");

@@ -3,7 +3,7 @@
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use zeroth_base::DType;
 use zeroth_cpu::{self, CpuDevice, Pool};
-use zeroth_kernel::ExactSum;
+use zeroth_kernel::{ByTier, ExactSum};
 use zeroth_kernel::{
     Control, Device, DeviceError, Kernel, Launch, MasterForm, Moment, Optimizer, Queue, Recipe, ReportLayout,
     Rounding, Span, StepInput, StepNumbers,
@@ -61,7 +61,7 @@ impl Harness {
         read: &[Buffer],
         written: &[Buffer],
     ) -> Outcome {
-        let mut cpu = CpuDevice::new(2, self.next, 0)?;
+        let mut cpu = CpuDevice::new(2, ByTier::on_device(self.next))?;
         for (span, bytes) in read {
             self.device.upload(Queue::Compute, bytes, *span)?;
         }

@@ -55,8 +55,8 @@ fn ranks_that_lay_memory_out_differently_are_refused_with_what_differs() {
             let comm = job.join(rank, &Options::default()).unwrap();
             let (compiled, golden) = (&compiled[rank], &golden);
             scope.spawn(move || {
-                let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
-                let device = Box::new(CpuDevice::new(1, bytes, host).unwrap());
+                let arenas = compiled.memory.arenas();
+                let device = Box::new(CpuDevice::new(1, arenas).unwrap());
                 let (recipe, decayed) = (golden.recipe(), &|_| true);
                 let rank = Rank { comm: Some(Box::new(comm)), device, recipe, decayed, seed: 0 };
                 Engine::new(compiled, rank).err().map(|error| error.to_string())

@@ -15,7 +15,7 @@ use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, FurtherInput, LossCounts, MicroBatch, Rank, RunError, State, StreamBatch};
 use zeroth_graph::reference::{Data, Machine};
 use zeroth_graph::{Builder, Graph, ParamId, ParamSpec, Role, Rotary, Rows};
-use zeroth_kernel::{Optimizer, Recipe, Tier};
+use zeroth_kernel::{Optimizer, Recipe};
 use zeroth_program::{BufferId, CompileError, Compiled, Recompute, Settings, StreamSizes, Target};
 
 use crate::job::ROOMY;
@@ -185,7 +185,7 @@ fn rank(
     found: &Mutex<(Vec<Losses>, Vec<Vec<f32>>)>,
 ) {
     let memory = &compiled.memory;
-    let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
+    let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let recipe = Recipe { momentum: 0.0, weight_decay: [0.0, 0.0], max_norm: 0.0, ..Recipe::default() };
     let mut engine =
         Engine::new(compiled, Rank { comm, device, recipe, decayed: &|_| false, seed: 1 }).unwrap();
@@ -313,7 +313,7 @@ fn one_step(graph: &Graph, counts: LossCounts) -> (Vec<f64>, Vec<f32>) {
     let compiled =
         Compiled::new(graph.clone(), 1, &settings(0), Target::Cpu { threads: 1 }, sizes()).unwrap();
     let memory = &compiled.memory;
-    let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
+    let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let recipe = Recipe { momentum: 0.0, weight_decay: [0.0, 0.0], max_norm: 0.0, ..Recipe::default() };
     let mut engine =
         Engine::new(&compiled, Rank { comm: None, device, recipe, decayed: &|_| false, seed: 1 }).unwrap();
@@ -358,7 +358,7 @@ fn an_evaluation_is_the_weighted_sum_of_the_parts() {
     let target = Target::Cpu { threads: 1 };
     let compiled = Compiled::new(graph.clone(), 1, &settings(0), target, sizes()).unwrap();
     let memory = &compiled.memory;
-    let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
+    let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let parts = Rank { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 1 };
     let mut engine = Engine::new(&compiled, parts).unwrap();
     engine
@@ -417,7 +417,7 @@ fn sizes_and_batches_that_do_not_fit_the_streams_are_named() {
     }
     let compiled = compile(vec![vec![12, 9]]).unwrap();
     let memory = &compiled.memory;
-    let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
+    let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let parts = Rank { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 1 };
     let mut engine = Engine::new(&compiled, parts).unwrap();
     let batch = Batch::new(&compiled.graph, 1);

@@ -9,7 +9,7 @@ use zeroth_base::DType;
 use super::{BenchError, Benchmark, MatmulKind, Unit, fill_random};
 use crate::{Gpus, Machine, known_gpu};
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::LinearDims;
+use zeroth_kernel::{ByTier, LinearDims};
 use zeroth_kernel::{Device, DeviceError, GradStore, Kernel, Launch, Queue, Span};
 
 /// Launches per burst.
@@ -38,7 +38,7 @@ pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, 
     };
     let scratch = all().map(|(dtype, kernel)| zeroth_cuda::scratch_bytes(&kernel, dtype)).max().unwrap_or(0);
     let scratch = Span::device(16 * elements, scratch);
-    let device = Rc::new(RefCell::new(CudaDevice::open(0, scratch.end(), 0)?));
+    let device = Rc::new(RefCell::new(CudaDevice::open(0, ByTier::on_device(scratch.end()))?));
     fill(&mut device.borrow_mut(), elements as usize)?;
 
     let known = known_gpu(&name).ok().and_then(|gpu| Some((gpu.name, gpu.bf16_tflops?)));

@@ -3,6 +3,7 @@
 mod distilled;
 
 use serde_json::{Value, json};
+use zeroth_kernel::Tier;
 use zeroth_plan::{
     ActivationShape, Adapters, Block, ChangeKind, FeedForward, Offload, Placement, Plan, PlanError,
     PlanRequest, Shape, Stack, States, TrainType, plan,
@@ -80,7 +81,7 @@ fn eight_billion_on_5_gpus_of_44_gb_without_a_master_copy_take_zero2() {
     let request =
         PlanRequest { states: States::Plain, device_memory: Some(44 * GB), ..PlanRequest::new(8 * GB, 5) };
     let plan = planned(&request);
-    let totals: Vec<u64> = plan.rows.iter().map(|row| row.device_bytes.total).collect();
+    let totals: Vec<u64> = plan.rows.iter().map(|row| row.bytes[Tier::Device].total).collect();
     assert_eq!(totals, [96 * GB, 44_800_000_000, 32 * GB, 16 * GB, 19_200_000_000, 0]);
     let savings: Vec<Option<f64>> = plan.rows.iter().map(|row| row.saving).collect();
     let expected = [1.0, 96.0 / 44.8, 3.0, 6.0, 5.0].map(Some);
@@ -264,7 +265,7 @@ fn parameters_beyond_max_in_cpu_stay_on_the_device() {
         let mut placement = Placement::new("file", 3, Offload::OptimizerAndParameters);
         placement.settings.offload.parameters = max_in_cpu;
         let row = plan(&request, &[placement]).expect("the request is sound").rows.remove(0);
-        (row.device_bytes.parameters, row.host_bytes.parameters)
+        (row.bytes[Tier::Device].parameters, row.bytes[Tier::Host].parameters)
     };
     // Shards of 2e9 elements: 4 GB each, 16 GB on the host.
     assert_eq!(offloaded(None), (0, 16 * GB));

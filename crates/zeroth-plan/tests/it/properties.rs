@@ -1,6 +1,7 @@
 //! What holds for every question, absurd ones included.
 
 use proptest::prelude::*;
+use zeroth_kernel::Tier;
 use zeroth_plan::{
     ActivationShape, Adapters, Block, Change, ChangeKind, FeedForward, Offload, PlanRequest, Shape, Stack,
     States, TrainType, bytes_sent_per_step, device_states, host_states, plan,
@@ -96,11 +97,11 @@ proptest! {
     #[test]
     fn totals_are_sums_and_what_fits_is_within_the_budgets(request in request()) {
         for row in plan(&request, &presets()).unwrap().rows {
-            prop_assert_eq!(row.device_bytes.total, sum(row.device_bytes));
-            prop_assert_eq!(row.host_bytes.total, sum(row.host_bytes));
-            prop_assert!(row.device_needs() >= row.device_bytes.total.max(row.gathered_layer));
+            prop_assert_eq!(row.bytes[Tier::Device].total, sum(row.bytes[Tier::Device]));
+            prop_assert_eq!(row.bytes[Tier::Host].total, sum(row.bytes[Tier::Host]));
+            prop_assert!(row.device_needs() >= row.bytes[Tier::Device].total.max(row.gathered_layer));
             let within = row.device_needs() <= request.device_memory.unwrap_or(u64::MAX)
-                && row.host_bytes.total <= request.host_memory.unwrap_or(u64::MAX);
+                && row.bytes[Tier::Host].total <= request.host_memory.unwrap_or(u64::MAX);
             let asked = request.device_memory.or(request.host_memory).is_some();
             prop_assert_eq!(row.fits, asked.then_some(within));
         }
@@ -170,7 +171,7 @@ proptest! {
             let after = plan(&change.apply(&request), &presets()).unwrap();
             let row = after.rows.iter().find(|row| row.preset == change.preset).unwrap();
             prop_assert_eq!(row.fits, Some(true), "{}", change.text);
-            prop_assert_eq!((row.device_needs(), row.host_bytes.total), (change.device_bytes, change.host_bytes));
+            prop_assert_eq!((row.device_needs(), row.bytes[Tier::Host].total), (change.device_bytes, change.host_bytes));
             prop_assert!(change.from != change.to);
             // No smaller change of the same kind would have done.
             let nearer = match change.change {
@@ -194,6 +195,6 @@ proptest! {
             ..PlanRequest::new(params, ranks)
         };
         let plan = plan(&request, &presets()).unwrap();
-        prop_assert!(plan.rows.iter().all(|row| row.device_bytes.total >= row.device_bytes.parameters));
+        prop_assert!(plan.rows.iter().all(|row| row.bytes[Tier::Device].total >= row.bytes[Tier::Device].parameters));
     }
 }

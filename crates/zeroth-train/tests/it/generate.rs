@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_cpu::CpuDevice;
-use zeroth_kernel::Tier;
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 use zeroth_train::{
@@ -34,8 +33,8 @@ fn golden() -> PathBuf {
 }
 
 fn start<'c>(model: &'c Inference, compiled: &'c Compiled) -> Generator<'c> {
-    let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
-    model.start(compiled, Box::new(CpuDevice::new(1, device, host).unwrap())).unwrap()
+    let arenas = compiled.memory.arenas();
+    model.start(compiled, Box::new(CpuDevice::new(1, arenas).unwrap())).unwrap()
 }
 
 fn ids(value: &Value) -> Vec<i32> {

@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::path::Path;
 
 use zeroth_cpu::CpuDevice;
-use zeroth_kernel::Tier;
 use zeroth_program::Target;
 use zeroth_train::{
     CheckpointOptions, ControlRequest, Interval, Job, StepMetrics, TrainEvent, TrainHooks, TrainOptions,
@@ -26,8 +25,8 @@ struct History {
 /// Trains, with a control request at the n-th poll.
 fn run(job: &Job, folder: &Path, run_ahead: bool, request: Option<(u64, ControlRequest)>) -> History {
     let compiled = job.compile(Target::Cpu { threads: 1 }).unwrap();
-    let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
-    let device = Box::new(CpuDevice::new(1, device, host).unwrap());
+    let arenas = compiled.memory.arenas();
+    let device = Box::new(CpuDevice::new(1, arenas).unwrap());
     let checkpoints = CheckpointOptions {
         folder: folder.to_owned(),
         interval: Interval::steps(3),

@@ -108,9 +108,8 @@ impl JobMachine {
         if self.device != DeviceKind::Cuda || !is_offloaded || !is_free || !is_narrow {
             return None;
         }
-        let [device_bytes, host_bytes] = Rates::ARENAS;
         let Settings { moment_dtype: moments, stochastic_rounding, .. } = Settings::from_config(resolved);
-        let measured = CudaDevice::open(0, device_bytes, host_bytes)
+        let measured = CudaDevice::open(0, Rates::arenas())
             .and_then(|mut gpu| Rates::measure(&mut gpu, moments, stochastic_rounding));
         match measured {
             Ok(Rates { update, bus, memory, matmuls }) => {

@@ -97,14 +97,14 @@ fn planned(folder: &Path, configs: &[(String, Resolved)], ranks: u64, device: Pl
 fn assert_equal(row: &Row, compiled: &Compiled, ranks: u64, what: &str) {
     let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.by_category(tier));
     assert_eq!(row.basis, Basis::Program, "{what}");
-    assert_eq!(row.device_bytes, device, "{what}");
-    assert_eq!(row.device_bytes.total, compiled.memory.arena(Tier::Device), "{what}");
-    let Bytes { parameters, gradients, optimizer, activations, buffers, total } = row.host_bytes;
+    assert_eq!(row.bytes[Tier::Device], device, "{what}");
+    assert_eq!(row.bytes[Tier::Device].total, compiled.memory.arena(Tier::Device), "{what}");
+    let Bytes { parameters, gradients, optimizer, activations, buffers, total } = row.bytes[Tier::Host];
     let all = [parameters, gradients, optimizer, activations, buffers, total].map(|bytes| bytes / ranks);
     let Bytes { parameters, gradients, optimizer, activations, buffers, .. } = host;
     let arena = compiled.memory.arena(Tier::Host);
     assert_eq!(all, [parameters, gradients, optimizer, activations, buffers, arena], "{what}");
-    assert_eq!(row.host_bytes.total, ranks * arena, "{what}");
+    assert_eq!(row.bytes[Tier::Host].total, ranks * arena, "{what}");
     assert_eq!(row.comm_bytes_per_step, compiled.program.bytes_sent_per_step(), "{what}");
 }
 

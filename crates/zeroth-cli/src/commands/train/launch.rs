@@ -10,7 +10,6 @@ use zeroth::comm::launch::{
     ExitReason, Launch, Output as RankOutput, OutputLine, OutputStream, Report, sealed,
 };
 use zeroth::job::{HANDOFF_VARIABLE, LauncherHandoff, REGION, newest_resumable_or_none};
-use zeroth::kernel::Tier;
 
 use super::live::LiveStatus;
 use super::{PreparedRun, summary};
@@ -132,7 +131,7 @@ fn once(
     let handoff = LauncherHandoff { inputs: Some(resolved_job.inputs.for_ranks(&files)), ..handoff.clone() }
         .to_text()?;
     let handoff = sealed(|file| file.write_all(handoff.as_bytes()))?;
-    let arenas = compiled.memory.arena(Tier::Device) + compiled.memory.arena(Tier::Host);
+    let arenas = compiled.memory.arenas().sum();
     let report = Launch::of_this_program(resolved_job.ranks as usize, REGION)
         .arguments(run_file::for_ranks())
         .variable(HANDOFF_VARIABLE, handoff.as_raw_fd().to_string())

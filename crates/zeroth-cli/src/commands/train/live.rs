@@ -33,17 +33,18 @@ impl LiveStatus {
                 _ => ("cuda", Vec::new()),
             },
         };
+        let mut plan = json!({});
+        for tier in Tier::ALL {
+            plan[tier.name()] = json!(compiled.memory.by_category(tier));
+        }
+        plan["overhead"] = resolved_job.overhead(compiled).total.into();
         let facts = RunFacts {
             ranks: resolved_job.ranks,
             steps: resolved_job.job.steps,
             resumed_after: resolved_job.checkpoint.as_ref().map(|checkpoint| checkpoint.manifest().step),
             model: resolved_job.name.clone(),
             device,
-            plan: json!({
-                "device": compiled.memory.by_category(Tier::Device),
-                "host": compiled.memory.by_category(Tier::Host),
-                "overhead": resolved_job.overhead(compiled).total,
-            }),
+            plan,
             gpus,
         };
         // A signal before the first step removes the files of the run: then nothing more is written.

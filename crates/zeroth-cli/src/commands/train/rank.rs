@@ -249,14 +249,14 @@ impl Requests<'_> {
 
 /// The device of a rank, with arenas of the planned sizes. With more ranks than GPUs, ranks share them.
 fn device(resolved_job: &ResolvedJob, compiled: &Compiled, rank: usize) -> anyhow::Result<Box<dyn Device>> {
-    let [bytes, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
+    let arenas = compiled.memory.arenas();
     Ok(match resolved_job.target {
-        Target::Cpu { .. } => Box::new(CpuDevice::new(resolved_job.threads, bytes, host)?),
+        Target::Cpu { .. } => Box::new(CpuDevice::new(resolved_job.threads, arenas)?),
         Target::Cuda => {
-            let mut gpu = CudaDevice::open(rank % resolved_job.gpus.max(1) as usize, bytes, host)?;
+            let mut gpu = CudaDevice::open(rank % resolved_job.gpus.max(1) as usize, arenas)?;
             // The budget also covers workspace that is allocated while tuning.
             if let Some(budget) = resolved_job.handoff.budget.device {
-                gpu.limit_autotune_bytes(budget.saturating_sub(bytes));
+                gpu.limit_autotune_bytes(budget.saturating_sub(arenas[Tier::Device]));
             }
             Box::new(gpu)
         }

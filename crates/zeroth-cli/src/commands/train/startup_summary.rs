@@ -7,7 +7,7 @@ use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::resolve::{Origin, Resolved};
 use zeroth::data::{Encoder, Samples, Totals, omitted_range};
 use zeroth::job::{DeviceKind, ResolvedJob};
-use zeroth::kernel::Tier;
+use zeroth::kernel::{ByTier, Tier};
 use zeroth::program::Compiled;
 use zeroth::train::{Distillation, Job, MicroBatch, base_table};
 
@@ -104,31 +104,35 @@ pub(super) fn origin_json(resolved_job: &ResolvedJob) -> Value {
 }
 
 pub(super) fn memory(resolved_job: &ResolvedJob, compiled: &Compiled) {
-    let [device, host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.by_category(tier));
-    // Host memory of the process outside of the arenas; on a CPU, device memory is host memory.
-    let overhead = resolved_job.overhead(compiled).total;
-    let has_host = host.total > 0 || resolved_job.device == DeviceKind::Cuda;
-    let heads: &[&str] = if has_host {
-        &["memory per rank", "device", "", "host", ""]
-    } else {
-        &["memory per rank", "bytes", ""]
+    let planned = ByTier::new(|tier| compiled.memory.by_category(tier));
+    let has_host = planned[Tier::Host].total > 0 || resolved_job.device == DeviceKind::Cuda;
+    let is_shown = |tier: &Tier| match tier {
+        Tier::Host => has_host,
+        tier => !tier.is_offloaded() || planned[*tier].total > 0,
     };
-    let mut table = Table::new(heads, &[1, 3]);
-    for (name, device, host) in [
-        ("parameters", device.parameters, host.parameters),
-        ("gradients", device.gradients, host.gradients),
-        ("optimizer", device.optimizer, host.optimizer),
-        ("activations", device.activations, host.activations),
-        ("buffers", device.buffers, host.buffers),
-        ("all", device.total, host.total),
-        ("overhead", if has_host { 0 } else { overhead }, overhead),
-    ] {
-        let mut cells = vec![name.to_owned(), grouped(device), format_bytes(device)];
-        if has_host {
-            cells.extend([grouped(host), format_bytes(host)]);
-        }
-        table.row(cells);
+    let tiers: Vec<Tier> = Tier::ALL.into_iter().filter(is_shown).collect();
+    let mut heads = vec!["memory per rank"];
+    match &tiers[..] {
+        [_] => heads.extend(["bytes", ""]),
+        tiers => heads.extend(tiers.iter().flat_map(|tier| [tier.name(), ""])),
     }
+    let right: Vec<usize> = (0..tiers.len()).map(|place| 1 + 2 * place).collect();
+    let mut table = Table::new(&heads, &right);
+    let mut row = |name: &str, bytes: &dyn Fn(Tier) -> u64| {
+        let bytes = tiers.iter().map(|tier| bytes(*tier));
+        let cells = bytes.flat_map(|bytes| [grouped(bytes), format_bytes(bytes)]);
+        table.row(std::iter::once(name.to_owned()).chain(cells));
+    };
+    row("parameters", &|tier| planned[tier].parameters);
+    row("gradients", &|tier| planned[tier].gradients);
+    row("optimizer", &|tier| planned[tier].optimizer);
+    row("activations", &|tier| planned[tier].activations);
+    row("buffers", &|tier| planned[tier].buffers);
+    row("all", &|tier| planned[tier].total);
+    // Host memory of the process outside of the arenas; on a CPU, device memory is host memory.
+    let (overhead, of) =
+        (resolved_job.overhead(compiled).total, if has_host { Tier::Host } else { Tier::Device });
+    row("overhead", &|tier| if tier == of { overhead } else { 0 });
     output::note(&table.lines().concat());
     if let Some(&[sources, targets]) = resolved_job.job.row_sizes.iter().last() {
         output::note(&format!(
@@ -169,21 +173,21 @@ pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Valu
         "rows": rows_json(&resolved_job.job),
         "samples": samples(&resolved_job.job.samples),
         "evaluation_samples": resolved_job.job.evaluation.as_ref().map(|found| samples(&found.samples)),
-        "device_bytes": compiled.memory.by_category(Tier::Device),
-        "host_bytes": compiled.memory.by_category(Tier::Host),
-        "overhead_bytes": resolved_job.overhead(compiled),
     });
+    for tier in Tier::ALL {
+        plan[format!("{}_bytes", tier.name())] = json!(compiled.memory.by_category(tier));
+    }
+    plan["overhead_bytes"] = json!(resolved_job.overhead(compiled));
     if resolved_job.job.lora.is_some() {
         plan["parameters"] = resolved_job.job.table.total().into();
         plan["trained_parameters"] = resolved_job.job.table.trained().into();
     }
     if let Some(teacher) = resolved_job.job.objective.distillation().and_then(Distillation::model) {
-        let bytes = |tier| compiled.teacher_bytes(tier);
-        plan["teacher"] = json!({
-            "parameters": teacher.table.total(),
-            "device_bytes": bytes(Tier::Device),
-            "host_bytes": bytes(Tier::Host),
-        });
+        let mut of_teacher = json!({ "parameters": teacher.table.total() });
+        for tier in Tier::ALL {
+            of_teacher[format!("{}_bytes", tier.name())] = compiled.teacher_bytes(tier).into();
+        }
+        plan["teacher"] = of_teacher;
     }
     if let Some(name) = &resolved_job.run_name {
         plan["run_name"] = name.as_str().into();

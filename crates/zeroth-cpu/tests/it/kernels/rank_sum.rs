@@ -2,11 +2,11 @@
 
 use zeroth_base::DType;
 use zeroth_cpu::CpuDevice;
-use zeroth_kernel::{Device, Queue, RankSum, Span};
+use zeroth_kernel::{ByTier, Device, Queue, RankSum, Span};
 
 #[test]
 fn overlapping_operands_are_refused() {
-    let mut device = CpuDevice::new(1, 4096, 0).unwrap();
+    let mut device = CpuDevice::new(1, ByTier::on_device(4096)).unwrap();
     // 32 elements.
     let [own, to, apart] = [(0, 64), (256, 128), (512, 88)].map(|(at, bytes)| Span::device(at, bytes));
     let sum = |to: Span, squares: u64| RankSum {

@@ -18,7 +18,7 @@ use zeroth_cuda::CudaDevice;
 use zeroth_engine::{Engine, MicroBatch, Rank, State};
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
-use zeroth_kernel::{Device, Optimizer, Recipe, Record, Tier};
+use zeroth_kernel::{Device, Optimizer, Recipe, Record};
 use zeroth_model::{
     Batch, ModelConfig, ParameterTable, TEACHER_PREFIX, WeightFiles, forward_training, table,
 };
@@ -162,10 +162,10 @@ fn numbers(count: u64, salt: usize) -> Vec<f32> {
 impl Golden {
     /// An engine on a single CPU rank, loaded with the golden weights.
     pub(crate) fn single_rank_engine<'c>(&self, compiled: &'c Compiled) -> Engine<'c> {
-        let [device, host] = Tier::ALL.map(|tier| compiled.memory.arena(tier));
+        let arenas = compiled.memory.arenas();
         let rank = Rank {
             comm: None,
-            device: Box::new(CpuDevice::new(2, device, host).unwrap()),
+            device: Box::new(CpuDevice::new(2, arenas).unwrap()),
             recipe: Recipe::default(),
             decayed: &|_| true,
             seed: 1,
@@ -396,10 +396,10 @@ impl Golden {
         let name = |param: zeroth_graph::ParamId| &compiled.graph.param(param).spec.name;
         let decayed =
             |param| !undecayed.into_iter().flatten().any(|other| other.as_str() == Some(name(param)));
-        let [on_device, on_host] = [Tier::Device, Tier::Host].map(|tier| compiled.memory.arena(tier));
+        let arenas = compiled.memory.arenas();
         let device: Box<dyn Device> = match compiled.target {
-            Target::Cpu { .. } => Box::new(CpuDevice::new(threads, on_device, on_host).unwrap()),
-            Target::Cuda => Box::new(CudaDevice::open(0, on_device, on_host).unwrap()),
+            Target::Cpu { .. } => Box::new(CpuDevice::new(threads, arenas).unwrap()),
+            Target::Cuda => Box::new(CudaDevice::open(0, arenas).unwrap()),
         };
         let rank = Rank {
             comm,

@@ -10,7 +10,7 @@ use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, MicroBatch, MicroBatches, Rank, RunError, State, StreamBatch, Streams};
 use zeroth_graph::reference::Machine;
 use zeroth_graph::{ActivationFn, AttentionOptions, Builder, Graph, ParamId, Role, Value};
-use zeroth_kernel::{Recipe, RowKey, Tier};
+use zeroth_kernel::{Recipe, RowKey};
 use zeroth_program::{Action, Compiled, Gather, GradProducers, Offload, Recompute, Settings, Target};
 
 use super::{Batch, HIDDEN, VOCAB, assert_trains_everywhere, numbers, settings, sizes, specs, with_view};
@@ -239,7 +239,7 @@ struct Bits {
 
 fn engine(compiled: &Compiled, comm: Option<Box<dyn Comm>>) -> Engine<'_> {
     let memory = &compiled.memory;
-    let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
+    let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let recipe = Recipe { momentum: 0.0, weight_decay: [0.0, 0.0], max_norm: 0.0, ..Recipe::default() };
     let parts = Rank { comm, device, recipe, decayed: &|_| false, seed: 5 };
     let mut engine = Engine::new(compiled, parts).unwrap();

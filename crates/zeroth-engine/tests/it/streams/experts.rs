@@ -8,7 +8,7 @@ use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, Rank, StepRecord};
 use zeroth_graph::reference::Data;
 use zeroth_graph::{ActivationFn, BalanceSums, Builder, Graph, Op, ParamSpec, Role, Routing, Value};
-use zeroth_kernel::{Recipe, Tier};
+use zeroth_kernel::Recipe;
 use zeroth_program::{Action, Compiled, FrozenPlacement, Gather, Offload, Recompute, Settings, Target};
 
 use super::{Batch, HIDDEN, VOCAB, assert_trains, assert_trains_everywhere, numbers, settings, sizes, specs};
@@ -214,7 +214,7 @@ fn trained(graph: &Graph, settings: &Settings, ranks: usize, chaos: Option<u64>)
 
 fn engine(compiled: &Compiled, comm: Option<Box<dyn zeroth_comm::Comm>>, tolerated: f64) -> Engine<'_> {
     let memory = &compiled.memory;
-    let device = Box::new(CpuDevice::new(1, memory.arena(Tier::Device), memory.arena(Tier::Host)).unwrap());
+    let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let recipe = Recipe { momentum: 0.0, tolerated: tolerated as u64, ..Recipe::default() };
     let parts = Rank { comm, device, recipe, decayed: &|_| false, seed: 1 };
     let mut engine = Engine::new(compiled, parts).unwrap();
