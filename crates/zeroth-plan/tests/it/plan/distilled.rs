@@ -76,7 +76,7 @@ fn a_plan_has_the_arena_of_the_distillation() {
         sizing.settings.teacher = teacher.as_ref().and_then(|teacher| teacher.placement).unwrap_or(WHOLE);
         let compiled = sizing.compile().unwrap();
         assert_eq!(row.basis, Basis::Program);
-        let planned = [row.bytes[Tier::Device].total, row.bytes[Tier::Host].total];
+        let planned = Tier::ALL.map(|tier| row.bytes[tier].total);
         assert_eq!(planned, Tier::ALL.map(|tier| compiled.memory.arena(tier)), "{teacher:?}");
         totals.push(planned[0]);
     }
