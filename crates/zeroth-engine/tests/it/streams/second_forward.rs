@@ -21,12 +21,14 @@ fn model(with_teacher: bool) -> Graph {
     let mut of_teacher = x;
     for block in 0..3 {
         let name = |part: &str| format!("{block}.{part}");
-        let (up, down, a, base) = (name("up"), name("down"), name("a"), name("b"));
-        let mut params = frozen(&[(&up, &[HIDDEN, HIDDEN]), (&down, &[HIDDEN, HIDDEN])]);
+        let (norm, up, down) = (name("norm"), name("up"), name("down"));
+        let (a, base) = (name("a"), name("b"));
+        let mut params = frozen(&[(&norm, &[HIDDEN]), (&up, &[HIDDEN, HIDDEN]), (&down, &[HIDDEN, HIDDEN])]);
         params.extend(specs(&[(&a, &[RANK, HIDDEN]), (&base, &[HIDDEN, RANK])]));
         let unit = b.unit(format!("block {block}"), Role::Block(block), params).unwrap();
-        let [up, down, a, outer] = [up, down, a, base].map(|name| b.param(&name).unwrap());
+        let [norm, up, down, a, outer] = [norm, up, down, a, base].map(|name| b.param(&name).unwrap());
         let add = |b: &mut Builder, x: Value, adapted: bool| {
+            let x = b.rms_norm(x, norm, 1e-5).unwrap();
             let hidden = b.linear(x, up, None).unwrap();
             let hidden = b.swiglu(hidden, x).unwrap();
             let y = b.linear(hidden, down, None).unwrap();
@@ -34,7 +36,7 @@ fn model(with_teacher: bool) -> Graph {
                 return y;
             }
             let inner = b.linear(hidden, a, None).unwrap();
-            b.linear_add(y, inner, outer, 0.5).unwrap()
+            b.linear_add(y, inner, outer, 4.0).unwrap()
         };
         (x, y) = (add(&mut b, x, true), add(&mut b, y, true));
         if with_teacher {
@@ -42,9 +44,19 @@ fn model(with_teacher: bool) -> Graph {
             of_teacher = add(&mut b, of_teacher, false);
         }
     }
-    b.unit("head", Role::Head, frozen(&[("head", &[VOCAB, HIDDEN])])).unwrap();
-    let head = b.param("head").unwrap();
+    let params = frozen(&[("head", &[VOCAB, HIDDEN]), ("last", &[HIDDEN])]);
+    let unit = b.unit("head", Role::Head, params).unwrap();
+    let [head, last] = ["head", "last"].map(|name| b.param(name).unwrap());
+    // Logits that are large enough for a divergence that f32 can tell from 0.
+    let normed = |b: &mut Builder, value: Value| {
+        let value = b.rms_norm(value, last, 1e-5).unwrap();
+        b.scale(value, 8.0).unwrap()
+    };
+    [x, y] = [x, y].map(|value| normed(&mut b, value));
     if with_teacher {
+        b.enter(unit, Group::Teacher);
+        of_teacher = normed(&mut b, of_teacher);
+        b.enter(unit, Group::Model);
         let teacher = Teacher::Hidden { x: of_teacher, weight: head };
         let spec = DistillSpec { beta: 0.5, temperature: 1.5, squared: true };
         b.distill_loss(x, head, teacher, spec, 0.4).unwrap();
