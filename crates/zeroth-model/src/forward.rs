@@ -73,6 +73,12 @@ pub enum ForwardError {
         /// `router_aux_loss_coef`.
         coefficient: f64,
     },
+    /// Half an adapter.
+    #[error("the parameter table has {name}, and not the other matrix of its adapter")]
+    LoneMatrix {
+        /// The matrix that is there.
+        name: String,
+    },
     /// The table does not fit the config.
     #[error("the parameter table does not fit the model: {0}")]
     Graph(#[from] GraphError),
@@ -158,7 +164,7 @@ struct NamedParams<'a> {
     /// What the graph's names have before those of the table.
     prefix: &'static str,
     adapters: Option<Adapters>,
-    matrices: HashMap<&'a str, [&'a Parameter; 2]>,
+    matrices: HashMap<&'a str, [Option<&'a Parameter>; 2]>,
 }
 
 impl<'a> NamedParams<'a> {
@@ -175,11 +181,19 @@ impl<'a> NamedParams<'a> {
     }
 
     /// How the adapter of a matrix acts, with its inner and outer matrix; `None` where it has no adapter.
-    fn adapter(&self, b: &Builder, weight: &str) -> Result<Option<(Adapters, [ParamId; 2])>, GraphError> {
-        let (Some(adapters), Some([inner, outer])) = (self.adapters, self.matrices.get(weight)) else {
+    fn adapter(&self, b: &Builder, weight: &str) -> Result<Option<(Adapters, [ParamId; 2])>, ForwardError> {
+        let (Some(adapters), Some(matrices)) = (self.adapters, self.matrices.get(weight)) else {
             return Ok(None);
         };
-        Ok(Some((adapters, [self.get(b, &inner.name)?, self.get(b, &outer.name)?])))
+        match matrices {
+            [Some(inner), Some(outer)] => {
+                Ok(Some((adapters, [self.get(b, &inner.name)?, self.get(b, &outer.name)?])))
+            }
+            [Some(lone), None] | [None, Some(lone)] => {
+                Err(ForwardError::LoneMatrix { name: lone.name.clone() })
+            }
+            [None, None] => Ok(None),
+        }
     }
 
     /// A unit's first parameter of a kind.
@@ -189,7 +203,7 @@ impl<'a> NamedParams<'a> {
     }
 
     /// A linear map, with its bias and adapter where it has them.
-    fn linear(&self, b: &mut Builder, linear: &LinearModule, x: Value) -> Result<Value, GraphError> {
+    fn linear(&self, b: &mut Builder, linear: &LinearModule, x: Value) -> Result<Value, ForwardError> {
         let LinearModule { name: module, bias, .. } = linear;
         let name = format!("{module}.weight");
         let weight = self.get(b, &name)?;
@@ -198,7 +212,7 @@ impl<'a> NamedParams<'a> {
         let Some((adapters, [inner, outer])) = self.adapter(b, &name)? else { return Ok(y) };
         let dropped = b.dropout(x, adapters.dropout)?;
         let u = b.linear(dropped, inner, None)?; // [T, rank]
-        b.linear_add(y, u, outer, adapters.scale)
+        Ok(b.linear_add(y, u, outer, adapters.scale)?)
     }
 
     /// The linear maps of all experts, with their adapters where they have them; `scale` is that of the adapters.
@@ -209,11 +223,11 @@ impl<'a> NamedParams<'a> {
         x: Value,
         routing: &Routing,
         scale: fn(Adapters) -> f64,
-    ) -> Result<Value, GraphError> {
+    ) -> Result<Value, ForwardError> {
         let weight = self.get(b, name)?;
         let y = b.grouped_linear(x, weight, routing)?;
         let Some((adapters, [inner, outer])) = self.adapter(b, name)? else { return Ok(y) };
         let u = b.grouped_linear(x, inner, routing)?; // [T · k, rank]
-        b.grouped_linear_add(y, u, outer, scale(adapters), routing)
+        Ok(b.grouped_linear_add(y, u, outer, scale(adapters), routing)?)
     }
 }

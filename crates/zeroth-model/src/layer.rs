@@ -129,6 +129,13 @@ pub struct ExpertsModule {
     pub activation: Activation,
 }
 
+impl LinearModule {
+    /// A map of this shape, [out, in].
+    pub(crate) const fn new(name: String, role: ParameterRole, [out, input]: [u64; 2], bias: bool) -> Self {
+        Self { name, role, out, input, bias }
+    }
+}
+
 impl Layer {
     /// Its attention to its own tokens.
     pub fn attention(&self) -> Option<&AttentionModule> {

@@ -57,13 +57,8 @@ pub(crate) fn read(
 
     let attention = |at: &str, causal: bool, reads_encoder: bool| {
         let name = if reads_encoder { "EncDecAttention" } else { "SelfAttention" };
-        let linear = |part: &str, role, [out, input]: [u64; 2]| LinearModule {
-            name: format!("{at}.{name}.{part}"),
-            role,
-            out,
-            input,
-            bias: false,
-        };
+        let linear =
+            |part: &str, role, shape| LinearModule::new(format!("{at}.{name}.{part}"), role, shape, false);
         let [key, value] = if reads_encoder {
             [ParameterRole::CrossKey, ParameterRole::CrossValue]
         } else {
@@ -87,12 +82,8 @@ pub(crate) fn read(
         }))
     };
     let feed_forward = |at: &str| {
-        let linear = |part: &str, role, [out, input]: [u64; 2]| LinearModule {
-            name: format!("{at}.DenseReluDense.{part}"),
-            role,
-            out,
-            input,
-            bias: false,
+        let linear = |part: &str, role, shape| {
+            LinearModule::new(format!("{at}.DenseReluDense.{part}"), role, shape, false)
         };
         let into = |part: &str| linear(part, ParameterRole::FeedForwardInput, [ffn, hidden]);
         Branch::FeedForward(FeedForwardModule {

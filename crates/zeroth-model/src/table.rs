@@ -289,15 +289,15 @@ impl ParameterTable {
     }
 
     /// The inner and the outer matrix of every LoRA adapter, by the name of what they adapt.
-    pub fn adapter_matrices(&self) -> HashMap<&str, [&Parameter; 2]> {
-        let of_kind = |kind| {
-            let matrices = self.iter().filter(move |parameter| parameter.kind == kind);
-            matrices.filter_map(|matrix| Some((matrix.adapts.as_ref()?.name.as_str(), matrix)))
-        };
-        let outer: HashMap<&str, &Parameter> = of_kind(ParameterKind::LoraB).collect();
-        of_kind(ParameterKind::LoraA)
-            .filter_map(|(name, inner)| Some((name, [inner, outer.get(name).copied()?])))
-            .collect()
+    pub fn adapter_matrices(&self) -> HashMap<&str, [Option<&Parameter>; 2]> {
+        let mut matrices: HashMap<&str, [Option<&Parameter>; 2]> = HashMap::new();
+        for matrix in self.iter() {
+            if let Some(adapted) = &matrix.adapts {
+                let place = usize::from(matrix.kind == ParameterKind::LoraB);
+                matrices.entry(&adapted.name).or_default()[place] = Some(matrix);
+            }
+        }
+        matrices
     }
 
     /// The number of parameters of the model; a tied one counts once.

@@ -189,8 +189,10 @@ impl MergeBase {
         let matrices = adapters.table.adapter_matrices();
         let mut hash = BaseHash::default();
         for parameter in self.table.iter() {
-            let adapted = matrices.get(parameter.name.as_str());
-            let product = adapted.map(|[a, b]| Product::read(a, b, adapters)).transpose()?;
+            let product = match matrices.get(parameter.name.as_str()) {
+                Some([Some(a), Some(b)]) => Some(Product::read(a, b, adapters)?),
+                _ => None,
+            };
             let key = name_key(&parameter.name);
             let dtype = self.written_dtype(parameter, output)?;
             stream(parameter, dtype, Some(&mut writer), &mut |range, elements| {

@@ -62,9 +62,8 @@ impl BlockOfConfig {
 
     fn attention(&self, at: &str, window: Option<u64>) -> Branch {
         let Self { hidden, heads, kv_heads, head_dim, qkv_bias, output_bias, .. } = *self;
-        let linear = |part: &str, role, [out, input]: [u64; 2], bias| {
-            let name = format!("{at}.self_attn.{part}");
-            LinearModule { name, role, out, input, bias }
+        let linear = |part: &str, role, shape, bias| {
+            LinearModule::new(format!("{at}.self_attn.{part}"), role, shape, bias)
         };
         let head_norm = |part: &str| self.norm(format!("{at}.self_attn.{part}"), head_dim);
         let [q, kv] = [heads, kv_heads].map(|heads| heads * head_dim);
@@ -87,10 +86,8 @@ impl BlockOfConfig {
 
     fn feed_forward(&self, at: &str) -> Branch {
         let Self { hidden, ffn, mlp_bias: bias, activation, .. } = *self;
-        let linear = |part: &str, role, [out, input]: [u64; 2]| {
-            let name = format!("{at}.mlp.{part}");
-            LinearModule { name, role, out, input, bias }
-        };
+        let linear =
+            |part: &str, role, shape| LinearModule::new(format!("{at}.mlp.{part}"), role, shape, bias);
         Branch::FeedForward(FeedForwardModule {
             gate: Some(linear("gate_proj", ParameterRole::FeedForwardInput, [ffn, hidden])),
             up: linear("up_proj", ParameterRole::FeedForwardInput, [ffn, hidden]),
@@ -100,9 +97,9 @@ impl BlockOfConfig {
     }
 
     fn experts(&self, at: &str, mixture: &Mixture, experts: &ExpertsOfConfig) -> Branch {
-        let (name, role) = (format!("{at}.mlp.gate"), ParameterRole::Router);
+        let (name, shape) = (format!("{at}.mlp.gate"), [experts.count, self.hidden]);
         Branch::Experts(ExpertsModule {
-            router: LinearModule { name, role, out: experts.count, input: self.hidden, bias: false },
+            router: LinearModule::new(name, ParameterRole::Router, shape, false),
             stored_router: format!("{at}.{}.gate", mixture.module),
             name: format!("{at}.mlp.experts"),
             stored_name: format!("{at}.{}.experts", mixture.module),

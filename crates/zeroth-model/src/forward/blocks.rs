@@ -113,7 +113,7 @@ impl<'a> Blocks<'a> {
             dropout: self.config.dropout_rate,
         };
         let attended = b.attention_with([q, k, v], bias, options)?;
-        Ok(self.params.linear(b, &attention.o, attended)?) // [T, H]
+        self.params.linear(b, &attention.o, attended) // [T, H]
     }
 
     /// The heads of q or k, rotated; normed before where there is a norm.
@@ -135,7 +135,7 @@ impl<'a> Blocks<'a> {
         b: &mut Builder,
         feed_forward: &FeedForwardModule,
         normed: Value,
-    ) -> Result<Value, GraphError> {
+    ) -> Result<Value, ForwardError> {
         let FeedForwardModule { gate, up, down, activation } = feed_forward;
         let activation = activation_fn(*activation);
         let activated = match gate {
@@ -160,13 +160,13 @@ impl<'a> Blocks<'a> {
         experts: &ExpertsModule,
         normed: Value,
         routing: &Routing,
-    ) -> Result<Value, GraphError> {
+    ) -> Result<Value, ForwardError> {
         let x = b.gather_rows(normed, routing)?; // [T · k, H]
         let gate_up = |adapters: Adapters| adapters.fused_scale;
         let gate_up = self.params.grouped_linear(b, &experts.gate_up(), x, routing, gate_up)?; // [T · k, 2F]
         let gated = b.gated_rows(activation_fn(experts.activation), gate_up, routing)?; // [T · k, F]
         let down = |adapters: Adapters| adapters.scale;
         let y = self.params.grouped_linear(b, &experts.down(), gated, routing, down)?; // [T · k, H]
-        b.combine_rows(y, routing)
+        Ok(b.combine_rows(y, routing)?)
     }
 }

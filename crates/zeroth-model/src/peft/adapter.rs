@@ -145,7 +145,7 @@ fn problems(
     };
     let matrices = table.adapter_matrices();
     let has_other = |name: &str| {
-        let pairs = matrices.values().map(|pair| pair.map(|matrix| matrix.stored_names().next()));
+        let pairs = matrices.values().map(|pair| pair.map(|matrix| matrix?.stored_names().next()));
         let mut others = pairs.filter_map(|[inner, outer]| match Some(name) {
             name if name == inner => outer,
             name if name == outer => inner,

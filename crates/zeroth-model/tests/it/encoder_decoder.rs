@@ -192,6 +192,15 @@ fn adapters_stand_in_both_stacks_and_in_cross_attention() {
         backward.nodes.iter().flat_map(|node| &node.accumulates_into).map(|param| param.index()).collect();
     assert_eq!(trained.len(), names.len(), "adapters and nothing else have gradients");
 
+    for kind in [ParameterKind::LoraA, ParameterKind::LoraB] {
+        let mut halves = adapted.clone();
+        for unit in &mut halves.units {
+            unit.parameters.retain(|parameter| parameter.kind != kind);
+        }
+        let error = forward(&config, &halves, Batch::of_pairs(7, 5)).unwrap_err().to_string();
+        assert!(error.contains("and not the other matrix of its adapter"), "{error}");
+    }
+
     let all = Lora { rank: 2, targets: LoraTargets::AllLinear, ..Lora::default() };
     // q, k, v, o of 8 attentions; wi and wo of 5 feed-forward parts.
     assert_eq!(lora_table(&base, &all).unwrap().iter().count(), 2 * (8 * 4 + 5 * 2));
