@@ -27,6 +27,7 @@ mod heap;
 mod initial_weights;
 mod interval;
 mod job;
+mod load;
 mod load_progress;
 mod lora;
 mod lora_weights;
@@ -58,6 +59,7 @@ mod step_batches;
 mod threads;
 mod train;
 mod train_error;
+mod trained_model;
 mod unstarted_run;
 
 pub use adapter_base::{AdapterBaseError, GivenBase, OtherBase, check_adapter_base};
@@ -111,7 +113,7 @@ pub use schedule::{
 pub use split::{SplitError, share_of, split_dataset};
 pub use status::{RunFacts, RunState, StatusWriter, WriteGate};
 pub use threads::{ThreadsError, start_threads};
-pub use train::{TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
+pub use train::{OnTrainEvent, TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
 pub use train_error::TrainError;
 pub use unstarted_run::UnstartedRun;
 pub use zeroth_plan::{BatchShape, Budget, Freedom, Misfit, Overhead, Processes, RowSizes, SizingError};

@@ -11,22 +11,22 @@ use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_program::Compiled;
 
 use crate::best::BestTracker;
-use crate::checkpoint::{Checkpoint, DistillEntry};
-use crate::distill::{Distillation, TeacherLoad, TeacherRows, TeacherWeights};
+use crate::checkpoint::{BestEntry, Checkpoint};
+use crate::distill::TeacherRows;
 use crate::evaluate::evaluate;
-use crate::export::export;
-use crate::export_best::{exists, export_best};
-use crate::export_record::{ExportSource, RunEnd};
-use crate::initial_weights::InitialWeights;
-use crate::lora_weights::{LoraWeights, param_names};
+use crate::export_best::exists;
+use crate::load::load;
+use crate::lora_weights::param_names;
 use crate::report::timing::StepProfile;
 use crate::resident::resident_bytes;
-use crate::resume::{check_same_distillation, restore};
 use crate::router_load::{RouterLoad, RouterWatch};
-use crate::save::{CheckpointOptions, CheckpointSaver, FrozenModels};
+use crate::save::{CheckpointOptions, CheckpointSaver};
 use crate::step_batches::StepBatches;
 use crate::train_error::TrainError;
-use crate::{Batches, ControlRequest, EvalMetrics, Interval, Job, LossParts, MicroBatch, StepMetrics};
+use crate::trained_model::TrainedModel;
+use crate::{
+    Batches, ControlRequest, EvalMetrics, Evaluation, Interval, Job, LossParts, MicroBatch, StepMetrics,
+};
 
 /// Options of a rank's training loop.
 pub struct TrainOptions<'a> {
@@ -47,10 +47,13 @@ pub struct TrainOptions<'a> {
     pub resume_from: Option<&'a Checkpoint>,
 }
 
+/// Receives the events of a training loop.
+pub type OnTrainEvent<'a> = &'a mut dyn FnMut(TrainEvent<'_>) -> Result<(), TrainError>;
+
 /// Connects a training loop to its caller.
 pub struct TrainHooks<'a> {
     /// Receives events as training progresses. An error ends the run.
-    pub on_event: &'a mut dyn FnMut(TrainEvent<'_>) -> Result<(), TrainError>,
+    pub on_event: OnTrainEvent<'a>,
     /// Polled after every step for requests from outside.
     pub control: &'a dyn Fn() -> ControlRequest,
 }
@@ -133,57 +136,18 @@ pub fn train(
         on_event(TrainEvent::TransportChosen(how))?;
     }
     let names = param_names(&engine);
-    let mut reported = Ok(());
-    let mut report = |loaded, total| {
-        if reported.is_ok() {
-            reported = on_event(TrainEvent::Loading { loaded, total });
-        }
-    };
-    let seed = job.seed;
-    let teacher = job.objective.distillation().and_then(Distillation::model);
-    let teacher = teacher.map(|teacher| TeacherWeights::open(teacher, seed)).transpose()?;
-    let mut teacher = teacher.map(|weights| TeacherLoad::beside_student(weights, &engine, &names));
-    let mut base = None;
-    if let Some(lora) = &job.lora {
-        let weights = LoraWeights::open(job, lora, options.resume_from.is_some())?;
-        let from = options.resume_from;
-        base = Some(weights.load(job, lora, &mut engine, from, &mut teacher, &mut report)?);
-    } else if let Some(checkpoint) = options.resume_from {
-        restore(checkpoint, &mut engine, &names, &mut teacher, &mut report)?;
-    } else {
-        let weights = InitialWeights::open(&job.folder, &job.model, &job.table, job.seed)?;
-        weights.load(&job.table, &mut engine, &names, &mut teacher, &mut report)?;
-    }
-    reported?;
-    let teacher = teacher.map(|teacher| teacher.finish(&engine)).transpose()?;
-    if let (Some(from), Some(distillation)) = (options.resume_from, job.objective.distillation()) {
-        let now = DistillEntry::of(distillation);
-        let now = DistillEntry { teacher: teacher.clone().unwrap_or_else(|| now.teacher.clone()), ..now };
-        check_same_distillation(from, Some(&now))?;
-    }
+    let frozen = load(job, &mut engine, &names, options.resume_from, on_event)?;
     if options.trace || options.profile {
         engine.record_trace();
     }
     let resumed = options.resume_from.map(Checkpoint::manifest);
     let first = resumed.map_or(0, |manifest| manifest.step);
     let run = job.run_steps();
-    let mut best = job.best_tracker(resumed);
-    if let Some(why) = best.as_ref().and_then(BestTracker::restarted) {
-        on_event(TrainEvent::Note(why))?;
-    }
-    if let Some((best, saved)) = best.as_mut().and_then(|best| best.to_export().map(|saved| (best, saved)))
-        && !exists(&engine, saved.step, options)?
-    {
-        best.forget_saved();
-        on_event(TrainEvent::Note(&format!(
-            "the best checkpoint so far, step {}, no longer exists: the best is chosen from the evaluations that follow",
-            saved.step
-        )))?;
-    }
+    let mut best = resumed_best(job, &engine, options, on_event)?;
     // Nothing is left to train where early stopping ended the run.
     let mut ended_early = first < job.steps && best.as_ref().is_some_and(BestTracker::is_exhausted);
     let end = if ended_early { first } else { job.steps };
-    let mut saver = CheckpointSaver::new(options.checkpoints, &names, FrozenModels { base, teacher });
+    let mut saver = CheckpointSaver::new(options.checkpoints, &names, frozen);
     let mut steps = StepRunner::new(job, &mut engine, options)?;
     let (mut last, mut stopped) = (None, false);
     let (mut deferred, mut request) = (ControlRequest::Continue, ControlRequest::Continue);
@@ -210,14 +174,7 @@ pub fn train(
             on_event(TrainEvent::Timeline { step: line.step, lines: &lines })?;
         }
         if options.profile {
-            let (data, lengths) = (steps.data, std::mem::take(&mut steps.lengths));
-            let times = engine.take_times(options.trace)?;
-            on_event(TrainEvent::StepProfile(StepProfile {
-                metrics: &line,
-                data,
-                lengths: &lengths,
-                times: &times,
-            }))?;
+            steps.report_profile(&mut engine, &line, options.trace, on_event)?;
         }
         on_event(TrainEvent::Step(&line))?;
         if steps.record.head.halted != 0 {
@@ -229,10 +186,7 @@ pub fn train(
             on_event(TrainEvent::Note(&note))?;
         }
         if let Some(evaluation) = job.evaluation.as_ref().filter(|_| is_evaluated) {
-            on_event(TrainEvent::EvalStarting)?;
-            let found = evaluate(job, evaluation, &mut engine, &mut steps.buffer, line.step)?;
-            let times = if options.profile { engine.take_times(options.trace)? } else { Vec::new() };
-            on_event(TrainEvent::Eval(&found, &times))?;
+            let found = steps.evaluate(&mut engine, evaluation, line.step, options, on_event)?;
             if let Some(best) = &mut best {
                 let is_best = best.observe(&found);
                 // A run that ends early saves its last step, as any other.
@@ -260,14 +214,10 @@ pub fn train(
             on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() })?;
         }
         if saves_now {
-            let begun = Instant::now();
-            on_event(TrainEvent::CheckpointStarting(line.step))?;
             // A record that is not continued is not forgotten, either.
             let kept = resumed.and_then(|manifest| manifest.best.as_ref());
             let best = best.as_mut().map(|best| best.saved_at(line.step)).or(kept);
-            if let Some(step) = saver.save(&mut engine, &line, best)? {
-                on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() })?;
-            }
+            save(&mut saver, &mut engine, &line, best, on_event)?;
         }
         saver.take_notes().iter().try_for_each(|note| on_event(TrainEvent::Note(note)))?;
         last = Some(line);
@@ -280,34 +230,65 @@ pub fn train(
             break;
         }
     }
-    let begun = Instant::now();
-    if let Some(step) = saver.finish(&engine)? {
-        on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() })?;
-    }
-    saver.take_notes().iter().try_for_each(|note| on_event(TrainEvent::Note(note)))?;
+    finish_saves(&mut saver, &engine, on_event)?;
     if let Some(folder) = options.export_to.as_ref().filter(|_| !stopped) {
         let step = last.map_or(first, |line: StepMetrics| line.step);
-        on_event(TrainEvent::Exporting)?;
-        // A checkpoint of the last step says that the run is complete; without one, the model has to.
-        let is_saved = first == step || saver.has_saved(step);
-        let end = (!is_saved).then_some(RunEnd { steps: step, early: ended_early });
-        if let Some((best, from)) = best.as_ref().and_then(|best| Some((best, best.to_export()?))) {
-            export_best(job, &engine, from.step, options, folder, end)?;
-            on_event(TrainEvent::Note(&format!("the model is that of {}", best.describe(from))))?;
-        } else {
-            let source = ExportSource { step, checkpoint: None, end: None, base: saver.base() };
-            let from = options.resume_from.filter(|from| from.manifest().step == step).map(ExportSource::of);
-            let written = saver.written(step).filter(|_| engine.rank() == 0);
-            let source = written.as_ref().map(ExportSource::of).or(from).unwrap_or(source);
-            export(job, &mut engine, &names, folder, &ExportSource { end, ..source })?;
-            if best.as_ref().is_some_and(BestTracker::exports_best) {
-                on_event(TrainEvent::Note(&format!(
-                    "the model is that of step {step}: no saved step has a finite evaluation"
-                )))?;
-            }
-        }
+        let model = TrainedModel { job, options, names: &names, first, step, ended_early };
+        model.export(&mut engine, &saver, best.as_ref(), folder, on_event)?;
     }
     Ok(TrainOutcome { last, trace: engine.take_trace()?, stopped, request })
+}
+
+/// The record of the best evaluation so far, if a flag asks for one.
+fn resumed_best(
+    job: &Job,
+    engine: &Engine<'_>,
+    options: &TrainOptions<'_>,
+    on_event: OnTrainEvent<'_>,
+) -> Result<Option<BestTracker>, TrainError> {
+    let mut best = job.best_tracker(options.resume_from.map(Checkpoint::manifest));
+    if let Some(why) = best.as_ref().and_then(BestTracker::restarted) {
+        on_event(TrainEvent::Note(why))?;
+    }
+    if let Some((best, saved)) = best.as_mut().and_then(|best| best.to_export().map(|saved| (best, saved)))
+        && !exists(engine, saved.step, options)?
+    {
+        best.forget_saved();
+        on_event(TrainEvent::Note(&format!(
+            "the best checkpoint so far, step {}, no longer exists: the best is chosen from the evaluations that follow",
+            saved.step
+        )))?;
+    }
+    Ok(best)
+}
+
+/// Writes a checkpoint.
+fn save(
+    saver: &mut CheckpointSaver<'_>,
+    engine: &mut Engine<'_>,
+    line: &StepMetrics,
+    best: Option<&BestEntry>,
+    on_event: OnTrainEvent<'_>,
+) -> Result<(), TrainError> {
+    let begun = Instant::now();
+    on_event(TrainEvent::CheckpointStarting(line.step))?;
+    match saver.save(engine, line, best)? {
+        Some(step) => on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() }),
+        None => Ok(()),
+    }
+}
+
+/// Waits for the checkpoint that is being written.
+fn finish_saves(
+    saver: &mut CheckpointSaver<'_>,
+    engine: &Engine<'_>,
+    on_event: OnTrainEvent<'_>,
+) -> Result<(), TrainError> {
+    let begun = Instant::now();
+    if let Some(step) = saver.finish(engine)? {
+        on_event(TrainEvent::CheckpointSaved { step, stalled: begun.elapsed() })?;
+    }
+    saver.take_notes().iter().try_for_each(|note| on_event(TrainEvent::Note(note)))
 }
 
 /// Runs the steps of one rank.
@@ -336,6 +317,40 @@ struct StepRunner<'a> {
 }
 
 impl<'a> StepRunner<'a> {
+    /// Reports the instruction times of the last step.
+    fn report_profile(
+        &mut self,
+        engine: &mut Engine<'_>,
+        metrics: &StepMetrics,
+        is_traced: bool,
+        on_event: OnTrainEvent<'_>,
+    ) -> Result<(), TrainError> {
+        let lengths = std::mem::take(&mut self.lengths);
+        let times = engine.take_times(is_traced)?;
+        on_event(TrainEvent::StepProfile(StepProfile {
+            metrics,
+            data: self.data,
+            lengths: &lengths,
+            times: &times,
+        }))
+    }
+
+    /// Evaluates after a step.
+    fn evaluate(
+        &mut self,
+        engine: &mut Engine<'_>,
+        evaluation: &Evaluation,
+        step: u64,
+        options: &TrainOptions<'_>,
+        on_event: OnTrainEvent<'_>,
+    ) -> Result<EvalMetrics, TrainError> {
+        on_event(TrainEvent::EvalStarting)?;
+        let found = evaluate(self.job, evaluation, engine, &mut self.buffer, step)?;
+        let times = if options.profile { engine.take_times(options.trace)? } else { Vec::new() };
+        on_event(TrainEvent::Eval(&found, &times))?;
+        Ok(found)
+    }
+
     fn new(job: &'a Job, engine: &mut Engine<'_>, options: &TrainOptions<'_>) -> Result<Self, RunError> {
         let rows = job.row_sizes.iter().last().unwrap_or_default();
         let most_rows = [0, 1].map(|stream| rows.get(stream).map_or(0, |rows| *rows as usize));
