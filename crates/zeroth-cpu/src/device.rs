@@ -184,8 +184,8 @@ impl Device for CpuDevice {
             let part = |rank: usize| {
                 if rank == sum.rank { own } else { bytemuck::cast_slice((sum.other)(rank)) }
             };
-            // SAFETY: as above.
             let squares = match sum.squares {
+                // SAFETY: as above.
                 Some(span) => unsafe { self.arenas[span.tier].slice_mut::<ExactSum>(span)? }.first_mut(),
                 None => None,
             };

@@ -31,6 +31,7 @@ pub(super) struct EntryPoint {
 macro_rules! entries {
     ($($entry:ident: $program:literal, $name:literal, $types:ident;)*) => {
         #[derive(Clone, Copy)]
+        #[allow(clippy::enum_variant_names, reason = "the names of kernels")]
         enum Position { $($entry),* }
 
         #[allow(non_upper_case_globals, reason = "they are used like the variants of an enum")]

@@ -158,9 +158,8 @@ pub fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
         | Kernel::LinearDx { .. }
         | Kernel::LinearDw { .. } => [WORKSPACE, 0, 0],
         Kernel::LinearDb { dims, .. } => [column_sums(dims.rows, dims.outputs), 0, 0],
-        Kernel::RmsNormBackward { dw: None, .. } | Kernel::HeadNormRopeBackward { dw: None, .. } => [0; 3],
-        Kernel::RmsNormBackward { dims, .. } => [column_sums(dims.rows, dims.width), 0, 0],
-        Kernel::HeadNormRopeBackward { dims, dh, .. } => {
+        Kernel::RmsNormBackward { dims, dw: Some(_), .. } => [column_sums(dims.rows, dims.width), 0, 0],
+        Kernel::HeadNormRopeBackward { dims, dh, dw: Some(_), .. } => {
             let norm = dims.norm();
             let rotated = if dh.is_none() { rotated_back(dtype, dims) } else { 0 };
             [column_sums(norm.rows, norm.width), rotated, 0]
@@ -186,7 +185,9 @@ pub fn scratch_bytes(kernel: &Kernel, dtype: DType) -> u64 {
             let blocks = blocks(values.bytes / value_type.bytes());
             [8 * blocks, exact_sums(blocks) * size_of::<ExactSum>() as u64, 0]
         }
-        Kernel::Embedding { .. }
+        Kernel::RmsNormBackward { dw: None, .. }
+        | Kernel::HeadNormRopeBackward { dw: None, .. }
+        | Kernel::Embedding { .. }
         | Kernel::EmbeddingBackward { .. }
         | Kernel::RmsNorm { .. }
         | Kernel::AddRmsNorm { .. }

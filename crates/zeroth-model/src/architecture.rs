@@ -14,6 +14,7 @@ pub(crate) struct Architecture {
 
 /// The stacks of transformer blocks of a model.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one constant a family")]
 pub(crate) enum Stack {
     /// Decoder only, in the manner of llama.
     Decoder(Decoder),

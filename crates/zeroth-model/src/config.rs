@@ -101,6 +101,10 @@ pub enum Positions {
 
 impl ModelConfig {
     /// The attention of the first block of the decoder, to its own tokens.
+    ///
+    /// # Panics
+    ///
+    /// If the decoder has no block, which no config that was read allows.
     pub fn first_attention(&self) -> &AttentionModule {
         self.layers
             .first()

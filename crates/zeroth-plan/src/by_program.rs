@@ -200,10 +200,11 @@ fn frozen(program: &Program) -> Option<FrozenPlacement> {
     let flats = program.layout.flats.iter().enumerate();
     let flats = flats.filter(|(_, flat)| flat.is_frozen() && flat.group == Group::Model);
     let largest = flats.max_by_key(|(_, flat)| flat.padded());
-    largest.map(|(flat, _)| match program.is_sharded(flat) {
-        true => FrozenPlacement::Sharded,
-        false => FrozenPlacement::Whole,
-    })
+    largest.map(
+        |(flat, _)| {
+            if program.is_sharded(flat) { FrozenPlacement::Sharded } else { FrozenPlacement::Whole }
+        },
+    )
 }
 
 fn times(bytes: Bytes, ranks: u64) -> Bytes {

@@ -169,9 +169,8 @@ impl PlannedMachine {
         let is_cpu = arguments.device == Some(DeviceArg::Cpu);
         let is_known = card.is_some() || (arguments.device_memory.is_some() && arguments.ranks.is_some());
         let machine = if is_cpu || (arguments.device.is_some() && is_known) { probe_host() } else { probe() };
-        let device = arguments.device.map(DeviceKind::from).unwrap_or({
-            if card.is_some() || gpus(&machine) > 0 { DeviceKind::Cuda } else { DeviceKind::Cpu }
-        });
+        let usual = if card.is_some() || gpus(&machine) > 0 { DeviceKind::Cuda } else { DeviceKind::Cpu };
+        let device = arguments.device.map_or(usual, DeviceKind::from);
         // The GPUs of --card are elsewhere.
         let usual = if card.is_some() { 1 } else { usual_ranks(device, &machine) };
         let ranks = arguments.ranks.unwrap_or(usual);

@@ -331,7 +331,7 @@ fn one_step(graph: &Graph, counts: LossCounts) -> (Vec<f64>, Vec<f32>) {
         Ok(())
     };
     engine.read(State::Weights, &mut push).unwrap();
-    (engine.record().unwrap().losses.to_vec(), weights)
+    (engine.record().unwrap().losses, weights)
 }
 
 #[test]

@@ -138,16 +138,13 @@ impl<'a> Blocks<'a> {
     ) -> Result<Value, ForwardError> {
         let FeedForwardModule { gate, up, down, activation } = feed_forward;
         let activation = activation_fn(*activation);
-        let activated = match gate {
-            Some(gate) => {
-                let gate = self.params.linear(b, gate, normed)?; // [T, F]
-                let up = self.params.linear(b, up, normed)?; // [T, F]
-                b.gated_activation(activation, gate, up)?
-            }
-            None => {
-                let up = self.params.linear(b, up, normed)?; // [T, F]
-                b.activation(activation, up)?
-            }
+        let activated = if let Some(gate) = gate {
+            let gate = self.params.linear(b, gate, normed)?; // [T, F]
+            let up = self.params.linear(b, up, normed)?; // [T, F]
+            b.gated_activation(activation, gate, up)?
+        } else {
+            let up = self.params.linear(b, up, normed)?; // [T, F]
+            b.activation(activation, up)?
         };
         let dropped = b.dropout(activated, self.config.dropout_rate)?;
         self.params.linear(b, down, dropped) // [T, H]

@@ -38,7 +38,10 @@ impl PairFlops {
         let width = |layers: &[Layer]| {
             layers.iter().filter_map(Layer::attention).map(|attention| attention.q.out).sum()
         };
-        Some(Self { per_token, attention_widths: [&model.encoder_layers, &model.layers].map(|layers| width(layers)) })
+        Some(Self {
+            per_token,
+            attention_widths: [&model.encoder_layers, &model.layers].map(|layers| width(layers)),
+        })
     }
 
     /// FLOPs of forward and backward over pairs of these lengths.
@@ -80,8 +83,7 @@ mod tests {
         let target = (4 + 2) * projection + feed_forward + 18 * 16;
         assert_eq!(flops.per_token, [6 * source, 6 * target]);
         // A frozen base, and 2 · (16 + 8) of each q: of 2 attentions in the encoder, and of 2 in the decoder.
-        let lora =
-            Lora { rank: 2, targets: LoraTargets::Named(vec!["q".to_owned()]), ..Lora::default() };
+        let lora = Lora { rank: 2, targets: LoraTargets::Named(vec!["q".to_owned()]), ..Lora::default() };
         let adapted = PairFlops::of(&model, &add_adapters(&table(&model), &lora).unwrap()).unwrap();
         assert_eq!(adapted.per_token, [source, target].map(|weights| 4 * weights + 6 * 2 * 48));
         let attention = 12.0 * 8.0 * (2.0 * 25.0 + (3.0 * 3.0 / 2.0 + 15.0));

@@ -199,13 +199,12 @@ impl Rows {
         let distillation = distillation.transpose()?;
         let order = DataOrder::new(request, checkpoint.as_ref(), notes);
         // What is held out depends on the seed of the run's first start.
-        let data = match handoff {
-            Some(handoff) => request.data.open(handoff, &reading, order.data_seed)?,
-            None => {
-                let data = request.data.prepare(&reading, &request.output, order.data_seed, on_event)?;
-                check_data(distillation.as_ref(), model, &data.all_samples)?;
-                data
-            }
+        let data = if let Some(handoff) = handoff {
+            request.data.open(handoff, &reading, order.data_seed)?
+        } else {
+            let data = request.data.prepare(&reading, &request.output, order.data_seed, on_event)?;
+            check_data(distillation.as_ref(), model, &data.all_samples)?;
+            data
         };
         release_freed_memory();
         if let Some(checkpoint) = checkpoint {

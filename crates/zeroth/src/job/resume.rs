@@ -60,7 +60,7 @@ pub enum ResumeRequestError {
         /// Their folder.
         folder: PathBuf,
         /// The reason.
-        source: CheckpointError,
+        source: Box<CheckpointError>,
     },
     /// All checkpoints of a run are damaged.
     #[error(
@@ -157,8 +157,10 @@ pub fn newest_resumable_or_none(
     notes: &mut Vec<String>,
 ) -> Result<Option<Checkpoint>, ResumeRequestError> {
     let mut refused = Vec::new();
-    let found = newest(run, &mut refused)
-        .map_err(|source| ResumeRequestError::Unreadable { folder: run.join("checkpoints"), source })?;
+    let found = newest(run, &mut refused).map_err(|source| ResumeRequestError::Unreadable {
+        folder: run.join("checkpoints"),
+        source: source.into(),
+    })?;
     if found.is_none() && !refused.is_empty() {
         return Err(ResumeRequestError::AllDamaged { run: run.to_owned(), refused });
     }
