@@ -329,11 +329,6 @@ impl ParameterTable {
         self.units.iter().filter(|unit| matches!(unit.name, UnitName::Block(_) | UnitName::EncoderBlock(_)))
     }
 
-    /// The unit with the most elements, the first of equals; `None` only for a table without units.
-    pub fn largest_unit(&self) -> Option<&Unit> {
-        first_largest(self.units.iter(), Unit::elements)
-    }
-
     /// The parameter with the most elements, the first of equals.
     pub fn largest_parameter(&self) -> Option<&Parameter> {
         first_largest(self.iter(), Parameter::elements)

@@ -181,7 +181,7 @@ fn by_size(request: &PlanRequest, rows: &[Row]) -> Advice {
 fn by_gpu(request: &PlanRequest, rows: &[Row], gpu_memory: u64, advice: &GpuAdvice) -> Advice {
     let job = PlanRequest {
         train_type: advice.train_type,
-        adapters: request.adapters.or_else(|| Some(usual_adapters(request.params))),
+        adapter_params: request.adapter_params.or_else(|| Some(usual_adapters(request.params))),
         ..request.clone()
     };
     let split = |ranks| StateBytes::of_job(&PlanRequest { ranks, ..job.clone() }, advice.stage);

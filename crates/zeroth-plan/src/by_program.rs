@@ -136,19 +136,19 @@ fn search(
     detail: Detail,
     earlier: &mut EarlierSteps,
 ) -> Result<Option<(Found, Settings)>, PlanError> {
-    let (Some(model), Some(shape)) = (&request.model, &request.shape) else { return Ok(None) };
+    let (Some(model), Some(rows)) = (&request.model, request.rows) else { return Ok(None) };
     let Some(table) = model.table(request.train_type) else { return Ok(None) };
     let (ranks, accumulation) = (request.ranks, request.accumulation);
     let mut settings = Settings { accumulation, ..placement.settings };
     let mut freedom = placement.freedom;
-    if shape.recompute {
+    if rows.recompute {
         freedom.recompute = false;
         if !matches!(settings.recompute, Recompute::Block { .. }) {
             settings.recompute = Recompute::EVERY_BLOCK;
         }
     }
-    let batch = BatchShape { micro_batch: shape.micro_batch, accumulation, ranks };
-    let largest = |batch: BatchShape| shape.lengths().map(|length| batch.micro_batch.saturating_mul(length));
+    let batch = BatchShape { micro_batch: rows.micro_batch, accumulation, ranks };
+    let largest = |batch: BatchShape| rows.lengths().map(|length| batch.micro_batch.saturating_mul(length));
     let target = model.device.target(ranks);
     if let Some(placement) = model.teacher.as_ref().and_then(|teacher| teacher.placement) {
         settings.teacher = placement;

@@ -6,7 +6,7 @@ use crate::format::exact;
 use crate::recommend::precedence;
 use crate::row::{Footprint, footprint, least_footprint};
 use crate::sizing::EarlierSteps;
-use crate::{Placement, PlanRequest, Shape, TrainType};
+use crate::{Placement, PlanRequest, PlannedRows, TrainType};
 use serde::Serialize;
 use zeroth_base::{counted, format_bytes, format_count};
 
@@ -83,12 +83,12 @@ pub fn changes(request: &PlanRequest, placements: &[Placement]) -> Vec<Change> {
 
 fn with_change(request: &PlanRequest, kind: ChangeKind, to: u64) -> PlanRequest {
     let mut request = request.clone();
-    let mut reshape = |turn: &dyn Fn(&mut Shape)| request.shape.as_mut().map_or((), turn);
+    let mut resize = |change: &dyn Fn(&mut PlannedRows)| request.rows.as_mut().map_or((), change);
     match kind {
         ChangeKind::Lora => request.train_type = TrainType::Lora,
-        ChangeKind::Recompute => reshape(&|shape| shape.recompute = true),
-        ChangeKind::MicroBatch => reshape(&|shape| shape.micro_batch = to),
-        ChangeKind::MaxLength => reshape(&|shape| *shape = shape.scaled_to(to)),
+        ChangeKind::Recompute => resize(&|rows| rows.recompute = true),
+        ChangeKind::MicroBatch => resize(&|rows| rows.micro_batch = to),
+        ChangeKind::MaxLength => resize(&|rows| *rows = rows.scaled_to(to)),
         // Planned on one host, since what fits on one also fits spread over several. With several hosts, the last one
         // is filled.
         ChangeKind::Ranks => {
@@ -141,8 +141,8 @@ impl<'a> Search<'a> {
             }
             ChangeKind::Recompute => "turn gradient checkpointing on".to_owned(),
             ChangeKind::MicroBatch => format!("take micro-batches of {to} instead of {from}"),
-            ChangeKind::MaxLength => match self.request.shape.as_ref().map(|shape| shape.scaled_to(to)) {
-                Some(Shape { max_target_length: target @ 1.., .. }) => format!(
+            ChangeKind::MaxLength => match self.request.rows.map(|rows| rows.scaled_to(to)) {
+                Some(PlannedRows { max_target_length: target @ 1.., .. }) => format!(
                     "cut sources at {to} tokens instead of {from}, and targets at {target} (--max-source-length, \
                      --max-target-length)"
                 ),
@@ -165,13 +165,12 @@ impl<'a> Search<'a> {
     }
 
     fn recompute(&self) -> Option<Change> {
-        let shape = self.request.shape.as_ref()?;
-        if shape.recompute { None } else { self.change(ChangeKind::Recompute, 0, 1) }
+        if self.request.rows?.recompute { None } else { self.change(ChangeKind::Recompute, 0, 1) }
     }
 
     /// The largest micro-batch that fits, by bisection.
     fn micro_batch(&self) -> Option<Change> {
-        let now = self.request.shape.as_ref()?.micro_batch;
+        let now = self.request.rows?.micro_batch;
         let (mut fits, mut too_large) = (1, now);
         if now <= 1 || self.try_at(ChangeKind::MicroBatch, fits).is_none() {
             return None;
@@ -188,7 +187,7 @@ impl<'a> Search<'a> {
     }
 
     fn max_length(&self) -> Option<Change> {
-        let now = self.request.shape.as_ref()?.max_length;
+        let now = self.request.rows?.max_length;
         let mut to = now / 2;
         while to >= SHORTEST_LENGTH {
             if let Some(change) = self.change(ChangeKind::MaxLength, now, to) {
@@ -200,9 +199,9 @@ impl<'a> Search<'a> {
     }
 
     fn lora(&self) -> Option<Change> {
-        let adapters = self.request.adapters?;
+        let adapters = self.request.adapter_params?;
         match self.request.train_type {
-            TrainType::Full => self.change(ChangeKind::Lora, self.request.params, adapters.params),
+            TrainType::Full => self.change(ChangeKind::Lora, self.request.params, adapters),
             TrainType::Lora => None,
         }
     }

@@ -147,7 +147,7 @@ fn on_gpu(what: &str, gpu_memory: u64, params: u64, stage: u8, train_type: Train
     let note = match train_type {
         TrainType::Full => "states only: activations and buffers come on top".to_owned(),
         TrainType::Lora => {
-            format!("states only, LoRA counted as {} parameters", format_count(usual_adapters(params).params))
+            format!("states only, LoRA counted as {} parameters", format_count(usual_adapters(params)))
         }
     };
     let claim = format!("{what} fits {} GPUs", format_bytes(gpu_memory));

@@ -5,10 +5,13 @@
 
 use zeroth_program::Bytes;
 
-use crate::{Offload, PlanRequest};
+use crate::{Offload, Placement, PlanRequest};
 
 /// Bytes of a frozen parameter: its 16-bit value.
 const FROZEN_BYTES: u64 = 2;
+
+/// Bytes of a gathered parameter, and of its gradient.
+const GATHERED_BYTES: u64 = 2;
 
 /// Model states on a rank's device.
 pub fn device_states(request: &PlanRequest, stage: u8, offload: Offload) -> Bytes {
@@ -54,6 +57,30 @@ pub fn host_states(request: &PlanRequest, offload: Offload) -> Bytes {
         (0, 0)
     };
     Bytes::of_states(parameters, gradients, optimizer)
+}
+
+/// Buffers of a device: at stage 3 the largest layer, if it is given, gathered and with its gradient, as DeepSpeed's
+/// estimator counts them.
+pub(crate) fn device_buffers(request: &PlanRequest, stage: u8) -> u64 {
+    let layer = if stage == 3 { request.largest_layer.unwrap_or(0) } else { 0 };
+    layer.saturating_mul(2 * GATHERED_BYTES)
+}
+
+/// Bytes of the gathered layer without which a device cannot compute; 0 where nothing is gathered. Unless the largest
+/// layer is given, it is a block of the usual shape.
+pub(crate) fn gathered_layer(request: &PlanRequest, placement: &Placement) -> u64 {
+    if placement.settings.stage < 3 || (request.ranks <= 1 && !placement.offload.parameters()) {
+        return 0;
+    }
+    let elements = request.largest_layer.unwrap_or_else(|| usual_block(request.params));
+    elements.min(request.params).saturating_mul(GATHERED_BYTES)
+}
+
+/// Parameters of a block in a decoder with `params` parameters: 12·h² at width h (attention 4·h², feed-forward 8·h²),
+/// with h / 128 blocks. Llama 2 and GPT-3 keep that ratio from 7B to 175B.
+fn usual_block(params: u64) -> u64 {
+    let width = (params as f64 * 128.0 / 12.0).cbrt();
+    (12.0 * width * width) as u64
 }
 
 #[cfg(test)]
@@ -125,8 +152,9 @@ mod tests {
 
     #[test]
     fn loras_frozen_base_is_sharded_at_stage_3_only() {
-        let adapters = Some(crate::Adapters { params: 20_000_000, largest_unit: 800_000 });
-        let request = PlanRequest { train_type: TrainType::Lora, adapters, ..PlanRequest::new(7 * GB, 2) };
+        let adapter_params = Some(20_000_000);
+        let request =
+            PlanRequest { train_type: TrainType::Lora, adapter_params, ..PlanRequest::new(7 * GB, 2) };
         let parameters = |stage| device_states(&request, stage, Offload::None).parameters;
         assert_eq!([0, 1, 2].map(parameters), [14_040_000_000; 3]);
         assert_eq!(parameters(3), 7_020_000_000);
@@ -137,5 +165,41 @@ mod tests {
     fn a_shard_is_whole_elements() {
         let request = PlanRequest::new(7, 5);
         assert_eq!(device_states(&request, 3, Offload::None), Bytes::of_states(4, 4, 24));
+    }
+
+    #[test]
+    fn a_usual_block_is_near_those_of_known_models() {
+        // Llama-2-7B, Llama-2-13B, Llama-3.1-70B, GPT-3: parameters, and those of a block.
+        for (params, block) in [
+            (6_738_415_616, 202_383_360_u64),
+            (13_015_864_320, 317_204_480),
+            (70_553_706_496, 855_654_400),
+            (174_600_000_000, 1_812_000_000),
+        ] {
+            let ratio = usual_block(params) as f64 / block as f64;
+            assert!((0.9..1.2).contains(&ratio), "{params}: {ratio}");
+        }
+        assert_eq!(usual_block(0), 0);
+    }
+
+    #[test]
+    fn a_layer_is_gathered_where_parameters_are_not_whole() {
+        let bare = |ranks| PlanRequest::new(100_000_000, ranks);
+        let zero3 = Placement::new("zero3", 3, Offload::None);
+        let offloaded = Placement::new("zero3_offload", 3, Offload::OptimizerAndParameters);
+        assert_eq!(gathered_layer(&bare(1), &zero3), 0);
+        assert!(gathered_layer(&bare(2), &zero3) > 0);
+        assert_eq!(gathered_layer(&bare(1), &offloaded), 2 * usual_block(100_000_000));
+        assert_eq!(gathered_layer(&bare(4), &Placement::new("zero2", 2, Offload::Optimizer)), 0);
+        let typed = PlanRequest { largest_layer: Some(1_000_000), ..bare(1) };
+        assert_eq!(gathered_layer(&typed, &offloaded), 2_000_000);
+        // No layer is larger than the model.
+        assert_eq!(gathered_layer(&PlanRequest::new(10, 1), &offloaded), 20);
+    }
+
+    #[test]
+    fn stage_3_counts_the_largest_layer_as_deepspeed_does() {
+        let request = PlanRequest { largest_layer: Some(32_899_072), ..PlanRequest::new(2_851_598_336, 8) };
+        assert_eq!([2, 3].map(|stage| device_buffers(&request, stage)), [0, 4 * 32_899_072]);
     }
 }

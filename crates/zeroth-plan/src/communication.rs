@@ -59,7 +59,7 @@ pub fn volume_in_parameters(request: &PlanRequest, stage: u8) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Adapters, TrainType};
+    use crate::TrainType;
 
     /// Section 7 of the ZeRO paper: data parallel 2Ψ, stages 1 and 2 the same, stage 3 half as much again.
     #[test]
@@ -85,8 +85,9 @@ mod tests {
 
     #[test]
     fn lora_sends_its_own_gradients_and_gathers_all_at_stage_3() {
-        let adapters = Some(Adapters { params: 1_000, largest_unit: 100 });
-        let request = PlanRequest { train_type: TrainType::Lora, adapters, ..PlanRequest::new(1_000_000, 2) };
+        let adapter_params = Some(1_000);
+        let request =
+            PlanRequest { train_type: TrainType::Lora, adapter_params, ..PlanRequest::new(1_000_000, 2) };
         assert_eq!(bytes_sent_per_step(&request, 2), 2 * 2 * 500);
         assert_eq!(bytes_sent_per_step(&request, 3), 2 * 500 + 2 * 2 * 500_500);
     }

@@ -5,10 +5,8 @@
 //! can be trained, the step of every row is compiled, and its bytes are those of the run; otherwise they are closed
 //! forms, and the row says so. [`Sizing`] searches the settings that a config leaves open, for runs and for plans.
 
-mod activations;
 mod advice;
 mod budget;
-mod buffers;
 mod by_program;
 mod changes;
 mod choice;
@@ -30,10 +28,8 @@ mod sizing;
 mod state_bytes;
 mod teacher;
 
-pub use activations::{ActivationShape, Block, FeedForward, HEAD_SLICE_TOKENS, Stack};
 pub use advice::{Advice, GpuAdvice, SizeAdvice, TRY_ORDER, advice_by_gpu, advice_by_size};
 pub use budget::Budget;
-pub use buffers::{DeviceBuffers, device_buffers, gathered_layer, host_buffers};
 pub use by_program::{PlanDevice, TrainableModel, compile};
 pub use changes::{Change, ChangeKind, MOST_RANKS, SHORTEST_LENGTH, changes};
 pub use choice::summary;
@@ -45,7 +41,7 @@ pub use overhead::{DataSize, Overhead, Processes};
 pub use plan::{Plan, plan};
 pub use prefetch::PrefetchLimit;
 pub use request::{
-    Adapters, BytesPerParameter, Offload, Placement, PlanError, PlanRequest, Shape, States, TrainType,
+    BytesPerParameter, Offload, Placement, PlanError, PlanRequest, PlannedRows, States, TrainType,
 };
 pub use row::{Basis, Footprint, Row, footprint};
 pub use row_sizes::RowSizes;

@@ -5,7 +5,7 @@ use zeroth_program::Bytes;
 
 use crate::row::{Footprint, least_footprint};
 use crate::sizing::EarlierSteps;
-use crate::{Placement, PlanError, PlanRequest, Shape};
+use crate::{Placement, PlanError, PlanRequest, PlannedRows};
 
 /// Rows of a micro-batch are padded to a multiple of this many tokens.
 const TILE: u64 = 16;
@@ -14,7 +14,7 @@ const TILE: u64 = 16;
 const MOST: u64 = 1 << 20;
 
 /// The most tokens of a micro-batch (of an encoder-decoder, of its sources, with targets in proportion) that are within
-/// the budgets, in whole tiles; `None` without a budget or a shape. What a run leaves open is chosen to fit.
+/// the budgets, in whole tiles; `None` without a budget or a model. What a run leaves open is chosen to fit.
 ///
 /// Bytes are nearly linear in tokens, so the limit is found by interpolation and kept between what fits and what does
 /// not: within a fiftieth, and exactly where it decides on another row of the micro-batch. `asked` is the footprint of
@@ -24,25 +24,25 @@ pub(crate) fn most_tokens(
     placement: &Placement,
     asked: &Footprint,
 ) -> Result<Option<u64>, PlanError> {
-    let Some(shape) = &request.shape else { return Ok(None) };
+    let Some(rows) = request.rows else { return Ok(None) };
     if request.device_memory.is_none() && request.host_memory.is_none() {
         return Ok(None);
     }
     let mut earlier = EarlierSteps::default();
     let needs = |tiles: u64| {
-        let shape = Shape { micro_batch: 1, ..shape.scaled_to(TILE * tiles) };
+        let rows = PlannedRows { micro_batch: 1, ..rows.scaled_to(TILE * tiles) };
         let needs =
-            least_footprint(&PlanRequest { shape: Some(shape), ..request.clone() }, placement, &mut earlier)?;
+            least_footprint(&PlanRequest { rows: Some(rows), ..request.clone() }, placement, &mut earlier)?;
         let transient = transient(&needs);
         Ok(Point { tiles, excess: excess(request, &needs), transient })
     };
-    let start = shape.micro_batch.saturating_mul(shape.max_length).div_ceil(TILE).clamp(1, MOST);
+    let start = rows.micro_batch.saturating_mul(rows.max_length).div_ceil(TILE).clamp(1, MOST);
     let bracket = Bracket::new(if asked.fits(request) == Some(true) { start } else { 0 });
     // Where states alone are too much, one tile is as well.
     let transient = transient(asked);
     let is_hopeless = bracket.fits == 0 && excess(request, asked) > i128::from(transient);
     let first = if is_hopeless { 1 } else { start };
-    Ok(Some(TILE * most_tiles(bracket, first, shape.max_length, needs)?))
+    Ok(Some(TILE * most_tiles(bracket, first, rows.max_length, needs)?))
 }
 
 /// The most tiles that fit, found from a first point on; rows have so many tokens.

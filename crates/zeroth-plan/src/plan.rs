@@ -7,7 +7,7 @@ use crate::most_tokens::most_tokens;
 use crate::recommend::recommend;
 use crate::row::{Basis, Footprint, Row, footprint};
 use crate::{
-    BytesPerParameter, Offload, Placement, PlanError, PlanRequest, Shape, States, TrainType,
+    BytesPerParameter, Offload, Placement, PlanError, PlanRequest, PlannedRows, States, TrainType,
     volume_in_parameters,
 };
 use serde::Serialize;
@@ -105,8 +105,8 @@ fn rows(
     };
     let free = |need: u64, budget: Option<u64>| budget.map(|budget| budget.saturating_sub(need));
     let row = |((placement, needs), tokens): ((&Placement, &Footprint), &Option<u64>)| {
-        let (tokens, shape) = (*tokens, request.shape.as_ref());
-        let per = |count: fn(&Shape) -> u64| Some(tokens? / count(shape?).max(1));
+        let (tokens, rows) = (*tokens, request.rows);
+        let per = |count: fn(PlannedRows) -> u64| Some(tokens? / count(rows?).max(1));
         let Footprint { bytes, process, gathered_layer, sent, frozen, basis, blocks, .. } = *needs;
         let on_device = bytes[Tier::Device].total;
         Row {
@@ -131,8 +131,8 @@ fn rows(
                 request.host_needs(needs.device_needs(), needs.host_needs()),
                 request.host_memory,
             ),
-            largest_micro_batch: per(|shape| shape.max_length),
-            longest_row: per(|shape| shape.micro_batch),
+            largest_micro_batch: per(|rows| rows.max_length),
+            longest_row: per(|rows| rows.micro_batch),
         }
     };
     Ok(placements.iter().zip(footprints).zip(most_tokens).map(row).collect())
@@ -188,15 +188,9 @@ fn notes(
         ));
     }
     let is_estimate = rows.iter().any(|row| row.basis == Basis::Estimate);
-    if request.shape.is_some() && is_estimate {
-        notes.push(
-            "an estimate: activations and buffers are closed forms from the model's shape, since no training step can \
-             be compiled for this job yet"
-                .into(),
-        );
-    } else if is_estimate {
+    if is_estimate {
         let counted = if request.largest_layer.is_some() {
-            "activations are 0, and buffers are the largest layer at stage 3 only: the rest needs a model"
+            "activations are 0, and buffers are the largest layer at stage 3 only: no training step is compiled"
         } else {
             "activations and buffers are 0: they need a model"
         };
@@ -217,7 +211,7 @@ fn notes(
     if request.device_memory.is_some() {
         notes.push("a device's own context and libraries, about 0.5 GB on a GPU, come on top".into());
     }
-    if request.train_type == TrainType::Lora && request.adapters.is_none() {
+    if request.train_type == TrainType::Lora && request.adapter_params.is_none() {
         notes.push(
             "LoRA's own parameters are not counted: their number needs a model (usually below 1%)".into(),
         );

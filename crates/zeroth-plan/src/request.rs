@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{ActivationShape, Freedom, Processes, SizingError, TrainableModel};
+use crate::{Freedom, Processes, SizingError, TrainableModel};
 use serde::Serialize;
 use zeroth_base::DType;
 use zeroth_program::Settings;
@@ -12,8 +12,8 @@ use zeroth_program::Settings;
 pub struct PlanRequest {
     /// The model's parameters, without LoRA's own.
     pub params: u64,
-    /// The LoRA parameters of this model; `None` where unknown.
-    pub adapters: Option<Adapters>,
+    /// The parameters of LoRA's adapters; `None` where unknown.
+    pub adapter_params: Option<u64>,
     /// What is trained.
     pub train_type: TrainType,
     /// Whether frozen linear layers are kept in nf4.
@@ -30,9 +30,9 @@ pub struct PlanRequest {
     pub accumulates_in_16_bits: bool,
     /// Micro-batches per optimizer step.
     pub accumulation: u64,
-    /// The model's shape; without it activations and buffers count as 0.
-    pub shape: Option<Shape>,
-    /// The model to compile a step of; without it, and for LoRA, figures are closed forms.
+    /// The rows of a micro-batch, where there is a model.
+    pub rows: Option<PlannedRows>,
+    /// The model to compile a step of; without it figures are closed forms.
     pub model: Option<Arc<TrainableModel>>,
     /// Parameters of the largest layer as DeepSpeed's estimator counts them: one module's own, without its children's.
     pub largest_layer: Option<u64>,
@@ -44,22 +44,9 @@ pub struct PlanRequest {
     pub processes: Processes,
 }
 
-/// The parameters of LoRA adapters.
+/// The rows of a planned micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Adapters {
-    /// In total.
-    pub params: u64,
-    /// In the unit with the most.
-    pub largest_unit: u64,
-}
-
-/// The shape of a model and its micro-batches.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Shape {
-    /// Elements of the largest unit.
-    pub largest_unit: u64,
-    /// The dimensions that activations depend on.
-    pub activations: ActivationShape,
+pub struct PlannedRows {
     /// Sequences of a micro-batch.
     pub micro_batch: u64,
     /// Tokens of the longest sequence; of an encoder-decoder, of the longest source.
@@ -70,7 +57,7 @@ pub struct Shape {
     pub recompute: bool,
 }
 
-impl Shape {
+impl PlannedRows {
     /// Tokens of the longest sequence of each stream.
     pub(crate) const fn lengths(&self) -> [u64; 2] {
         [self.max_length, self.max_target_length]
@@ -80,7 +67,7 @@ impl Shape {
     pub(crate) fn scaled_to(&self, max_length: u64) -> Self {
         let target = u128::from(self.max_target_length) * u128::from(max_length);
         let max_target_length = target.div_ceil(u128::from(self.max_length.max(1))) as u64;
-        Self { max_length, max_target_length, ..self.clone() }
+        Self { max_length, max_target_length, ..*self }
     }
 }
 
@@ -163,8 +150,6 @@ pub struct Placement {
     pub preset: String,
     /// What is offloaded to host memory.
     pub offload: Offload,
-    /// Elements that stay gathered because they are below `stage3_param_persistence_threshold`.
-    pub persistent: u64,
     /// The settings of the config, from which a step is compiled; closed forms read some of them.
     pub settings: Settings,
     /// What the config leaves open, so that a run chooses it to fit.
@@ -214,11 +199,11 @@ pub enum PlanError {
 }
 
 impl PlanRequest {
-    /// A full fine-tune with fp32 master weights on one host, without accumulation, shape or budgets.
+    /// A full fine-tune with fp32 master weights on one host, without accumulation, model or budgets.
     pub fn new(params: u64, ranks: u64) -> Self {
         Self {
             params,
-            adapters: None,
+            adapter_params: None,
             train_type: TrainType::Full,
             quantized: false,
             ranks,
@@ -227,7 +212,7 @@ impl PlanRequest {
             in_bf16: true,
             accumulates_in_16_bits: false,
             accumulation: 1,
-            shape: None,
+            rows: None,
             model: None,
             largest_layer: None,
             device_memory: None,
@@ -240,7 +225,7 @@ impl PlanRequest {
     pub fn trainable(&self) -> u64 {
         match self.train_type {
             TrainType::Full => self.params,
-            TrainType::Lora => self.adapters.map_or(0, |adapters| adapters.params),
+            TrainType::Lora => self.adapter_params.unwrap_or(0),
         }
     }
 
@@ -324,9 +309,9 @@ impl PlanRequest {
             (self.ranks_per_host, "ranks on a host"),
             (self.accumulation, "micro-batches in a step"),
         ];
-        if let Some(shape) = &self.shape {
-            counts.push((shape.micro_batch, "sequences in a micro-batch"));
-            counts.push((shape.max_length, "tokens in a sequence"));
+        if let Some(rows) = self.rows {
+            counts.push((rows.micro_batch, "sequences in a micro-batch"));
+            counts.push((rows.max_length, "tokens in a sequence"));
         }
         match counts.into_iter().find(|(count, _)| *count == 0) {
             Some((_, what)) => Err(PlanError::Zero { what }),
@@ -364,7 +349,7 @@ impl Placement {
             },
             ..Settings::inference(DType::Bf16)
         };
-        Self { preset: preset.into(), offload, persistent: 0, settings, freedom: Freedom::default() }
+        Self { preset: preset.into(), offload, settings, freedom: Freedom::default() }
     }
 
     pub(crate) fn check(&self) -> Result<(), PlanError> {

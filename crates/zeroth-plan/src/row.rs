@@ -8,12 +8,13 @@ use zeroth_program::{Bytes, FrozenPlacement};
 
 use crate::PrefetchLimit;
 use crate::choice::{self, summary};
+use crate::closed_form::{device_buffers, gathered_layer};
 use crate::deepspeed::Estimate;
 use crate::format::pair;
 use crate::sizing::{Detail, EarlierSteps};
 use crate::{
     BytesPerParameter, Offload, Placement, PlanError, PlanRequest, TrainType, by_program,
-    bytes_sent_per_step, device_buffers, device_states, gathered_layer, host_buffers, host_states,
+    bytes_sent_per_step, device_states, host_states,
 };
 
 /// Where the figures of a row come from.
@@ -160,13 +161,8 @@ pub(crate) fn least_footprint(
 }
 
 fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
-    let tokens = |shape: &crate::Shape| {
-        shape.micro_batch.saturating_mul(shape.max_length.max(shape.max_target_length))
-    };
-    let activations =
-        request.shape.as_ref().map_or(0, |shape| shape.activations.bytes(tokens(shape), shape.recompute));
-    let buffers = device_buffers(request, placement).total();
-    let mut device = device_states(request, placement.settings.stage, placement.offload);
+    let stage = placement.settings.stage;
+    let mut device = device_states(request, stage, placement.offload);
     let mut host = host_states(request, placement.offload);
     // Parameters beyond max_in_cpu stay on the device.
     if let Some(most) = placement.settings.offload.parameters.filter(|_| placement.offload.parameters()) {
@@ -175,11 +171,10 @@ fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
         device.parameters = device.parameters.saturating_add(stays);
         host.parameters = host.parameters.saturating_sub(stays.saturating_mul(request.ranks_on_host()));
     }
-    let host = host.with(0, host_buffers(request, placement));
     Footprint {
-        bytes: ByTier::on_device(device.with(activations, buffers)).with(Tier::Host, host),
+        bytes: ByTier::on_device(device.with(0, device_buffers(request, stage))).with(Tier::Host, host),
         gathered_layer: gathered_layer(request, placement),
-        sent: bytes_sent_per_step(request, placement.settings.stage),
+        sent: bytes_sent_per_step(request, stage),
         bytes_per_parameter: request.bytes_per_parameter(),
         process: 0,
         frozen: None,

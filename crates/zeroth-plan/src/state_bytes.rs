@@ -2,7 +2,7 @@
 
 use zeroth_base::format_bytes;
 
-use crate::{Adapters, Offload, PlanRequest, States, TrainType, device_states};
+use crate::{Offload, PlanRequest, States, TrainType, device_states};
 
 /// The largest count tried.
 const MOST: u64 = 1 << 20;
@@ -22,8 +22,8 @@ pub(crate) fn smallest_count(holds: impl Fn(u64) -> bool) -> Option<u64> {
 
 /// The number of LoRA parameters where only the model's size is known: 0.3%. Rank 8 on all linear layers is 20.2M of
 /// Qwen2.5-7B's 7.6B (0.27%), and a smaller part of larger models.
-pub(crate) fn usual_adapters(params: u64) -> Adapters {
-    Adapters { params: params / 1000 * 3, largest_unit: 0 }
+pub(crate) fn usual_adapters(params: u64) -> u64 {
+    params / 1000 * 3
 }
 
 /// Bytes of model states: replicated on every GPU, and sharded across them.
@@ -36,8 +36,11 @@ pub(crate) struct StateBytes {
 
 impl StateBytes {
     pub(crate) fn of(states: States, params: u64, stage: u8, train_type: TrainType) -> Self {
-        let adapters = Some(usual_adapters(params));
-        Self::of_job(&PlanRequest { adapters, train_type, states, ..PlanRequest::new(params, 1) }, stage)
+        let adapter_params = Some(usual_adapters(params));
+        Self::of_job(
+            &PlanRequest { adapter_params, train_type, states, ..PlanRequest::new(params, 1) },
+            stage,
+        )
     }
 
     pub(crate) fn of_job(request: &PlanRequest, stage: u8) -> Self {

@@ -10,13 +10,12 @@ use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
 use zeroth::graph::DistillSpec;
 use zeroth::job::{
-    DeviceKind, ResolvedLora, cpus, free_device_memory, gpus, longest_row, processes, teacher_placement,
-    usual_ranks,
+    DeviceKind, cpus, free_device_memory, gpus, longest_row, processes, teacher_placement, usual_ranks,
 };
 use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
 use zeroth::model::{Batch, ModelConfig, ParameterTable, hidden_size_for_auto, named_config, table};
 use zeroth::plan::{
-    Basis, Placement, PlanDevice, PlanRequest, PlannedSource, PlannedTeacher, States, TrainType,
+    Basis, Placement, PlanDevice, PlanRequest, PlannedRows, PlannedSource, PlannedTeacher, States, TrainType,
     TrainableModel, compile, plan,
 };
 use zeroth::planning;
@@ -46,7 +45,7 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
     }
     let placements = configs
         .iter()
-        .map(|(name, config)| planning::placement(name, config, model.as_ref().map(|model| &model.table)))
+        .map(|(name, config)| planning::placement(name, config))
         .collect::<Result<Vec<Placement>, _>>()?;
     let mut notes: Vec<String> = machine.note.iter().cloned().collect();
     let request = request(arguments, model.as_ref(), &configs, &machine, &mut notes)?;
@@ -271,10 +270,16 @@ fn request(
         let (config, table) = (&model.config, &model.table);
         teacher.objective().forward(config, table, Batch::of_tokens(1))?;
     }
+    let adapted = lora.map(|lora| lora.table);
+    let adapter_params = adapted.as_ref().map(ParameterTable::trained);
     let trainable = model.filter(|_| arguments.states.is_none()).and_then(|model| {
-        let adapted = lora.as_ref().map(|lora| lora.table.clone());
         let (config, table) = (model.config.clone(), model.table.clone());
-        TrainableModel::distilled(config, table, adapted, machine.device, teacher).ok()
+        let trainable = TrainableModel::distilled(config, table, adapted, machine.device, teacher);
+        trainable
+            .map_err(|error| {
+                notes.push(format!("an estimate, since no training step can be compiled: {error}"))
+            })
+            .ok()
     });
     anyhow::ensure!(
         trainable.is_some() || !quantized,
@@ -304,16 +309,17 @@ fn request(
             .and_then(|model| model.table.largest_module().map(|(_, elements)| elements))
             .or(arguments.largest_layer),
         model: trainable,
+        adapter_params,
         quantized,
         device_memory: machine.device_memory,
         host_memory: arguments.host_memory,
         processes: processes(),
         ..PlanRequest::new(params, machine.ranks)
     };
-    let (Some(model), Some(ResolvedLora { lora, .. })) = (model, lora) else { return Ok(request) };
+    let Some(model) = model.filter(|_| request.model.is_some()) else { return Ok(request) };
     let is_block = |config: &Resolved| matches!(config.values.zeroth.recompute, Recompute::Block { .. });
     let recompute = configs.iter().any(|(_, config)| is_block(config));
-    let lengths = match arguments.lengths.request().limits(&model.config)? {
+    let [max_length, max_target_length] = match arguments.lengths.request().limits(&model.config)? {
         Some(limits) => [limits.source, limits.target],
         None => [longest_row(arguments.rows.max_length, &model.config), 0],
     };
@@ -325,8 +331,7 @@ fn request(
     }
     let micro_batch = top_level.map_or(1, |top_level| top_level.train_micro_batch_size_per_gpu);
     Ok(PlanRequest {
-        adapters: Some(planning::adapters(&model.table, &lora)?),
-        shape: Some(planning::shape(&model.config, &model.table, micro_batch, lengths, recompute)),
+        rows: Some(PlannedRows { micro_batch, max_length, max_target_length, recompute }),
         ..request
     })
 }

@@ -3,7 +3,7 @@
 use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::kernel::Tier;
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
-use zeroth::plan::{Basis, Plan, PlanRequest, Shape, TrainType, summary};
+use zeroth::plan::{Basis, Plan, PlanRequest, PlannedRows, TrainType, summary};
 use zeroth::program::Bytes;
 
 use super::plan::{Model, device_word};
@@ -101,18 +101,17 @@ fn head(plan: &Plan, request: &PlanRequest, model: Option<&Model>) -> String {
         each.gradients,
         each.optimizer
     ));
-    if let Some(shape) = &request.shape {
+    if let Some(planned) = request.rows {
         head.push_str(&format!(
             "micro-batch {} × {}, accumulation {}{}\n",
-            shape.micro_batch,
-            length(shape),
+            planned.micro_batch,
+            length(planned),
             request.accumulation,
-            if shape.recompute { ", blocks recomputed in backward" } else { "" }
+            if planned.recompute { ", blocks recomputed in backward" } else { "" }
         ));
     }
     if request.train_type == TrainType::Lora {
-        let own =
-            request.adapters.map_or_else(|| "an unknown number of".to_owned(), |own| grouped(own.params));
+        let own = request.adapter_params.map_or_else(|| "an unknown number of".to_owned(), grouped);
         let kept = if request.quantized { ", its linear layers in nf4" } else { "" };
         head.push_str(&format!("LoRA trains {own} parameters; the model's are frozen{kept}\n"));
     }
@@ -177,12 +176,12 @@ fn rows(plan: &Plan, request: &PlanRequest, output: &Output) -> String {
 
 /// What the budgets leave, and how far micro-batches could grow: a second table, where there is a budget.
 fn limits(plan: &Plan, request: &PlanRequest) -> String {
-    let Some(shape) = request.shape.as_ref() else { return String::new() };
+    let Some(planned) = request.rows else { return String::new() };
     if plan.rows.iter().all(|row| row.fits.is_none()) {
         return String::new();
     }
-    let micro_batch = format!("largest micro-batch of {}", length(shape));
-    let row = format!("longest row in micro-batches of {}", grouped(shape.micro_batch));
+    let micro_batch = format!("largest micro-batch of {}", length(planned));
+    let row = format!("longest row in micro-batches of {}", grouped(planned.micro_batch));
     let mut table = Table::new(&["preset", "device free", "host free", &micro_batch, &row], &[1, 2, 3, 4]);
     let free = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), format_bytes);
     let count = |count: Option<u64>| match count {
@@ -204,9 +203,9 @@ fn limits(plan: &Plan, request: &PlanRequest) -> String {
 }
 
 /// The tokens of a row; of an encoder-decoder, those of its source and its target.
-fn length(shape: &Shape) -> String {
-    match shape.max_target_length {
-        0 => counted(shape.max_length, "token"),
-        target => format!("({} + {} tokens)", grouped(shape.max_length), grouped(target)),
+fn length(rows: PlannedRows) -> String {
+    match rows.max_target_length {
+        0 => counted(rows.max_length, "token"),
+        target => format!("({} + {} tokens)", grouped(rows.max_length), grouped(target)),
     }
 }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use zeroth_kernel::Tier;
 use zeroth_plan::{
-    ActivationShape, Adapters, Block, Change, ChangeKind, FeedForward, Offload, PlanRequest, Shape, Stack,
-    States, TrainType, bytes_sent_per_step, device_states, host_states, plan,
+    Change, ChangeKind, Offload, PlanRequest, States, TrainType, bytes_sent_per_step, device_states,
+    host_states, plan,
 };
 use zeroth_program::Bytes;
 
@@ -22,63 +22,21 @@ fn states() -> impl Strategy<Value = States> {
     prop_oneof![Just(States::Master), Just(States::Plain), Just(States::Run)]
 }
 
-fn shape() -> impl Strategy<Value = Shape> {
-    let feed_forward = prop_oneof![
-        count(30_000).prop_map(|width| FeedForward::Gated { width }),
-        count(30_000).prop_map(|width| FeedForward::Relu { width }),
-        count(3_000).prop_map(|width| FeedForward::Experts { width, per_token: 8, experts: 128 }),
-    ];
-    (
-        count(16_384),
-        count(100),
-        feed_forward,
-        any::<[bool; 3]>(),
-        count(64),
-        count(65_536),
-        count(2_000_000_000),
-    )
-        .prop_map(
-            |(
-                hidden,
-                blocks,
-                feed_forward,
-                [qk_norm, cross_attention, recompute],
-                micro_batch,
-                max_length,
-                unit,
-            )| {
-                let block =
-                    Block { heads: 32, kv_heads: 8, head_dim: 128, qk_norm, cross_attention, feed_forward };
-                let activations =
-                    ActivationShape { hidden, vocab: 32_000, stacks: vec![Stack { blocks, block }] };
-                Shape {
-                    largest_unit: unit,
-                    activations,
-                    micro_batch,
-                    max_length,
-                    max_target_length: 0,
-                    recompute,
-                }
-            },
-        )
-}
-
 fn request() -> impl Strategy<Value = PlanRequest> {
-    let adapters = prop::option::of((count(1_000_000_000), count(10_000_000)));
+    let adapters = prop::option::of(count(1_000_000_000));
     let numbers =
         (prop_oneof![Just(0), count(MOST_PARAMS)], count(MOST_RANKS), count(16), count(128), adapters);
     let budgets = (prop::option::of(count(1 << 40)), prop::option::of(count(1 << 44)));
-    let rest = (states(), any::<bool>(), prop::option::of(shape()), prop::option::of(count(2_000_000_000)));
+    let rest = (states(), any::<bool>(), prop::option::of(count(2_000_000_000)));
     (numbers, budgets, rest).prop_map(|(numbers, budgets, rest)| {
-        let (params, ranks, ranks_per_host, accumulation, adapters) = numbers;
-        let (states, lora, shape, largest_layer) = rest;
+        let (params, ranks, ranks_per_host, accumulation, adapter_params) = numbers;
+        let (states, lora, largest_layer) = rest;
         PlanRequest {
-            adapters: adapters.map(|(params, largest_unit)| Adapters { params, largest_unit }),
+            adapter_params,
             train_type: if lora { TrainType::Lora } else { TrainType::Full },
             ranks_per_host,
             states,
             accumulation,
-            shape,
             largest_layer,
             device_memory: budgets.0,
             host_memory: budgets.1,

@@ -9,7 +9,9 @@ use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, r
 use zeroth::data::SamplesBuilder;
 use zeroth::kernel::Tier;
 use zeroth::model::{ModelConfig, named_config, table};
-use zeroth::plan::{Basis, Placement, PlanDevice, PlanRequest, Row, Sizing, States, TrainableModel, plan};
+use zeroth::plan::{
+    Basis, Placement, PlanDevice, PlanRequest, PlannedRows, Row, Sizing, States, TrainableModel, plan,
+};
 use zeroth::planning;
 use zeroth::program::{Bytes, Compiled, Settings, Target};
 use zeroth::train::{BatchShape, Budget, Freedom, Job, ModelFiles, SampleOrder, from_config};
@@ -77,17 +79,19 @@ fn trained(folder: &Path, config: &Resolved, ranks: u64, target: Target) -> Comp
     compiled
 }
 
+fn rows(micro_batch: u64, max_length: u64) -> PlannedRows {
+    PlannedRows { micro_batch, max_length, max_target_length: 0, recompute: false }
+}
+
 fn planned(folder: &Path, configs: &[(String, Resolved)], ranks: u64, device: PlanDevice) -> Vec<Row> {
     let model = ModelConfig::from_folder(folder).unwrap();
     let table = table(&model);
-    let placements: Vec<Placement> = configs
-        .iter()
-        .map(|(name, config)| planning::placement(name, config, Some(&table)).unwrap())
-        .collect();
+    let placements: Vec<Placement> =
+        configs.iter().map(|(name, config)| planning::placement(name, config).unwrap()).collect();
     let request = PlanRequest {
         states: States::Run,
         accumulation: configs[0].1.values.top_level.gradient_accumulation_steps,
-        shape: Some(planning::shape(&model, &table, MICRO_BATCH, [ROW, 0], false)),
+        rows: Some(rows(MICRO_BATCH, ROW)),
         model: Some(TrainableModel::new(model, table.clone(), None, device).unwrap()),
         ..PlanRequest::new(table.total(), ranks)
     };
@@ -158,10 +162,10 @@ fn collectives_send_what_the_zero_paper_counts() {
         |preset: usize| (PRESETS[preset].name.to_owned(), resolved(preset, &model, ranks, Flags::default()));
     let placements: Vec<Placement> = (0..PRESETS.len())
         .map(config)
-        .map(|(name, config)| planning::placement(&name, &config, Some(&table)).unwrap())
+        .map(|(name, config)| planning::placement(&name, &config).unwrap())
         .collect();
     let request = PlanRequest {
-        shape: Some(planning::shape(&model, &table, 1, [64, 0], false)),
+        rows: Some(rows(1, 64)),
         model: Some(TrainableModel::new(model.clone(), table.clone(), None, PlanDevice::Cuda).unwrap()),
         ..PlanRequest::new(table.total(), ranks)
     };

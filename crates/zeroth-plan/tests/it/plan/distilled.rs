@@ -5,8 +5,8 @@ use zeroth_graph::DistillSpec;
 use zeroth_kernel::{Optimizer, Tier};
 use zeroth_model::{ModelConfig, Objective, ParameterTable, table};
 use zeroth_plan::{
-    ActivationShape, Basis, BatchShape, Budget, Freedom, Offload, Placement, PlanDevice, PlanRequest,
-    PlannedSource, PlannedTeacher, Shape, Sizing, TrainableModel, plan,
+    Basis, BatchShape, Budget, Freedom, Offload, Placement, PlanDevice, PlanRequest, PlannedRows,
+    PlannedSource, PlannedTeacher, Sizing, TrainableModel, plan,
 };
 use zeroth_program::{Settings, Target, TeacherPlacement, Types};
 
@@ -15,7 +15,7 @@ const WHOLE: TeacherPlacement = TeacherPlacement::WHOLE;
 const OFFLOADED: TeacherPlacement = TeacherPlacement { sharded: true, offloaded: true };
 
 /// A model of this width with 3 blocks and 512 tokens.
-fn model(width: u64) -> (ModelConfig, ParameterTable) {
+pub(super) fn model(width: u64) -> (ModelConfig, ParameterTable) {
     let config = serde_json::json!({
         "model_type": "qwen3", "hidden_size": width, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 3 * width, "vocab_size": 512,
@@ -53,19 +53,11 @@ fn a_plan_has_the_arena_of_the_distillation() {
         Some(teacher(Some(WHOLE), weights())),
     ] {
         let placement = Placement { settings: settings(), ..Placement::new("zero0", 0, Offload::None) };
-        let activations = ActivationShape { hidden: 64, vocab: 512, stacks: Vec::new() };
-        let shape = Shape {
-            largest_unit: 1,
-            activations,
-            micro_batch: 1,
-            max_length: TOKENS,
-            max_target_length: 0,
-            recompute: false,
-        };
+        let rows = PlannedRows { micro_batch: 1, max_length: TOKENS, max_target_length: 0, recompute: false };
         let device = PlanDevice::Cuda;
         let trained = TrainableModel::distilled(config.clone(), own.clone(), None, device, teacher.clone());
         let request = PlanRequest {
-            shape: Some(shape),
+            rows: Some(rows),
             model: Some(trained.unwrap()),
             ..PlanRequest::new(own.total(), 1)
         };
