@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::model::is_adapter_folder;
 use zeroth::train::checkpoint::{
-    Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, Destination, LoraEntry, Verified, export,
-    list, newest_valid, now, resolve, state_name, verify_folder,
+    Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, LoraEntry, Verified, list, newest_valid,
+    now, resolve, state_name, verify_folder,
 };
-use zeroth::train::{ExportError, TeacherCache};
+use zeroth::train::{Destination, ExportError, TeacherCache, export_checkpoint};
 
 use super::{checkpoint_merge, verify_cache};
 use crate::cli::{CheckpointCommand, CheckpointExportArgs};
@@ -235,7 +235,7 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
     let dtype = arguments.dtype.map_or(default, DType::from);
     let destination = if arguments.overwrite { Destination::Overwrite } else { Destination::New };
     let to = &arguments.output;
-    let written = match export(&checkpoint, to, destination, dtype, arguments.max_shard_size) {
+    let written = match export_checkpoint(&checkpoint, to, destination, dtype, arguments.max_shard_size) {
         Ok(written) => written,
         Err(
             error @ (ExportError::NotEmpty { .. }

@@ -4,8 +4,8 @@ use anyhow::Context as _;
 use serde_json::json;
 use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::model::{Adapter, AdapterConfig, is_adapter_folder, locate};
-use zeroth::train::checkpoint::{Checkpoint, Destination};
-use zeroth::train::{ExportError, GivenBase, MergeBase, MergeOutput, check_adapter_base};
+use zeroth::train::checkpoint::Checkpoint;
+use zeroth::train::{Destination, ExportError, GivenBase, MergeBase, MergeOutput, check_adapter_base};
 
 use super::checkpoint::{open_verified, refused};
 use crate::cli::CheckpointExportArgs;

@@ -14,8 +14,8 @@ use super::directory::{clean, sync_folder};
 use super::error::{CheckpointError, writing};
 use super::file_names::{MODEL, foreign_files, hidden, remove_unless_foreign, step_folder};
 use super::manifest::{FileEntry, Manifest};
+use super::model_files::{ModelFile, ModelFiles};
 use super::reader::Checkpoint;
-use crate::{ModelFile, ModelFiles};
 
 /// The file that names the newest checkpoint.
 const LATEST: &str = "latest";

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use zeroth_base::{ProcessOwner, parse_unfinished, process_start};
 
 use super::checksums::{MANIFEST, SUMS};
-use crate::model_files::{COMPANION_FILES, CONFIG};
+use super::model_files::{COMPANION_FILES, CONFIG};
 
 /// The subfolder with the model's config and tokenizer files.
 pub(super) const MODEL: &str = "model";

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use zeroth_model::{Lora, LoraTargets};
 
 use super::manifest::exact;
-use crate::lora::LoraJob;
+use crate::job::LoraJob;
 
 /// A checkpoint's adapters and their base, of which it holds no weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -14,10 +14,10 @@ mod directory;
 mod distill_entry;
 mod enclosing;
 mod error;
-mod export;
 mod file_names;
 mod lora_entry;
 mod manifest;
+mod model_files;
 mod reader;
 mod shard;
 mod space;
@@ -33,8 +33,6 @@ pub use directory::{
 pub use distill_entry::{CacheEntry, DistillEntry};
 pub(crate) use enclosing::{enclosing_checkpoint, is_inside, is_same_folder, nearest_existing};
 pub use error::CheckpointError;
-pub use export::{Destination, export};
-pub(crate) use export::{export_from, open_destination};
 pub(crate) use file_names::{StaleName, foreign_files};
 pub use file_names::{parse_step_folder, shard_name, step_folder};
 pub use lora_entry::{BaseEntry, LoraEntry, TargetsEntry};
@@ -43,6 +41,8 @@ pub use manifest::{
     BatchEntry, BestEntry, ControlState, DataEntry, Evaluated, FORMAT_VERSION, FileEntry, Manifest,
     ModelEntry, ParameterEntry, ZEROTH_VERSION, now,
 };
+pub(crate) use model_files::{COMPANION_FILES, CONFIG, GENERATION_CONFIG};
+pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
 pub use reader::Checkpoint;
 pub use shard::{Piece, ShardWriter, WrittenShard};
 pub use space::{free_bytes, needed_bytes};

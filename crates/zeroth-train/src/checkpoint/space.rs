@@ -7,7 +7,7 @@ use zeroth_engine::State;
 use zeroth_machine::DiskError;
 use zeroth_model::ParameterTable;
 
-use crate::model_files::COMPANION_FILES;
+use super::model_files::COMPANION_FILES;
 
 /// Headers, manifest entries and filesystem blocks per parameter and state.
 const BESIDE_A_TENSOR: u64 = 512;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crc32c::crc32c;
 use zeroth_base::{PublishError, counted, grouped, publish};
 
-use super::CacheManifest;
+use super::cache_manifest::CacheManifest;
 use super::record_checksums::{CheckedRecords, check_records, checksum_bytes, crc32c_of};
 
 pub(super) const MANIFEST: &str = "manifest.json";

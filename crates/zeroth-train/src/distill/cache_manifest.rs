@@ -5,8 +5,7 @@ use zeroth_base::counted;
 use zeroth_model::ModelFunction;
 
 use super::record_checksums::BlockChecksums;
-use crate::checkpoint::BaseEntry;
-use crate::checkpoint::exact;
+use crate::checkpoint::{BaseEntry, exact};
 
 /// The format version that this version writes.
 pub(super) const FORMAT_VERSION: u64 = 2;

@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use zeroth_base::{parse_unfinished, remove_abandoned};
 
-use super::CacheManifest;
 use super::cache_file::{
     CHECKSUMS, MANIFEST, RECORDS, TeacherCacheError, is_log_prob, publish_manifest, read_manifest,
 };
-use super::cache_manifest::FORMAT_VERSION;
+use super::cache_manifest::{CacheManifest, FORMAT_VERSION};
 use super::record_checksums::{BlockChecksums, CheckedRecords, RunningChecksums, checksum_bytes};
 
 /// Time between commits.

@@ -8,18 +8,16 @@ use zeroth_model::{Batch, ModelConfig, forward};
 use zeroth_plan::{RowSizes, SizingError};
 use zeroth_program::{Compiled, Settings, Target, TopLogProbs};
 
-use super::cache_manifest::{CachedData, FORMAT_VERSION, KIND};
-use super::cache_writer::first_not_finite;
-use super::{
-    BlockChecksums, CacheManifest, CacheWriter, TeacherCacheError, TeacherError, TeacherLoad, TeacherModel,
-    TeacherWeights,
-};
-use crate::MicroBatch;
+use super::TeacherModel;
+use super::cache_file::TeacherCacheError;
+use super::cache_manifest::{CacheManifest, CachedData, FORMAT_VERSION, KIND};
+use super::cache_writer::{CacheWriter, first_not_finite};
+use super::record_checksums::BlockChecksums;
+use super::teacher_weights::{TeacherError, TeacherLoad, TeacherWeights};
 use crate::checkpoint::BaseEntry;
-use crate::load_progress::LoadProgress;
-use crate::lora_weights::param_names;
-use crate::sample_order::EpochSample;
-use crate::train_error::TrainError;
+use crate::data::{EpochSample, MicroBatch};
+use crate::trainer::TrainError;
+use crate::weights::{LoadProgress, param_names};
 
 /// A cache to be made.
 pub struct CacheJob<'a> {

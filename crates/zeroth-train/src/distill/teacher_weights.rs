@@ -7,12 +7,9 @@ use zeroth_engine::{Engine, State};
 use zeroth_model::{Parameter, TEACHER_PREFIX, WeightsError};
 
 use super::TeacherModel;
-use crate::adapter_base::sample_of;
-use crate::base_hash::{BaseHash, name_key, overlaps};
 use crate::checkpoint::BaseEntry;
-use crate::control::all_gather;
-use crate::initial_weights::InitialWeights;
-use crate::train_error::TrainError;
+use crate::trainer::{TrainError, all_gather};
+use crate::weights::{BaseHash, InitialWeights, name_key, overlaps, sample_of};
 
 /// A teacher that cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -9,9 +9,10 @@ use zeroth_kernel::CacheRange;
 use zeroth_model::{Batch, forward};
 use zeroth_program::{CachedTokens, Compiled, StreamSizes, Target};
 
+use super::batch::BatchSize;
 use super::beams::{BeamSearch, BeamSettings, log_softmax};
 use super::slots::{Placed, place};
-use super::{BatchSize, End, GenerateError, Generated, Generation, Generator, Inference, Prompts, sample};
+use super::{End, GenerateError, Generated, Generation, Generator, Inference, Prompts, sample};
 use crate::RowSizes;
 
 /// Most tokens that one run of the decoder takes, unless more sequences are decoded.

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use zeroth_base::publish;
 
+use super::append_file::AppendFile;
 use super::io_error;
-use crate::append_file::AppendFile;
-use crate::{EvalMetrics, MetricsError, StepMetrics};
+use super::metrics::{EvalMetrics, MetricsError, StepMetrics};
 
 /// An open CSV file. Its first column is a non-decreasing integer.
 #[derive(Debug)]

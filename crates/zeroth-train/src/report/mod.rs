@@ -1,4 +1,4 @@
-//! Reports of a run: metrics files, monitors, and performance figures.
+//! Reports of a run: metrics, events and status files, monitors, progress, loss curves and performance figures.
 //!
 //! [`Reporters`] always writes metrics.jsonl. `--report-to` adds files in the run folder: `tensorboard/`, indexed by
 //! step, and metrics.csv. The config's `tensorboard` and `csv_monitor` sections write what DeepSpeed writes, into
@@ -6,11 +6,19 @@
 //!
 //! [`flops`] computes FLOPs and MFU, [`breakdown`] step time by phase, and [`profile`] both per unit and op.
 
+mod append_file;
 pub mod breakdown;
 mod csv;
+mod events;
 pub mod flops;
+mod loss_curve;
+mod metrics;
 pub mod pair_flops;
 pub mod profile;
+pub mod progress;
+mod resident;
+mod router_load;
+mod status;
 mod tensorboard;
 pub mod timing;
 
@@ -23,10 +31,18 @@ use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::Values;
 
 use self::csv::{DeepSpeedTables, MetricsTable};
+pub use self::events::{EventLog, RunEvent};
+pub use self::loss_curve::{loss_curve, loss_curves};
+pub use self::metrics::{
+    EvalMetrics, LossParts, MetricsError, MetricsFile, StepMetrics, StepSummary, read_evaluation_losses,
+    read_losses, summarize_steps,
+};
+pub use self::resident::resident_bytes;
+pub use self::router_load::RouterLoad;
+pub(crate) use self::router_load::RouterWatch;
+pub use self::status::{RunFacts, RunState, StatusWriter, WriteGate};
 use self::tensorboard::EventFile;
-use crate::run_files::exists;
-use crate::unstarted_run::{event_files, missing};
-use crate::{EvalMetrics, MetricsError, MetricsFile, StepMetrics};
+use crate::run_folder::{event_files, exists, missing};
 
 /// A report that `--report-to` accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,9 +9,9 @@ use std::io;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::append_file::AppendFile;
 use super::io_error;
-use crate::MetricsError;
-use crate::append_file::AppendFile;
+use super::metrics::MetricsError;
 
 const PREFIX: &str = "events.out.tfevents.";
 /// The only version TensorBoard writes, and the first that honours START.

@@ -8,8 +8,8 @@ use zeroth_engine::InstructionTime;
 use zeroth_program::Compiled;
 
 use super::breakdown::{Breakdown, Phase};
+use super::metrics::{MetricsError, StepMetrics};
 use super::profile::{ProfileSettings, profile};
-use crate::{MetricsError, StepMetrics};
 
 /// Timing of one step on one rank.
 #[derive(Debug, Clone, Copy)]

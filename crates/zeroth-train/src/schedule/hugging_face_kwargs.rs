@@ -3,8 +3,8 @@
 use zeroth_base::nearest;
 use zeroth_config::schema::{CurveType, HF_SCHEDULES, LrSchedulerKwargs};
 
-use super::hugging_face::WarmupStableDecay;
-use super::{HuggingFaceShape, ScheduleError};
+use super::ScheduleError;
+use super::hugging_face::{HuggingFaceShape, WarmupStableDecay};
 
 /// The waves of a cosine that descends once.
 const ONE_DESCENT: f64 = 0.5;

@@ -7,10 +7,8 @@ use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_engine::State;
 use zeroth_model::{DEFAULT_SHARD_BYTES, WeightFiles};
-use zeroth_train::ExportError;
-use zeroth_train::checkpoint::{
-    Checkpoint, Destination, SAVED_STATES, ShardWriter, UnfinishedCheckpoint, export,
-};
+use zeroth_train::checkpoint::{Checkpoint, SAVED_STATES, ShardWriter, UnfinishedCheckpoint};
+use zeroth_train::{Destination, ExportError, export_checkpoint};
 
 use super::sample::{Model, names_in, number};
 
@@ -23,7 +21,7 @@ fn exports_round_trip_in_every_dtype() {
     for (dtype, name) in [(DType::F32, "float32"), (DType::Bf16, "bfloat16"), (DType::F16, "float16")] {
         for shard_bytes in [DEFAULT_SHARD_BYTES, 600] {
             let to = folder.path().join(format!("{dtype}-{shard_bytes}"));
-            let written = export(&checkpoint, &to, Destination::New, dtype, shard_bytes).unwrap();
+            let written = export_checkpoint(&checkpoint, &to, Destination::New, dtype, shard_bytes).unwrap();
             assert_eq!(written.bytes, model.table.total() * dtype.bytes());
             assert_eq!(to.join("model.safetensors.index.json").exists(), shard_bytes == 600);
 
@@ -62,7 +60,8 @@ fn non_empty_folders_need_overwrite() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let checkpoint = Checkpoint::open(&model.save(&folder.path().join("checkpoints"), 3)).unwrap();
     let to = folder.path().join("to");
-    let export = |destination, shard_bytes| export(&checkpoint, &to, destination, DType::F32, shard_bytes);
+    let export =
+        |destination, shard_bytes| export_checkpoint(&checkpoint, &to, destination, DType::F32, shard_bytes);
     fs::create_dir(&to).unwrap();
     export(Destination::New, 600).unwrap();
     fs::write(to.join("notes.txt"), "mine").unwrap();
@@ -99,13 +98,14 @@ fn fp16_overflow_is_refused() {
     manifest.files.push(part.finish().unwrap().entry().clone());
     let checkpoint = Checkpoint::open(&unfinished.commit(manifest, &model.files()).unwrap()).unwrap();
     let to = folder.path().join("to");
-    let error = export(&checkpoint, &to, Destination::New, DType::F16, DEFAULT_SHARD_BYTES).unwrap_err();
+    let error =
+        export_checkpoint(&checkpoint, &to, Destination::New, DType::F16, DEFAULT_SHARD_BYTES).unwrap_err();
     assert_eq!(
         error.to_string(),
         "`model.embed_tokens.weight` holds 70000, beyond fp16's maximum of 65504: export the model in bf16 or fp32 (--dtype bf16)"
     );
     assert!(!to.exists());
-    export(&checkpoint, &to, Destination::New, DType::Bf16, DEFAULT_SHARD_BYTES).unwrap();
+    export_checkpoint(&checkpoint, &to, Destination::New, DType::Bf16, DEFAULT_SHARD_BYTES).unwrap();
 }
 
 #[test]
@@ -121,7 +121,8 @@ fn exports_into_checkpoints_are_refused() {
     fs::rename(&other, &kept).unwrap();
     for to in [step.join("model"), step.clone(), step.join("new/model"), link, kept.join("new")] {
         let error =
-            export(&checkpoint, &to, Destination::Overwrite, DType::F32, DEFAULT_SHARD_BYTES).unwrap_err();
+            export_checkpoint(&checkpoint, &to, Destination::Overwrite, DType::F32, DEFAULT_SHARD_BYTES)
+                .unwrap_err();
         assert!(matches!(error, ExportError::InsideCheckpoint { .. }), "{}: {error}", to.display());
     }
     for whole in [&step, &kept] {
@@ -130,7 +131,7 @@ fn exports_into_checkpoints_are_refused() {
     }
     // Beside the checkpoints it is allowed.
     let to = folder.path().join("model");
-    export(&checkpoint, &to, Destination::New, DType::F32, DEFAULT_SHARD_BYTES).unwrap();
+    export_checkpoint(&checkpoint, &to, Destination::New, DType::F32, DEFAULT_SHARD_BYTES).unwrap();
 }
 
 #[test]
@@ -139,7 +140,8 @@ fn failed_exports_keep_the_old_model() {
     let step = model.save(&folder.path().join("checkpoints"), 3);
     let checkpoint = Checkpoint::open(&step).unwrap();
     let to = folder.path().join("to");
-    let export = |dtype| export(&checkpoint, &to, Destination::Overwrite, dtype, DEFAULT_SHARD_BYTES);
+    let export =
+        |dtype| export_checkpoint(&checkpoint, &to, Destination::Overwrite, dtype, DEFAULT_SHARD_BYTES);
     export(DType::F32).unwrap();
     let files = |folder: &std::path::Path| -> Vec<(String, Vec<u8>)> {
         names_in(folder)

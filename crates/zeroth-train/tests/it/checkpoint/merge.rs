@@ -10,8 +10,8 @@ use zeroth_model::{
     Adapter, DEFAULT_SHARD_BYTES, ModelConfig, NewTensor, ParameterTable, WeightFiles, WeightWriter,
     read_header, stored_to_f32, table,
 };
-use zeroth_train::checkpoint::{Checkpoint, Destination};
-use zeroth_train::{ExportError, MergeBase, MergeOutput};
+use zeroth_train::checkpoint::Checkpoint;
+use zeroth_train::{Destination, ExportError, MergeBase, MergeOutput};
 
 use super::sample::{Model, names_in};
 

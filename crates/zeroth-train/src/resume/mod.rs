@@ -1,0 +1,14 @@
+//! What a run gives to a checkpoint and takes back from it: saving, refusing to resume another run, and restoring.
+
+mod changes;
+mod restore;
+mod save;
+
+pub use changes::{SettingChange, config_changes};
+pub use restore::{
+    ResumeError, check_same_adapters, check_same_data, check_same_distillation, check_same_function,
+    redistribute_batch,
+};
+pub(crate) use restore::{data_hash, restore, restore_optimizer};
+pub use save::{CheckpointOptions, SaveError};
+pub(crate) use save::{CheckpointSaver, FrozenModels};

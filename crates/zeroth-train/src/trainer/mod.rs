@@ -1,0 +1,20 @@
+//! The training loop of a rank: what it starts from, its steps and evaluations, requests from outside, and how it ends.
+
+mod best;
+mod control;
+mod error;
+mod evaluate;
+mod heap;
+mod load;
+mod step_batches;
+mod threads;
+mod train;
+mod trained_model;
+
+pub use best::{BestMetric, BestPolicy};
+pub use control::ControlRequest;
+pub(crate) use control::{StepStatus, all_gather};
+pub use error::TrainError;
+pub use heap::release_freed_memory;
+pub use threads::{ThreadsError, start_threads};
+pub use train::{OnTrainEvent, TrainEvent, TrainHooks, TrainOptions, TrainOutcome, train};
