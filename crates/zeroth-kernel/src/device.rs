@@ -28,6 +28,15 @@ impl Queue {
     pub const ALL: [Self; 6] =
         [Self::Compute, Self::Comm, Self::Upload, Self::Download, Self::Load, Self::Store];
 
+    /// The queue of copies between two tiers.
+    pub const fn of_copy(from: Tier, to: Tier) -> Self {
+        match (from, to) {
+            (Tier::Device, Tier::Device) | (Tier::Host, Tier::Host) => Self::Compute,
+            (Tier::Device, Tier::Host) => Self::Download,
+            (Tier::Host, Tier::Device) => Self::Upload,
+        }
+    }
+
     /// Its name in traces.
     pub const fn name(self) -> &'static str {
         match self {

@@ -116,6 +116,7 @@ fn copies(
 ) -> Vec<Instruction> {
     let ranks = program.layout.ranks;
     let on_host = |flat: usize| program.residency[flat].gradients.is_offloaded();
+    let saves = |flat: usize| Queue::of_copy(Tier::Device, program.residency[flat].gradients);
     let last_accumulation = |flat: usize| {
         instructions.iter().rposition(|instruction| instruction.accumulates_into.contains(&flat))
     };
@@ -135,23 +136,19 @@ fn copies(
         match &instruction.action {
             Action::SumRanks(chunk, addition) if on_host(chunk.flat) => {
                 let save = Action::OffloadGrad(chunk.clone(), *addition);
-                out.push(transfer(save, Queue::Download, settings));
+                out.push(transfer(save, saves(chunk.flat), settings));
             }
             Action::KeepGrad(flat) if on_host(*flat) => {
                 let whole = Chunk { flat: *flat, range: 0..program.layout.flats[*flat].padded() };
                 // Its squared norm, while it is still on the device.
                 out.push(Instruction::new(Action::GradSquares(*flat)));
-                out.push(transfer(
-                    Action::OffloadGrad(whole, Accumulate::Overwrite),
-                    Queue::Download,
-                    settings,
-                ));
+                out.push(transfer(Action::OffloadGrad(whole, Accumulate::Overwrite), saves(*flat), settings));
             }
             _ => {}
         }
         for (_, flat) in complete_when_accumulated.iter().filter(|(last, _)| *last == at) {
             let whole = Chunk { flat: *flat, range: 0..program.layout.flats[*flat].shard_capacity(ranks) };
-            out.push(transfer(Action::OffloadGrad(whole, Accumulate::Overwrite), Queue::Download, settings));
+            out.push(transfer(Action::OffloadGrad(whole, Accumulate::Overwrite), saves(*flat), settings));
         }
     }
     debug_assert!(
@@ -165,18 +162,17 @@ fn copies(
 fn bring(program: &Program, flat: usize, settings: &Settings, out: &mut Vec<Instruction>) {
     let capacity = program.layout.flats[flat].shard_capacity(program.layout.ranks);
     let pieces = pieces(flat, capacity, settings.offload.param_buffer_size);
+    let queue = Queue::of_copy(program.residency[flat].weights, Tier::Device);
     if settings.offload.pageable {
         pipeline(
             &pieces,
             settings.offload.param_buffers,
             out,
             |chunk| Instruction::new(Action::StageShard(chunk)),
-            |chunk| transfer(Action::UploadShard(chunk), Queue::Upload, settings),
+            |chunk| transfer(Action::UploadShard(chunk), queue, settings),
         );
     } else {
-        out.extend(
-            pieces.into_iter().map(|chunk| transfer(Action::UploadShard(chunk), Queue::Upload, settings)),
-        );
+        out.extend(pieces.into_iter().map(|chunk| transfer(Action::UploadShard(chunk), queue, settings)));
     }
 }
 
@@ -250,7 +246,7 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
             out.extend(tiles.into_iter().map(update));
             continue;
         }
-        let queue = if residency.weights.is_offloaded() { Queue::Download } else { Queue::Upload };
+        let queue = Queue::of_copy(residency.updates, residency.weights);
         pipeline(&tiles, settings.offload.sub_group_buffers, &mut out, update, |chunk| {
             transfer(Action::WriteBack(chunk), queue, settings)
         });
@@ -269,8 +265,10 @@ fn updates_beside(program: &Program, tiles: &[Chunk], settings: &Settings) -> Ve
     let mut out = Vec::new();
     let update = |chunk: Chunk| Instruction { queue: Queue::Load, ..Instruction::new(Action::Update(chunk)) };
     let goes_up = |chunk: &&Chunk| !program.residency[chunk.flat].weights.is_offloaded();
-    let put_back =
-        |chunk: Chunk| Instruction { queue: Queue::Upload, ..Instruction::new(Action::WriteBack(chunk)) };
+    let put_back = |chunk: Chunk| {
+        let Residency { updates, weights, .. } = program.residency[chunk.flat];
+        Instruction { queue: Queue::of_copy(updates, weights), ..Instruction::new(Action::WriteBack(chunk)) }
+    };
     let (going, staying): (Vec<&Chunk>, Vec<&Chunk>) = tiles.iter().partition(goes_up);
     let going: Vec<Chunk> = going.into_iter().cloned().collect();
     pipeline(&going, settings.offload.sub_group_buffers, &mut out, update, put_back);
