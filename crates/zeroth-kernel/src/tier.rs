@@ -28,6 +28,14 @@ impl Tier {
         !matches!(self, Self::Device)
     }
 
+    /// What a message calls its memory.
+    pub const fn memory(self) -> &'static str {
+        match self {
+            Self::Device => "device memory",
+            Self::Host => "host memory",
+        }
+    }
+
     /// The alignment of buffers in this tier, in bytes.
     pub const fn alignment(self) -> u64 {
         match self {
@@ -38,7 +46,7 @@ impl Tier {
 }
 
 /// A value for each tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct ByTier<T>([T; Tier::ALL.len()]);
 
 impl<T> ByTier<T> {

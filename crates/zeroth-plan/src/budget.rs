@@ -9,11 +9,9 @@ use crate::sizing::Sizing;
 /// The memory budget of one rank, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Budget {
-    /// Device memory.
-    pub device: Option<u64>,
-    /// Host memory.
-    pub host: Option<u64>,
-    /// Both together, for devices that compute in host memory.
+    /// The limit of each tier.
+    pub limits: ByTier<Option<u64>>,
+    /// Of all tiers together, for devices that compute in host memory.
     pub together: Option<u64>,
     /// How ranks are started: a host budget includes the overhead of their processes.
     pub processes: Processes,
@@ -33,13 +31,17 @@ pub(crate) struct Shortfall {
 }
 
 impl Budget {
+    /// A limit of device memory alone.
+    pub fn of_device(bytes: u64) -> Self {
+        Self { limits: ByTier::on_device(Some(bytes)), ..Self::default() }
+    }
+
     /// The budget of a rank with so much memory on its device and on its host. A device that computes in host memory and
     /// has no budget of its own shares the host's.
     pub fn given(device: Option<u64>, host: Option<u64>, shares_host: bool, processes: Processes) -> Self {
         let is_together = shares_host && device.is_none();
         Self {
-            device,
-            host: host.filter(|_| !is_together),
+            limits: ByTier::on_device(device).with(Tier::Host, host.filter(|_| !is_together)),
             together: host.filter(|_| is_together),
             processes,
         }
@@ -47,30 +49,29 @@ impl Budget {
 
     /// Whether any memory is limited.
     pub(crate) fn is_limited(&self) -> bool {
-        self.device.or(self.host).or(self.together).is_some()
+        self.limits.iter().any(|(_, limit)| limit.is_some()) || self.together.is_some()
     }
 
     /// The first budget that the program exceeds.
     pub(crate) fn shortfall(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> Option<Shortfall> {
-        let device = compiled.memory.arena(Tier::Device);
-        let [host, overhead] = self.on_host(sizing, compiled);
-        let of = |of, needed: u64, overhead: u64, given: Option<u64>| {
+        let overhead = ByTier::default().with(Tier::Host, self.overhead(sizing, compiled));
+        let needed = self.needed(sizing, compiled);
+        let over = |of, needed: u64, overhead: u64, given: Option<u64>| {
             given.filter(|given| needed > *given).map(|given| Shortfall { of, needed, given, overhead })
         };
-        of("device memory", device, 0, self.device)
-            .or_else(|| of("host memory", host, overhead, self.host))
-            .or_else(|| of("memory", device + host, overhead, self.together))
+        let of_tier = |tier: Tier| over(tier.memory(), needed[tier], overhead[tier], self.limits[tier]);
+        let together = || over("memory", needed.sum(), overhead.sum(), self.together);
+        Tier::ALL.into_iter().find_map(of_tier).or_else(together)
     }
 
-    /// Host bytes of a rank, and the part of them that is process overhead.
-    fn on_host(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> [u64; 2] {
-        let overhead = Overhead::of(sizing.data, compiled, self.processes).total;
-        [compiled.memory.arena(Tier::Host) + overhead, overhead]
+    /// Host bytes of a rank's process beside its arena.
+    fn overhead(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> u64 {
+        Overhead::of(sizing.data, compiled, self.processes).total
     }
 
     /// Bytes of a rank in each tier, process overhead included.
     pub(crate) fn needed(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> ByTier<u64> {
-        let [host, _] = self.on_host(sizing, compiled);
+        let host = compiled.memory.arena(Tier::Host) + self.overhead(sizing, compiled);
         compiled.memory.arenas().with(Tier::Host, host)
     }
 }

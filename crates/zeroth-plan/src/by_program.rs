@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zeroth_graph::Group;
-use zeroth_kernel::ByTier;
+use zeroth_kernel::{ByTier, Tier};
 use zeroth_model::{Batch, ForwardError, ModelConfig, Objective, ParameterTable};
 use zeroth_program::{
     Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings, Target,
@@ -160,7 +160,7 @@ fn search(
     // Without a budget nothing has to be chosen, and frozen parameters are shown as the stage has the trained ones.
     let freedom = if budget.is_limited() { freedom } else { Freedom::default() };
     // Host memory counts the program of every row count.
-    let is_exact = detail == Detail::Verdict && (budget.host.or(budget.together)).is_some();
+    let is_exact = detail == Detail::Verdict && budget.limits[Tier::Host].or(budget.together).is_some();
     sizing.detail = if is_exact { Detail::Bytes } else { detail };
     let found = match detail {
         Detail::Run | Detail::Bytes => sizing.search(budget, freedom),

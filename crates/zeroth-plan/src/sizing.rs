@@ -249,7 +249,8 @@ impl<'a> Sizing<'a> {
         let mut candidates = asked.candidates(freedom)?;
         candidates.reverse();
         // What a device gives up goes to the host, which may have no room for it: then other placements may fit.
-        let placements = if budget.host.is_some() { asked.placements(freedom).len() } else { 1 };
+        let placements =
+            if budget.limits[Tier::Host].is_some() { asked.placements(freedom).len() } else { 1 };
         candidates.truncate(placements);
         let (compiled, shortfall) = self.first_within(budget, candidates, earlier)?;
         Ok(Found { compiled, choices: self.choices(&asked), shortfall })
@@ -303,7 +304,7 @@ impl<'a> Sizing<'a> {
                 return Ok((compiled, None));
             };
             let (fixed, _) = compiled.memory.shared[Tier::Device];
-            if budget.device.is_some_and(|given| fixed > given) {
+            if budget.limits[Tier::Device].is_some_and(|given| fixed > given) {
                 hopeless.push(placement);
             }
             if least.as_ref().is_none_or(|(.., known)| shortfall.needed < known.needed) {
@@ -327,7 +328,8 @@ impl<'a> Sizing<'a> {
             return Ok(compiled);
         }
         let spare = if self.target == Target::Cuda { SPARE_FRACTION } else { u64::MAX };
-        let budget = Budget { device: budget.device.map(|given| given - given / spare), ..budget };
+        let device = budget.limits[Tier::Device].map(|given| given - given / spare);
+        let budget = Budget { limits: budget.limits.with(Tier::Device, device), ..budget };
         let (mut too_few, mut enough) = (0, compiled.graph.blocks().count() as u64);
         while enough - too_few > 1 {
             let blocks = too_few.midpoint(enough);
@@ -374,7 +376,8 @@ impl<'a> Sizing<'a> {
     /// Widens the update window to the free device memory, minus a reserve for libraries.
     fn widen(&mut self, compiled: Compiled, budget: Budget) -> Result<Compiled, SizingError> {
         let offload = self.settings.offload;
-        let (Some(stream), Some(given), None) = (offload.stream, budget.device, offload.update_window) else {
+        let limit = budget.limits[Tier::Device];
+        let (Some(stream), Some(given), None) = (offload.stream, limit, offload.update_window) else {
             return Ok(compiled);
         };
         let left = given.saturating_sub(compiled.memory.arena(Tier::Device));

@@ -21,7 +21,7 @@ fn cut(folder: &Path) -> Job {
 
 /// Compiles within a GPU memory budget; returns the program and its window.
 fn fitted(job: &mut Job, device: u64) -> Option<(Compiled, Option<u64>)> {
-    let budget = Budget { device: Some(device), ..Budget::default() };
+    let budget = Budget::of_device(device);
     let (compiled, choices) = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().ok()?;
     assert!(compiled.memory.arena(Tier::Device) <= device);
     let window = choices.iter().find_map(|choice| match choice {
@@ -83,7 +83,7 @@ fn updated_by(device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
 }
 
 fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<UpdatedBy>, bool) {
-    let budget = Budget { device: Some(device), ..Budget::default() };
+    let budget = Budget::of_device(device);
     let rates = Rates { update, bus, memory: 1 << 40, matmuls: 1 << 40 };
     let freedom = Freedom { update: Some(rates), ..Freedom::default() };
     let (compiled, choices) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
@@ -138,7 +138,7 @@ fn an_oversized_window_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut job = job(folder.path());
     job.settings.offload.update_window = Some(u64::MAX);
-    let budget = Budget { device: Some(1 << 40), ..Budget::default() };
+    let budget = Budget::of_device(1 << 40);
     let refused = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().unwrap_err();
     assert_eq!((refused.of, refused.given), ("device memory", 1 << 40));
     assert!(refused.needed > 1 << 59, "{refused}");
@@ -153,7 +153,7 @@ fn cheap_recomputation_frees_memory_for_the_window() {
     let chosen = |device: u64, accumulation: u64, rates: Rates| {
         let mut job = cut(folder.path());
         (job.settings.accumulation, job.shape.accumulation) = (accumulation, accumulation);
-        let budget = Budget { device: Some(device), ..Budget::default() };
+        let budget = Budget::of_device(device);
         let freedom = Freedom { recompute: true, update: Some(rates), ..Freedom::default() };
         let (compiled, _) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
         assert!(compiled.memory.arena(Tier::Device) <= device);

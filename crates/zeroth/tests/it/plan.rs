@@ -196,7 +196,7 @@ fn an_auxiliary_loss_keeps_its_micro_batch() {
         let largest = |shape: BatchShape| [shape.micro_batch * ROW, 0];
         let mut sizing = Sizing::new(&model, &table, target, shape, settings, &largest);
         let needed = sizing.compile().unwrap().memory.arena(Tier::Device);
-        let budget = Budget { device: Some(needed - 1), ..Budget::default() };
+        let budget = Budget::of_device(needed - 1);
         let freedom = Freedom { micro_batch: true, ..Freedom::default() };
         let fitted = sizing.fit(budget, freedom).unwrap();
         assert_eq!(fitted.is_ok(), is_free, "{name}");

@@ -255,7 +255,7 @@ fn device(resolved_job: &ResolvedJob, compiled: &Compiled, rank: usize) -> anyho
         Target::Cuda => {
             let mut gpu = CudaDevice::open(rank % resolved_job.gpus.max(1) as usize, arenas)?;
             // The budget also covers workspace that is allocated while tuning.
-            if let Some(budget) = resolved_job.handoff.budget.device {
+            if let Some(budget) = resolved_job.handoff.budget.limits[Tier::Device] {
                 gpu.limit_autotune_bytes(budget.saturating_sub(arenas[Tier::Device]));
             }
             Box::new(gpu)

@@ -88,7 +88,7 @@ fn a_misfit_names_the_changes_of_the_teacher_that_fit() {
     let changes = |given: u64, of: &PlannedTeacher| -> Vec<String> {
         let mut sizing = Sizing::new(&config, &own, Target::Cuda, shape, settings(), &largest);
         sizing.objective = of.objective();
-        let budget = Budget { device: Some(given), ..Budget::default() };
+        let budget = Budget::of_device(given);
         let misfit = sizing.fit(budget, Freedom::default()).unwrap().map(drop).unwrap_err();
         let names = misfit.remedies.into_iter().map(|(name, _)| name);
         names.filter(|name| name.starts_with("--")).collect()
