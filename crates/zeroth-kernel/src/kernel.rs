@@ -122,7 +122,7 @@ pub struct Balance {
 pub struct HeadLossDw {
     /// The gradient `[vocab, hidden]`.
     pub to: Span,
-    /// How it is stored. [`GradStore::Round`] needs [`HeadLossDims::is_one_slice`], or [`HeadLossDims::is_one_distill_slice`].
+    /// How it is stored. [`GradStore::Round`] needs [`crate::HeadLossDims::is_one_slice`], or [`crate::HeadLossDims::is_one_distill_slice`].
     pub store: GradStore,
     /// The rows of the micro-batch's own tokens, which are left to an `EmbeddingBackward` that completes, rounds and checks
     /// them.

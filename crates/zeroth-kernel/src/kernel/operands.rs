@@ -183,11 +183,11 @@ kernels! {
         in_place: false, padded: dims.q_stride != dims.q_width() || dims.kv_stride != dims.kv_width();
 
     /// Copies each row of x `[dims.rows, dims.width]` to row `end - 1` of `cache` `[dims.cached, dims.width]`, which has the row
-    /// stride of x. `ranges` holds one [`CacheRange`] per row.
+    /// stride of x. `ranges` holds one [`crate::CacheRange`] per row.
     StoreRows ("store_rows") { dims: StoreRowsDims } reads { ranges: Span, x: Span } writes { cache: Span }
         in_place: false, padded: dims.row_stride != dims.width;
 
-    /// y = attention of each row over the cached rows of its [`CacheRange`]: k and v are `[cached, kv_heads · head_dim]`. The query is
+    /// y = attention of each row over the cached rows of its [`crate::CacheRange`]: k and v are `[cached, kv_heads · head_dim]`. The query is
     /// the last row of its range: with `bias`, the distance of key j is j - (end - 1). Cross attention has no bias.
     CachedAttention ("cached_attention") { dims: AttentionDims, cached: usize }
         reads { ranges: Span, bias: Option<Span>, q: Span, k: Span, v: Span } writes { y: Span }
@@ -215,7 +215,7 @@ kernels! {
         reads { dy: Span, gate: Span, up: Span } writes { dgate: Span, dup: Span }
         in_place: true, padded: false;
 
-    /// y = x · mask / (1 - probability). `keys` holds one [`RowKey`] per row. Backward is the same kernel on dy.
+    /// y = x · mask / (1 - probability). `keys` holds one [`crate::RowKey`] per row. Backward is the same kernel on dy.
     Dropout ("dropout") { probability: f32, seed: u64, op: u32, width: usize, row_stride: usize }
         reads { keys: Span, x: Span } writes { y: Span }
         in_place: true, padded: row_stride != width;
