@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::{Command, FromArgMatches};
-use zeroth::comm::local::JOB_FD;
+use zeroth::comm::local::is_launched;
 
 use crate::cli::Cli;
 use crate::flag_names::Subcommand;
@@ -31,7 +31,7 @@ pub(crate) fn read(
         return Err(refuse(vec![refusal]));
     }
     // Ranks have the launcher's arguments, run file included.
-    let is_rank = std::env::var_os(JOB_FD).is_some();
+    let is_rank = is_launched();
     let typed = if is_rank { typed } else { run_file::expand(root, typed).map_err(refuse)? };
     run_file::keep(&typed);
     let matches = parse_errors::parse(root, &typed)?;

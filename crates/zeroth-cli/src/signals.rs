@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
 use signal_hook::flag::{register, register_conditional_default, register_conditional_shutdown};
-use zeroth::comm::FirstStep;
+use zeroth::comm::JobControl;
 use zeroth::comm::environment::Launcher;
 
 use crate::startup_signals::{StartupSignals, Work, wait_to_be_killed};
@@ -146,13 +146,13 @@ impl Signals {
         self.startup.as_ref()
     }
 
-    /// Begins the first step of a rank; `first_step` is shared by its job, if it has several ranks.
-    pub(crate) fn begin_steps(&self, first_step: Option<&FirstStep>) {
-        match (&self.startup, first_step) {
-            (Some(before), _) => before.begin(),
+    /// Begins the first step of a rank.
+    pub(crate) fn begin_steps(&self, control: &dyn JobControl) {
+        match &self.startup {
+            Some(before) => before.begin(),
             // The launcher has stopped the job and is about to kill this process.
-            (None, Some(first_step)) if !first_step.begin() => wait_to_be_killed(),
-            (None, _) => {}
+            None if !control.begin_first_step() => wait_to_be_killed(),
+            None => {}
         }
     }
 
@@ -217,6 +217,8 @@ mod tests {
     use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
     use std::time::{Duration, Instant};
 
+    use zeroth::comm::alone;
+
     use super::*;
 
     const ROLE: &str = "ZEROTH_SIGNALS_TEST";
@@ -233,7 +235,7 @@ mod tests {
             _ => (Role::Primary, SaveSignals::of(None, false)),
         };
         let signals = Signals::install(role, Work::Training, saves).unwrap();
-        signals.begin_steps(None);
+        signals.begin_steps(&*alone());
         println!("\nready");
         while signals.stop_requested().is_none() {
             if signals.is_save_requested() {

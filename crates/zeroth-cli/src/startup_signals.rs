@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use signal_hook::low_level::{exit, pipe};
-use zeroth::comm::FirstStep;
+use zeroth::comm::JobControl;
 
 use crate::output;
 use crate::stop_signal::StopSignal;
@@ -30,7 +30,7 @@ enum Stage {
     /// Ranks are running; the launcher's loop handles signals.
     Launched,
     /// One of several ranks, which agree on whether the first step begins.
-    Joined(FirstStep),
+    Joined(Box<dyn JobControl>),
     /// Steps are running, so there is something to save.
     Stepping,
     /// A signal arrived before the first step; the process is about to exit.
@@ -158,7 +158,7 @@ impl StartupSignals {
         let mut stage = locked(&self.stage);
         let stops = match &*stage {
             Stage::Preparing => true,
-            Stage::Joined(first_step) => first_step.stop(),
+            Stage::Joined(control) => control.stop_before_first_step(),
             Stage::Stepping => false,
             Stage::Launched | Stage::Stopped => return,
         };
@@ -238,14 +238,14 @@ impl StartupSignals {
     }
 
     /// From here on all ranks agree on the first step.
-    pub(crate) fn join(&self, first_step: FirstStep) {
-        self.enter(Stage::Joined(first_step));
+    pub(crate) fn join(&self, control: Box<dyn JobControl>) {
+        self.enter(Stage::Joined(control));
     }
 
     /// Begins the first step: from here on a signal saves a checkpoint.
     pub(crate) fn begin(&self) {
         let is_ours = match &*locked(&self.stage) {
-            Stage::Joined(first_step) => first_step.begin(),
+            Stage::Joined(control) => control.begin_first_step(),
             _ => true,
         };
         if is_ours {

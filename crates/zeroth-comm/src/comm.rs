@@ -1,207 +1,26 @@
-//! The [`Comm`] trait: collectives that move bytes and never add.
+//! What ranks need of each other, as traits. A transport implements [`Comm`] and what a [`Comm`] hands out; all code
+//! outside of this crate is written against these traits.
+//!
+//! | trait | as in | what it does |
+//! |---|---|---|
+//! | [`Comm`] | an MPI communicator | collectives: moves bytes between ranks |
+//! | [`PendingTransfer`] | an MPI request | completes a collective that was started |
+//! | [`Windows`] | MPI's shared-memory windows | memory that peers read in place |
+//! | [`DeviceBarrier`] | NCCL's stream order | a barrier between devices, without their hosts |
+//! | [`Liveness`] | NCCL's asynchronous errors | tells of a rank that is lost while no host waits for it |
+//! | [`JobControl`] | a torchrun agent | first step, requests to stop and save, progress |
+//! | [`RankObserver`] | | what ranks publish about themselves |
+//!
+//! [`crate::local`] implements them over shared memory, for ranks of one machine.
 
-use crate::device_barrier::DeviceBarrier;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+
 use crate::error::CommError;
-use crate::op_name::OpName;
-use crate::windows::Windows;
-
-/// The operands of a collective on one rank.
-///
-/// `W` is the world size, `r` this rank. `counts` has one entry per rank, in bytes, equal on all ranks; entries may be
-/// 0. Parts are contiguous in rank order.
-///
-/// | call | `send` on r | `recv` on r afterwards |
-/// |---|---|---|
-/// | `AllGather` | `counts[r]` bytes | for each rank s in order: the `counts[s]` bytes s sent |
-/// | `AllGatherInPlace` | its part of `buffer`, `counts[r]` bytes from `starts[r]` on | all ranks' parts, each at its start |
-/// | `AllToAll` | for each rank t in order: `counts[t]` bytes for t | for each rank s in order: the `counts[r]` bytes s sent to r; `W × counts[r]` in all |
-/// | `Gather` | `counts[r]` bytes | on `root` as `AllGather`; elsewhere empty |
-/// | `Broadcast` | | `buffer` of `root`; the same length everywhere |
-/// | `Barrier` | | nothing; no rank leaves before all have entered |
-///
-/// `AllToAll` is the communication of a reduce-scatter: the size of a part depends on the receiver (its shard) and not
-/// on the sender, so one row of counts suffices.
-#[derive(Debug)]
-pub enum Transfer<'a> {
-    /// Every rank's part to every rank.
-    AllGather {
-        /// This rank's part.
-        send: &'a [u8],
-        /// All parts in rank order.
-        recv: &'a mut [u8],
-        /// Bytes of each rank's part.
-        counts: &'a [usize],
-    },
-    /// As `AllGather`, with this rank's part already in the receive buffer; parts need not be contiguous.
-    AllGatherInPlace {
-        /// All parts; this rank's own is set.
-        buffer: &'a mut [u8],
-        /// The offset of each rank's part.
-        starts: &'a [usize],
-        /// Bytes of each rank's part.
-        counts: &'a [usize],
-    },
-    /// From every rank a part for every rank.
-    AllToAll {
-        /// A part for each rank, in rank order.
-        send: &'a [u8],
-        /// The parts meant for this rank, in the order of their senders.
-        recv: &'a mut [u8],
-        /// Bytes that each rank receives from every rank.
-        counts: &'a [usize],
-    },
-    /// Every rank's part to one rank.
-    Gather {
-        /// The rank that receives.
-        root: usize,
-        /// This rank's part.
-        send: &'a [u8],
-        /// All parts in rank order on `root`, empty elsewhere.
-        recv: &'a mut [u8],
-        /// Bytes of each rank's part.
-        counts: &'a [usize],
-    },
-    /// One rank's bytes to every rank.
-    Broadcast {
-        /// The rank that sends.
-        root: usize,
-        /// Read on `root`, written elsewhere.
-        buffer: &'a mut [u8],
-    },
-    /// Moves nothing; returns once all ranks have entered.
-    Barrier,
-}
-
-impl Transfer<'_> {
-    /// Its name in messages.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::AllGather { .. } => "all_gather",
-            Self::AllGatherInPlace { .. } => "all_gather_in_place",
-            Self::AllToAll { .. } => "all_to_all",
-            Self::Gather { .. } => "gather",
-            Self::Broadcast { .. } => "broadcast",
-            Self::Barrier => "barrier",
-        }
-    }
-
-    /// Validates the operands before any byte moves.
-    pub fn check(&self, op: OpName, rank: usize, world: usize) -> Result<(), CommError> {
-        let equal = |what: &'static str, given: usize, needed: usize| {
-            if given == needed {
-                return Ok(());
-            }
-            Err(CommError::Operands { op, kind: self.kind(), what, given, needed })
-        };
-        let known = |root: usize| {
-            if root < world { Ok(()) } else { Err(CommError::Root { op, kind: self.kind(), root, world }) }
-        };
-        match self {
-            Self::AllGather { send, recv, counts } => {
-                equal("entries of counts", counts.len(), world)?;
-                equal("bytes to send", send.len(), counts[rank])?;
-                equal("bytes to receive", recv.len(), counts.iter().sum())
-            }
-            Self::AllGatherInPlace { buffer, starts, counts } => {
-                equal("entries of counts", counts.len(), world)?;
-                equal("entries of starts", starts.len(), world)?;
-                let ends = starts.iter().zip(*counts).map(|(start, count)| start + count);
-                let beyond = ends.max().unwrap_or(0).saturating_sub(buffer.len());
-                equal("bytes beyond the buffer", beyond, 0)
-            }
-            Self::AllToAll { send, recv, counts } => {
-                equal("entries of counts", counts.len(), world)?;
-                equal("bytes to send", send.len(), counts.iter().sum())?;
-                equal("bytes to receive", recv.len(), world * counts[rank])
-            }
-            Self::Gather { root, send, recv, counts } => {
-                known(*root)?;
-                equal("entries of counts", counts.len(), world)?;
-                equal("bytes to send", send.len(), counts[rank])?;
-                equal("bytes to receive", recv.len(), if rank == *root { counts.iter().sum() } else { 0 })
-            }
-            Self::Broadcast { root, .. } => known(*root),
-            Self::Barrier => Ok(()),
-        }
-    }
-
-    /// A hash of name, kind and sizes (FNV-1a), equal on ranks in the same collective.
-    pub fn signature(&self, op: OpName) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut add = |bytes: &[u8]| {
-            for byte in bytes {
-                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        };
-        add(&op.step.to_le_bytes());
-        add(&op.index.to_le_bytes());
-        add(op.name.as_bytes());
-        add(self.kind().as_bytes());
-        match self {
-            Self::AllGather { counts, .. }
-            | Self::AllGatherInPlace { counts, .. }
-            | Self::AllToAll { counts, .. } => {
-                counts.iter().for_each(|count| add(&count.to_le_bytes()));
-            }
-            Self::Gather { root, counts, .. } => {
-                add(&root.to_le_bytes());
-                counts.iter().for_each(|count| add(&count.to_le_bytes()));
-            }
-            Self::Broadcast { root, buffer } => {
-                add(&root.to_le_bytes());
-                add(&buffer.len().to_le_bytes());
-            }
-            Self::Barrier => {}
-        }
-        hash
-    }
-}
-
-/// The completion side of a [`Comm`] implementation, called by [`Handle`].
-pub trait Finish {
-    /// Completes the collective that `start` gave `ticket`.
-    fn finish(&self, ticket: u64, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError>;
-
-    /// The handle was dropped without waiting: this rank will not complete the collective, and the other ranks are
-    /// notified.
-    fn abandon(&self, op: OpName);
-}
-
-/// A collective in progress. Its buffers are borrowed until it is waited for.
-///
-/// Handles are waited for in call order. Dropping one without waiting aborts the job: every rank's next call or wait
-/// fails with an error that names this rank.
-#[must_use = "a collective is complete only after `wait`"]
-pub struct Handle<'a> {
-    comm: &'a dyn Finish,
-    ticket: u64,
-    op: OpName,
-    transfer: Transfer<'a>,
-    waited: bool,
-}
-
-impl<'a> Handle<'a> {
-    /// For implementations of [`Comm`]: a collective that `comm` has started.
-    pub fn new(comm: &'a dyn Finish, ticket: u64, op: OpName, transfer: Transfer<'a>) -> Self {
-        Self { comm, ticket, op, transfer, waited: false }
-    }
-
-    /// Waits until this rank's part is done: `send` may be modified and `recv` is complete.
-    ///
-    /// Fails with [`CommError::RankLost`] when a rank it needs is dead or stopped; it never hangs silently.
-    pub fn wait(mut self) -> Result<(), CommError> {
-        self.waited = true;
-        self.comm.finish(self.ticket, self.op, &mut self.transfer)
-    }
-}
-
-impl Drop for Handle<'_> {
-    fn drop(&mut self) {
-        if !self.waited {
-            self.comm.abandon(self.op);
-        }
-    }
-}
+use crate::op_name::{LastOp, OpName};
+use crate::process::ProcessState;
+use crate::progress::Phase;
+use crate::transfer::Transfer;
 
 /// A communicator: one rank's connection to the others.
 ///
@@ -223,9 +42,12 @@ pub trait Comm: Send {
     }
 
     /// The device barrier of this rank; `None` where there is none. Called once per rank.
-    fn device_barrier(&self) -> Option<DeviceBarrier> {
+    fn device_barrier(&self) -> Option<Box<dyn DeviceBarrier>> {
         None
     }
+
+    /// This rank's end of the control plane. It outlives the rank's membership.
+    fn control(&self) -> Box<dyn JobControl>;
 
     /// Every rank's part to every rank: [`Transfer::AllGather`].
     fn all_gather<'a>(
@@ -322,37 +144,191 @@ pub trait Comm: Send {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The completion side of a [`Comm`], called by [`Handle`].
+pub trait PendingTransfer {
+    /// Completes the collective that `start` gave `ticket`.
+    fn finish(&self, ticket: u64, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError>;
 
-    const OP: OpName = OpName::new(5, "gather layers", 3);
+    /// The handle was dropped without waiting: this rank will not complete the collective, and the other ranks are
+    /// notified.
+    fn abandon(&self, op: OpName);
+}
 
-    #[test]
-    fn operands_that_do_not_fit_the_counts_are_refused_with_both_numbers() {
-        let mut recv = [0; 5];
-        let short = Transfer::AllGather { send: &[1, 2], recv: &mut recv, counts: &[2, 4] };
-        let message = short.check(OP, 0, 2).unwrap_err().to_string();
-        assert!(message.contains("5 bytes to receive") && message.contains('6'), "{message}");
-        assert!(message.contains("step 5, op gather layers#3"), "{message}");
+/// A collective in progress. Its buffers are borrowed until it is waited for.
+///
+/// Handles are waited for in call order. Dropping one without waiting aborts the job: every rank's next call or wait
+/// fails with an error that names this rank.
+#[must_use = "a collective is complete only after `wait`"]
+pub struct Handle<'a> {
+    comm: &'a dyn PendingTransfer,
+    ticket: u64,
+    op: OpName,
+    transfer: Transfer<'a>,
+    waited: bool,
+}
 
-        let many = Transfer::AllToAll { send: &[1, 2], recv: &mut [], counts: &[2, 0, 0] };
-        assert!(many.check(OP, 0, 2).unwrap_err().to_string().contains("3 entries of counts"));
-
-        let elsewhere = Transfer::Broadcast { root: 2, buffer: &mut [] };
-        assert!(elsewhere.check(OP, 0, 2).unwrap_err().to_string().contains("root 2"));
+impl<'a> Handle<'a> {
+    /// For implementations of [`Comm`]: a collective that `comm` has started.
+    pub fn new(comm: &'a dyn PendingTransfer, ticket: u64, op: OpName, transfer: Transfer<'a>) -> Self {
+        Self { comm, ticket, op, transfer, waited: false }
     }
 
-    #[test]
-    fn a_signature_tells_collectives_apart_by_name_kind_and_sizes() {
-        let barrier = Transfer::Barrier;
-        assert_eq!(barrier.signature(OP), Transfer::Barrier.signature(OP));
-        assert_ne!(barrier.signature(OP), barrier.signature(OpName { step: 6, ..OP }));
-        assert_ne!(barrier.signature(OP), barrier.signature(OpName { index: 4, ..OP }));
-        let mut recv = [0; 6];
-        let gather = Transfer::AllGather { send: &[1, 2], recv: &mut recv, counts: &[2, 4] }.signature(OP);
-        let other = Transfer::AllGather { send: &[1, 2], recv: &mut recv, counts: &[4, 2] }.signature(OP);
-        assert_ne!(gather, other);
-        assert_ne!(gather, Transfer::AllToAll { send: &[], recv: &mut [], counts: &[2, 4] }.signature(OP));
+    /// Waits until this rank's part is done: `send` may be modified and `recv` is complete.
+    ///
+    /// Fails with [`CommError::RankLost`] when a rank it needs is dead or stopped; it never hangs silently.
+    pub fn wait(mut self) -> Result<(), CommError> {
+        self.waited = true;
+        self.comm.finish(self.ticket, self.op, &mut self.transfer)
     }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        if !self.waited {
+            self.comm.abandon(self.op);
+        }
+    }
+}
+
+/// Memory of each rank that its peers map read-only, so that a collective is a single pass.
+///
+/// The rank maps parts of its window over the spans of its arena that peers read and writes there as usual. A read has
+/// three phases: all ranks have arrived, so their data is complete; each reads what it needs; all have read, so
+/// everyone may write again.
+pub trait Windows {
+    /// The file of this rank's window and its offset. Memory is taken on first touch.
+    fn own(&self) -> (BorrowedFd<'_>, u64);
+
+    /// The file of a rank's window and its offset, to map pages of it once windows are open.
+    fn of(&self, rank: usize) -> (BorrowedFd<'_>, u64);
+
+    /// Opens windows of `bytes`. Every rank calls it once and tells whether its own window is `ready`, that is, mapped.
+    /// Returns true if all are ready and mapped by everyone.
+    fn open(&self, op: OpName, bytes: usize, ready: bool) -> Result<bool, CommError>;
+
+    /// Synchronises, and calls `visit` with the bytes `from[s]` of every other rank s's window. All ranks call it with
+    /// the same `op`.
+    ///
+    /// From call to return no rank writes to the parts of its window that others read, `visit` included. When it
+    /// returns, everyone has read.
+    fn read(
+        &self,
+        op: OpName,
+        from: &[Range<usize>],
+        visit: &mut dyn FnMut(&PeerSlices<'_>),
+    ) -> Result<(), CommError>;
+}
+
+/// The peers' bytes during a read.
+#[derive(Clone, Copy)]
+pub struct PeerSlices<'a>(&'a (dyn Fn(usize) -> &'a [u8] + Sync));
+
+impl<'a> PeerSlices<'a> {
+    /// For implementations of [`Windows`]: `of` returns the bytes of a rank; none of the reader itself.
+    pub fn new(of: &'a (dyn Fn(usize) -> &'a [u8] + Sync)) -> Self {
+        Self(of)
+    }
+
+    /// The bytes of a rank; empty for the reader itself.
+    pub fn of(&self, rank: usize) -> &'a [u8] {
+        (self.0)(rank)
+    }
+}
+
+/// Tells of a rank that is lost while this rank's host waits for a device and not for a collective.
+pub trait Liveness: Send {
+    /// Returns the error that ended the job, if one did: results of the device are then undefined.
+    fn check(&self, op: OpName) -> Result<(), CommError>;
+
+    /// For devices that do not wait on the counters: another thread calls `abort`, repeatedly, once a rank is lost. Ranks
+    /// are then watched at all times.
+    fn on_lost(&self, abort: Box<dyn Fn() + Send>);
+}
+
+/// One rank's end of a barrier between the ranks' devices. Drop it only after the device has passed all enqueued
+/// collectives.
+///
+/// Every rank has a counter that only its device increments, in stream order, and that all devices read. Collective `n`
+/// (from 1) has two points, `2n − 1` and `2n`:
+///
+/// - A device that reaches the collective stores `2n − 1`: its memory is ready to be read by peers. It waits until all
+///   counters have reached `2n − 1`, and reads.
+/// - After reading it stores `2n`, and waits until all counters have reached `2n`: no peer reads its memory any more, and
+///   later work may overwrite it.
+///
+/// Counters are therefore at most one collective apart, and 32-bit wrapping comparison is sufficient. If a rank is lost,
+/// counters are stored that release every waiting device. Results computed after that are undefined, so callers that
+/// wait for a device must call [`Liveness::check`] afterwards.
+pub trait DeviceBarrier: Liveness {
+    /// The counters of all ranks.
+    fn counters(&self) -> DeviceCounters<'_>;
+
+    /// The two points of the next collective, which the host assigns when it enqueues it, long before the device reaches
+    /// it. All ranks must enqueue it under the same name.
+    fn next(&self, op: OpName) -> Result<[u32; 2], CommError>;
+}
+
+/// Where the counters of a [`DeviceBarrier`] are.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceCounters<'a> {
+    /// The file that holds them.
+    pub file: BorrowedFd<'a>,
+    /// The page-aligned offset of the first one.
+    pub at: u64,
+    /// The length of all, in whole pages.
+    pub bytes: usize,
+    /// Bytes between the counters of two ranks; a counter is the first four of them.
+    pub stride: usize,
+}
+
+/// A rank's end of the control plane: what the ranks and the launcher of a job tell each other outside of collectives.
+pub trait JobControl: Send + Sync {
+    /// Begins the first step. False if the job was stopped before: then no step may run.
+    ///
+    /// Either a rank begins the first step or the job is stopped, whichever comes first: this is decided once for all
+    /// ranks, so no rank runs a step that its launcher believes never began.
+    fn begin_first_step(&self) -> bool;
+
+    /// Stops the job. False if a rank has begun the first step: then there is something to save.
+    fn stop_before_first_step(&self) -> bool;
+
+    /// Whether the launcher asks all ranks to stop. Ranks poll it between steps.
+    fn is_stop_requested(&self) -> bool;
+
+    /// How often the launcher has asked for a save, modulo 2³².
+    fn save_requests(&self) -> u32;
+
+    /// Publishes a phase, and the last completed step if it is given.
+    fn publish_progress(&self, phase: Phase, step: Option<u64>);
+
+    /// An observer of all ranks of the job.
+    fn observer(&self) -> Box<dyn RankObserver>;
+}
+
+/// Reads what ranks publish about themselves, from any thread or process. Ranks do nothing for it.
+pub trait RankObserver: Send {
+    /// The number of ranks.
+    fn world(&self) -> usize;
+
+    /// Looks at a rank; `rank` is below [`Self::world`].
+    fn look(&self, rank: usize) -> RankObservation;
+}
+
+/// What is known about a rank at this moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankObservation {
+    /// Process id and its start time in clock ticks since boot, once it has joined.
+    pub process: Option<(u32, u64)>,
+    /// The state of that process.
+    pub state: ProcessState,
+    /// Whether it has left the job.
+    pub left: bool,
+    /// A counter that moves while it lives.
+    pub heartbeat: u64,
+    /// Its phase.
+    pub phase: Phase,
+    /// Its last completed step.
+    pub step: u64,
+    /// Its current or last collective.
+    pub last: Option<LastOp>,
 }

@@ -4,7 +4,7 @@
 //! - They die with their launcher: the kernel kills them when the launching thread ends, however it ends.
 //! - The first failure ends the job: the other ranks are notified through the segment and get a moment to end with their own
 //!   message, then SIGTERM, then SIGKILL.
-//! - A save or a graceful stop is requested through the segment ([`crate::JobRequests`]). Ctrl-C, the terminal's SIGHUP and
+//! - A save or a graceful stop is requested through the segment ([`crate::JobControl`]). Ctrl-C, the terminal's SIGHUP and
 //!   the warnings of cluster managers (SIGUSR1, SIGUSR2) are handled by the launcher alone. Before the first step there may be
 //!   nothing to save: then a stop kills ranks at once, if the launch is configured so.
 
@@ -28,9 +28,9 @@ use std::time::{Duration, Instant};
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, Signal};
 
+use crate::comm::RankObserver;
 use crate::error::{JoinError, LostReason};
 use crate::local::{JOB_FD, JOB_TOKEN, Job, RANK, WORLD};
-use crate::observer::RankObserver;
 
 pub use handoff::{inherited, sealed};
 pub use output::{Output, OutputLine, OutputStream};
@@ -97,7 +97,7 @@ pub struct Launch {
     ends_before_first_step: bool,
     stop: Arc<AtomicBool>,
     planned: Option<u64>,
-    on_job: Option<Box<dyn Fn(RankObserver) + Send + Sync>>,
+    on_job: Option<Box<dyn Fn(Box<dyn RankObserver>) + Send + Sync>>,
 }
 
 impl Launch {
@@ -164,7 +164,7 @@ impl Launch {
         self
     }
 
-    /// Requests a graceful stop of all ranks when this becomes true: see [`crate::JobRequests`].
+    /// Requests a graceful stop of all ranks when this becomes true: see [`crate::JobControl`].
     ///
     /// A rank that stops exits with code 130 or 143, or 0 where it was done anyway; see [`Report::asked`]. It may take
     /// as long as it needs, for instance to save.
@@ -188,7 +188,7 @@ impl Launch {
         self
     }
 
-    /// Kills all ranks at a stop request before the first step ([`crate::FirstStep::begin`]), when there is nothing to
+    /// Kills all ranks at a stop request before the first step ([`crate::JobControl::begin_first_step`]), when there is nothing to
     /// save. See [`Report::before_first_step`].
     #[must_use]
     pub fn ends_before_first_step(mut self) -> Self {
@@ -205,7 +205,7 @@ impl Launch {
 
     /// Called with an observer of the ranks before they are started.
     #[must_use]
-    pub fn on_job(mut self, observe: impl Fn(RankObserver) + Send + Sync + 'static) -> Self {
+    pub fn on_job(mut self, observe: impl Fn(Box<dyn RankObserver>) + Send + Sync + 'static) -> Self {
         self.on_job = Some(Box::new(observe));
         self
     }
@@ -339,10 +339,10 @@ impl Launch {
                 if let Some(tell) = &self.on_stop_request {
                     tell();
                 }
-                job.requests().stop();
+                job.request_stop();
                 asked = true;
             } else if self.save.swap(false, Ordering::Relaxed) {
-                job.requests().save();
+                job.request_save();
             }
             std::thread::sleep(LOOK);
         }

@@ -1,22 +1,21 @@
-//! Communication between ranks: a trait whose collectives move bytes and never add, and an implementation for ranks of
+//! Communication between ranks: traits whose collectives move bytes and never add, and their implementation for ranks of
 //! one machine over shared memory.
 //!
-//! - [`Comm`] is the communicator that a program runs on; [`Transfer`] defines what each collective moves.
-//! - [`Windows`] are memory that peers on one machine map read-only, so that a collective is a single pass.
-//! - [`DeviceBarrier`] is a barrier between the ranks' devices that does not involve their hosts.
-//! - [`local`] connects processes (or threads, in tests) over a shared-memory segment.
+//! - `comm.rs` lists the traits: [`Comm`], the communicator that a program runs on, and what it hands out. [`Transfer`]
+//!   defines what each collective moves.
+//! - [`local`] implements them over a shared-memory segment that connects processes (or threads, in tests).
 //! - [`launch`] starts the processes of a job and reports how each of them ended.
 //! - [`environment`] detects ranks that another launcher started, and [`rendezvous`] connects them.
 //!
 //! A rank that dies, stops or leaves is reported by name, with its step and operation, on every rank that waits for it.
 //!
 //! ```
-//! use zeroth_comm::{Comm, OpName, local::{Job, Options}};
+//! use zeroth_comm::{JoinOptions, OpName, local::Job};
 //!
 //! let job = Job::create(2, 1 << 20)?;
 //! std::thread::scope(|scope| {
 //!     for rank in 0..2 {
-//!         let comm = job.join(rank, &Options::default()).expect("each rank joins once");
+//!         let comm = job.join(rank, &JoinOptions::default()).expect("each rank joins once");
 //!         scope.spawn(move || {
 //!             let mut all = [0; 3];
 //!             let own: &[u8] = if rank == 0 { &[7] } else { &[8, 9] };
@@ -29,35 +28,27 @@
 //! # Ok::<(), zeroth_comm::JoinError>(())
 //! ```
 
+mod alone;
 mod comm;
-mod copy;
-mod device_barrier;
 pub mod environment;
 mod error;
-mod first_step;
-mod heartbeat;
-mod job_requests;
+mod join_options;
 pub mod launch;
 pub mod local;
-mod observer;
 mod op_name;
-mod peer_monitor;
+mod process;
 mod progress;
-mod rank_slot;
 pub mod rendezvous;
-mod segment;
-mod shm_channel;
-mod wait;
-mod windows;
+mod transfer;
 
-pub use comm::{Comm, Finish, Handle, Transfer};
-pub use device_barrier::DeviceBarrier;
+pub use alone::alone;
+pub use comm::{
+    Comm, DeviceBarrier, DeviceCounters, Handle, JobControl, Liveness, PeerSlices, PendingTransfer,
+    RankObservation, RankObserver, Windows,
+};
 pub use error::{CommError, JoinError, LostReason, RankLost};
-pub use first_step::FirstStep;
-pub use job_requests::JobRequests;
-pub use observer::{ProcessState, RankObservation, RankObserver};
+pub use join_options::{JoinOptions, Silence, SlowRank, Timing};
 pub use op_name::{LastOp, OpName};
-pub use peer_monitor::{Silence, SlowRank, Timing};
-pub use progress::{Phase, ProgressCell};
-pub use segment::Token;
-pub use windows::{PeerSlices, Windows};
+pub use process::ProcessState;
+pub use progress::Phase;
+pub use transfer::Transfer;

@@ -1,32 +1,38 @@
 //! Ranks on one machine over a shared-memory segment: processes, or threads that each map it.
 
 mod collectives;
+mod control;
+mod copy;
+mod device_barrier;
+mod heartbeat;
+mod local_comm;
+mod mapped_window;
+mod peer_monitor;
+mod rank_slot;
+mod segment;
+mod shm_channel;
+mod wait;
 mod windows;
 
-use std::cell::{Cell, OnceCell};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::io::FdFlags;
 
-use crate::comm::{Comm, Finish, Handle, Transfer};
-use crate::device_barrier::DeviceBarrier;
-use crate::error::{CommError, JoinError, LostReason, RankLost};
-use crate::first_step::{self, FirstStep};
-use crate::heartbeat::{Heartbeat, Process};
-use crate::job_requests::JobRequests;
-use crate::observer::RankObserver;
+use control::LocalObserver;
+use local_comm::LocalComm;
+use rank_slot::{FREE, LEFT};
+use segment::{Segment, SegmentLayout};
+
+use crate::comm::{Comm, RankObserver};
+use crate::error::{JoinError, LostReason, RankLost};
+use crate::join_options::JoinOptions;
 use crate::op_name::LastOp;
-use crate::op_name::OpName;
-use crate::peer_monitor::{PeerMonitor, SlowRank, Timing};
-use crate::progress::{ProgressCell, ProgressPlace};
-use crate::rank_slot::{FREE, LEFT};
-use crate::segment::{Segment, SegmentLayout, Token};
-use crate::shm_channel::{OnSlow, ShmChannel, describe};
-use crate::wait;
-use crate::windows::{MappedWindow, Windows};
+
+pub use segment::JobToken;
 
 /// Environment variable: this process's rank.
 pub const RANK: &str = "ZEROTH_RANK";
@@ -36,43 +42,6 @@ pub const WORLD: &str = "ZEROTH_WORLD";
 pub const JOB_FD: &str = "ZEROTH_JOB_FD";
 /// Environment variable: the job's token.
 pub const JOB_TOKEN: &str = "ZEROTH_JOB_TOKEN";
-
-/// Options of a rank.
-#[derive(Clone)]
-pub struct Options {
-    threads: usize,
-    timing: Timing,
-    on_slow: Option<Arc<OnSlow>>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { threads: 1, timing: Timing::default(), on_slow: None }
-    }
-}
-
-impl Options {
-    /// Compute threads per rank. Waits spin only where ranks × threads fit the CPUs.
-    #[must_use]
-    pub fn threads(mut self, threads: usize) -> Self {
-        self.threads = threads.max(1);
-        self
-    }
-
-    /// Sets the timeouts.
-    #[must_use]
-    pub fn timing(mut self, timing: Timing) -> Self {
-        self.timing = timing;
-        self
-    }
-
-    /// Called on the waiting thread when a live rank has been waited for long.
-    #[must_use]
-    pub fn on_slow(mut self, warn: impl Fn(&SlowRank) + Send + Sync + 'static) -> Self {
-        self.on_slow = Some(Arc::new(warn));
-        self
-    }
-}
 
 /// The state of a rank in the job's segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +58,7 @@ pub struct RankStatus {
 pub struct Job {
     file: OwnedFd,
     segment: Arc<Segment>,
-    token: Token,
+    token: JobToken,
 }
 
 impl Job {
@@ -99,7 +68,7 @@ impl Job {
     /// for 64 bytes from each rank to each other.
     pub fn create(world: usize, region: usize) -> Result<Self, JoinError> {
         let layout = SegmentLayout::new(world, region)?;
-        let token = Token::random()?;
+        let token = JobToken::random()?;
         let (file, segment) = Segment::create(layout, token)?;
         Ok(Self { file, segment: Arc::new(segment), token })
     }
@@ -110,7 +79,7 @@ impl Job {
     }
 
     /// The token that ranks join with.
-    pub fn token(&self) -> Token {
+    pub fn token(&self) -> JobToken {
         self.token
     }
 
@@ -120,18 +89,24 @@ impl Job {
     }
 
     /// Joins as `rank` from this process, for ranks that are threads.
-    pub fn join(&self, rank: usize, options: &Options) -> Result<LocalComm, JoinError> {
+    pub fn join(&self, rank: usize, options: &JoinOptions) -> Result<Box<dyn Comm>, JoinError> {
         join(self.fd(), self.token, rank, options)
     }
 
     /// An observer of its ranks, which may outlive this value.
-    pub fn observer(&self) -> RankObserver {
-        RankObserver::of(Arc::clone(&self.segment))
+    pub fn observer(&self) -> Box<dyn RankObserver> {
+        Box::new(LocalObserver(Arc::clone(&self.segment)))
     }
 
-    /// What is asked of its ranks.
-    pub fn requests(&self) -> JobRequests {
-        JobRequests(Arc::clone(&self.segment))
+    /// Asks all ranks to stop.
+    pub(crate) fn request_stop(&self) {
+        // Relaxed, here and below: nothing else is published through these words.
+        self.segment.header().stop_requested.store(1, Ordering::Relaxed);
+    }
+
+    /// Asks the ranks for a save.
+    pub(crate) fn request_save(&self) {
+        self.segment.header().save_requests.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The state of a rank.
@@ -150,65 +125,40 @@ impl Job {
         self.segment.end(rank, reason);
     }
 
-    /// Stops the job unless a rank has begun the first step; see [`FirstStep::stop`].
+    /// Stops the job unless a rank has begun the first step.
     pub(crate) fn stop_before_first_step(&self) -> bool {
-        first_step::stop(&self.segment)
+        control::stop_before_first_step(&self.segment)
     }
 
     /// The rank that ended the job, if one did.
     pub fn lost(&self) -> Option<RankLost> {
         let (rank, reason) = self.segment.ended()?;
-        Some(describe(&self.segment, rank, reason))
+        Some(self.segment.describe(rank, reason))
     }
 }
 
 /// Joins the job whose segment is `file`. The descriptor may be closed afterwards.
 pub fn join(
     file: BorrowedFd<'_>,
-    token: Token,
+    token: JobToken,
     rank: usize,
-    options: &Options,
-) -> Result<LocalComm, JoinError> {
-    take_part(Segment::open(file, token)?, rank, options)
+    options: &JoinOptions,
+) -> Result<Box<dyn Comm>, JoinError> {
+    Ok(Box::new(LocalComm::join(Segment::open(file, token)?, rank, options)?))
 }
 
-fn take_part(segment: Segment, rank: usize, options: &Options) -> Result<LocalComm, JoinError> {
-    let segment = Arc::new(segment);
-    let world = segment.layout.world;
-    if rank >= world {
-        return Err(JoinError::Rank { rank, world });
-    }
-    let (pid, started) = Process::own()?;
-    segment.slot(rank).take(pid, started).map_err(|pid| JoinError::Taken { rank, pid })?;
-    let heartbeat = Heartbeat::start(Arc::clone(&segment), rank, options.timing.heartbeat)?;
-    let channel = ShmChannel::new(
-        Arc::clone(&segment),
-        rank,
-        wait::spins(world, options.threads),
-        PeerMonitor::new(rank, world, options.timing),
-        options.on_slow.clone(),
-    );
-    let layout = segment.layout;
-    Ok(LocalComm {
-        segment,
-        options: options.clone(),
-        windows: OnceCell::new(),
-        channel,
-        layout,
-        rank,
-        started: Cell::new(0),
-        finished: Cell::new(0),
-        _heartbeat: heartbeat,
-    })
+/// Whether zeroth's launcher started this process as a rank.
+pub fn is_launched() -> bool {
+    std::env::var_os(JOB_FD).is_some()
 }
 
 /// Joins the job of the launcher that started this process; `Ok(None)` where there is none.
-pub fn join_from_environment(options: &Options) -> Result<Option<LocalComm>, JoinError> {
-    if std::env::var_os(JOB_FD).is_none() {
+pub fn join_from_environment(options: &JoinOptions) -> Result<Option<Box<dyn Comm>>, JoinError> {
+    if !is_launched() {
         return Ok(None);
     }
     let number: i32 = variable(JOB_FD, "is not the number of a descriptor")?;
-    let token = variable::<Token>(JOB_TOKEN, "is not a job token of 32 hexadecimal digits")?;
+    let token = variable::<JobToken>(JOB_TOKEN, "is not a job token of 32 hexadecimal digits")?;
     let rank = variable(RANK, "is not a rank")?;
     let world: usize = variable(WORLD, "is not a number of ranks")?;
     let closed = |problem: &str| JoinError::Environment { name: JOB_FD, problem: problem.to_owned() };
@@ -227,110 +177,11 @@ pub fn join_from_environment(options: &Options) -> Result<Option<LocalComm>, Joi
         let problem = format!("is {world}, but the job has {} rank(s)", segment.layout.world);
         return Err(JoinError::Environment { name: WORLD, problem });
     }
-    take_part(segment, rank, options).map(Some)
+    Ok(Some(Box::new(LocalComm::join(segment, rank, options)?)))
 }
 
 fn variable<T: FromStr>(name: &'static str, problem: &'static str) -> Result<T, JoinError> {
     let wrong = |problem: &str| JoinError::Environment { name, problem: problem.to_owned() };
     let value: OsString = std::env::var_os(name).ok_or_else(|| wrong("is not set"))?;
     value.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| wrong(problem))
-}
-
-/// One rank of a local job. Dropping it leaves the job; drop it before the process exits.
-///
-/// Bytes move on the calling thread: a call publishes its first piece if the region is free, and `wait` does the rest.
-/// After an error the job has ended, and every call returns that error.
-pub struct LocalComm {
-    segment: Arc<Segment>,
-    options: Options,
-    /// The peers' windows once they are open; `None` for this rank.
-    windows: OnceCell<Vec<Option<MappedWindow>>>,
-    channel: ShmChannel,
-    layout: SegmentLayout,
-    rank: usize,
-    started: Cell<u64>,
-    finished: Cell<u64>,
-    _heartbeat: Heartbeat,
-}
-
-impl LocalComm {
-    /// The word that decides whether the first step has begun. It outlives this rank's membership.
-    pub fn first_step(&self) -> FirstStep {
-        FirstStep(Arc::clone(&self.segment))
-    }
-
-    /// What the launcher asks of the job's ranks.
-    pub fn requests(&self) -> JobRequests {
-        JobRequests(Arc::clone(&self.segment))
-    }
-
-    /// Where this rank publishes its phase and step. It outlives this rank's membership.
-    pub fn progress(&self) -> ProgressCell {
-        ProgressCell(ProgressPlace::Slot(Arc::clone(&self.segment), self.rank))
-    }
-
-    /// An observer of all ranks.
-    pub fn observer(&self) -> RankObserver {
-        RankObserver::of(Arc::clone(&self.segment))
-    }
-}
-
-impl Comm for LocalComm {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn world(&self) -> usize {
-        self.layout.world
-    }
-
-    fn start<'a>(&'a self, op: OpName, transfer: Transfer<'a>) -> Result<Handle<'a>, CommError> {
-        transfer.check(op, self.rank, self.layout.world)?;
-        self.channel.alive(op)?;
-        let ticket = self.started.get();
-        self.started.set(ticket + 1);
-        if ticket == self.finished.get() {
-            self.channel.slot().enter(op);
-            if self.channel.may_publish() {
-                self.publish(op, &transfer, 0)?;
-            }
-        }
-        Ok(Handle::new(self, ticket, op, transfer))
-    }
-
-    fn windows(&self) -> Option<&dyn Windows> {
-        self.segment.window(self.rank).map(|_| self as &dyn Windows)
-    }
-
-    fn device_barrier(&self) -> Option<DeviceBarrier> {
-        let Options { timing, on_slow, .. } = &self.options;
-        DeviceBarrier::new(Arc::clone(&self.segment), self.rank, *timing, on_slow.clone())
-    }
-}
-
-impl Finish for LocalComm {
-    fn finish(&self, ticket: u64, op: OpName, transfer: &mut Transfer<'_>) -> Result<(), CommError> {
-        self.channel.alive(op)?;
-        if ticket != self.finished.get() {
-            // The handle is consumed: this rank can no longer complete it, and the others must not wait for it.
-            let _ = self.channel.end(self.rank, LostReason::GaveUp, op);
-            return Err(CommError::OutOfOrder { op });
-        }
-        self.channel.slot().enter(op);
-        self.move_all(op, transfer)?;
-        self.finished.set(ticket + 1);
-        self.channel.slot().exit();
-        Ok(())
-    }
-
-    fn abandon(&self, op: OpName) {
-        let _ = self.channel.end(self.rank, LostReason::GaveUp, op);
-    }
-}
-
-impl Drop for LocalComm {
-    fn drop(&mut self) {
-        self.close_window();
-        self.channel.leave();
-    }
 }

@@ -1,9 +1,6 @@
 //! A rank's phase and step, published for observers outside of the training loop: two words, written between steps.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-use crate::segment::Segment;
 
 /// What a rank is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -51,30 +48,10 @@ impl ProgressWords {
         (Phase::ALL.get(phase).copied().unwrap_or_default(), self.step.load(Ordering::Relaxed))
     }
 
-    fn set(&self, phase: Phase, step: Option<u64>) {
+    pub(crate) fn set(&self, phase: Phase, step: Option<u64>) {
         self.phase.store(phase as u32, Ordering::Relaxed);
         if let Some(step) = step {
             self.step.store(step, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Where a rank publishes its phase and step.
-pub struct ProgressCell(pub(crate) ProgressPlace);
-
-pub(crate) enum ProgressPlace {
-    /// In its slot of the job's segment.
-    Slot(Arc<Segment>, usize),
-    /// In this process, of a rank without a job.
-    Own(Arc<ProgressWords>),
-}
-
-impl ProgressCell {
-    /// Publishes a phase, and the last completed step if it is given.
-    pub fn set(&self, phase: Phase, step: Option<u64>) {
-        match &self.0 {
-            ProgressPlace::Slot(segment, rank) => segment.slot(*rank).progress().set(phase, step),
-            ProgressPlace::Own(words) => words.set(phase, step),
         }
     }
 }

@@ -14,7 +14,7 @@
 //!
 //! ```no_run
 //! use zeroth_comm::environment::LaunchedRank;
-//! use zeroth_comm::local::Options;
+//! use zeroth_comm::JoinOptions;
 //! use zeroth_comm::rendezvous::{Coordinator, WaitPolicy, request_join};
 //!
 //! let launched = LaunchedRank::of_this_process()?.expect("started by mpirun");
@@ -22,11 +22,11 @@
 //! let comm = if launched.rank == 0 {
 //!     let coordinator = Coordinator::open(&launched.job, launched.world, policy)?;
 //!     // … read the data, decide …
-//!     coordinator.begin(8 << 20, b"what rank 0 decided")?.join(0, &Options::default())?
+//!     coordinator.begin(8 << 20, b"what rank 0 decided", &JoinOptions::default())?
 //! } else {
 //!     let admission = request_join(&launched.job, launched.rank, launched.world, &policy)?;
 //!     // … follow what admission.message() says …
-//!     admission.join(&Options::default())?
+//!     admission.join(&JoinOptions::default())?
 //! };
 //! # drop(comm);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -4,8 +4,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use zeroth_comm::local::{Job, Options};
-use zeroth_comm::{Comm, OpName};
+use zeroth_comm::local::Job;
+use zeroth_comm::{JoinOptions, OpName};
 
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
@@ -35,7 +35,7 @@ fn collectives_allocate_nothing() {
     let job = Job::create(3, 1000).unwrap();
     std::thread::scope(|scope| {
         for rank in 0..3 {
-            let comm = job.join(rank, &Options::default()).unwrap();
+            let comm = job.join(rank, &JoinOptions::default()).unwrap();
             scope.spawn(move || {
                 let counts = [1500, 0, 77];
                 let (send, mut all, mut mine) = (vec![1; 1577], vec![0; 1577], vec![0; 3 * counts[rank]]);

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use zeroth_comm::launch::Launch;
-use zeroth_comm::local::{JOB_FD, Options, join_from_environment};
-use zeroth_comm::{Comm, CommError, DeviceBarrier, OpName};
+use zeroth_comm::local::{is_launched, join_from_environment};
+use zeroth_comm::{Comm, CommError, DeviceBarrier, DeviceCounters, JoinOptions, OpName};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::{
     BarrierCounters, ByTier, Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport,
@@ -28,7 +28,7 @@ const ARENA: u64 = 3 * GATHERED + 4096;
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
-    let ended = if std::env::var_os(JOB_FD).is_some() { rank() } else { launch() };
+    let ended = if is_launched() { rank() } else { launch() };
     match ended {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -48,24 +48,24 @@ fn launch() -> Outcome<bool> {
 struct Rank {
     comm: Box<dyn Comm>,
     device: CudaDevice,
-    barrier: DeviceBarrier,
+    barrier: Box<dyn DeviceBarrier>,
     exchanges: u32,
 }
 
 fn rank() -> Outcome<bool> {
-    let comm = join_from_environment(&Options::default())?.ok_or("no launcher started this rank")?;
+    let comm = join_from_environment(&JoinOptions::default())?.ok_or("no launcher started this rank")?;
     let mut device = CudaDevice::open(0, ByTier::on_device(ARENA))?;
     let barrier = comm.device_barrier().ok_or("no device barrier")?;
     let handle = device.ipc_handle(Transport::Ipc, comm.rank())?;
     let mut all = vec![0; RANKS * handle.len()];
     comm.all_gather(op(0), &handle, &mut all, &[handle.len(); RANKS])?.wait()?;
     let handles: Vec<Vec<u8>> = all.chunks(handle.len()).map(<[u8]>::to_vec).collect();
-    let (file, at, bytes) = barrier.counters();
-    let counters = BarrierCounters { file, at, bytes, stride: DeviceBarrier::STRIDE };
+    let DeviceCounters { file, at, bytes, stride } = barrier.counters();
+    let counters = BarrierCounters { file, at, bytes, stride };
     let (transport, own) = (Transport::Ipc, comm.rank());
     device.open_ipc_handles(&IpcHandles { transport, rank: own, handles: &handles, counters })?;
     comm.barrier(op(0))?.wait()?;
-    let mut rank = Rank { comm: Box::new(comm), device, barrier, exchanges: 0 };
+    let mut rank = Rank { comm, device, barrier, exchanges: 0 };
     let wrong = rank.compare()?;
     rank.time()?;
     rank.device.synchronise()?;

@@ -1,6 +1,6 @@
 //! Collectives between GPUs: choice of a transport, and collectives enqueued on the device, so that no host thread blocks.
 
-use zeroth_comm::{Comm, CommError, DeviceBarrier, OpName};
+use zeroth_comm::{Comm, CommError, DeviceBarrier, DeviceCounters, OpName};
 use zeroth_kernel::{BarrierCounters, Device, DeviceError, Exchange, IpcHandles, Queue, Transport};
 
 use super::error::CollectiveError;
@@ -12,7 +12,7 @@ const MESSAGE: usize = 512;
 /// The GPUs of all ranks, connected by one transport.
 pub(super) struct GpuCollectives {
     transport: Transport,
-    barrier: DeviceBarrier,
+    barrier: Box<dyn DeviceBarrier>,
 }
 
 impl GpuCollectives {
@@ -35,7 +35,7 @@ impl GpuCollectives {
         let mut reasons = Vec::new();
         if let (Ok(_), Some(barrier)) = (&all, barrier) {
             for &transport in transports {
-                match connect(transport, device, comm, &barrier)? {
+                match connect(transport, device, comm, &*barrier)? {
                     Ok(()) => {
                         if let Some(abort) = device.abort() {
                             barrier.on_lost(abort);
@@ -104,15 +104,15 @@ fn connect(
     transport: Transport,
     device: &mut dyn Device,
     comm: &dyn Comm,
-    barrier: &DeviceBarrier,
+    barrier: &dyn DeviceBarrier,
 ) -> Result<Result<(), String>, CollectiveError> {
     let handle = device.ipc_handle(transport, comm.rank()).map_err(|error| error.to_string());
     let handles = match publish(comm, "publish IPC handles", &handle)? {
         Ok(handles) => handles,
         Err(reason) => return Ok(Err(reason)),
     };
-    let (file, at, bytes) = barrier.counters();
-    let counters = BarrierCounters { file, at, bytes, stride: DeviceBarrier::STRIDE };
+    let DeviceCounters { file, at, bytes, stride } = barrier.counters();
+    let counters = BarrierCounters { file, at, bytes, stride };
     let rank = comm.rank();
     let opened = device.open_ipc_handles(&IpcHandles { transport, rank, handles: &handles, counters });
     let opened = opened.map(|()| Vec::new()).map_err(|error: DeviceError| error.to_string());
@@ -156,19 +156,20 @@ fn publish(
 
 #[cfg(test)]
 mod tests {
-    use zeroth_comm::local::{Job, LocalComm, Options};
+    use zeroth_comm::JoinOptions;
+    use zeroth_comm::local::Job;
     use zeroth_cpu::CpuDevice;
     use zeroth_kernel::{ByTier, Span};
 
     use super::*;
 
-    fn on_two_ranks<R: Send>(rank: impl Fn(&LocalComm) -> R + Sync) -> Vec<R> {
+    fn on_two_ranks<R: Send>(rank: impl Fn(&dyn Comm) -> R + Sync) -> Vec<R> {
         let job = Job::create(2, 4096).unwrap();
         std::thread::scope(|scope| {
             let start = |number| {
-                let comm = job.join(number, &Options::default()).unwrap();
+                let comm = job.join(number, &JoinOptions::default()).unwrap();
                 let rank = &rank;
-                scope.spawn(move || rank(&comm))
+                scope.spawn(move || rank(&*comm))
             };
             let threads: Vec<_> = (0..2).map(start).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

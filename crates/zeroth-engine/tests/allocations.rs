@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 
 use job::{BF16, Golden, ROOMY, Setup};
-use zeroth_comm::Comm;
-use zeroth_comm::local::{Job, Options};
+use zeroth_comm::local::Job;
+use zeroth_comm::{Comm, JoinOptions};
 use zeroth_engine::{MicroBatch, MicroBatches, RunError, Streams};
 use zeroth_program::Compiled;
 use zeroth_program::Settings;
@@ -147,7 +147,7 @@ fn assert_no_allocation(golden: &Golden, setup: &Setup) {
         let job = Job::create(setup.ranks as usize, 1 << 16).unwrap();
         std::thread::scope(|scope| {
             for number in 0..setup.ranks as usize {
-                let comm: Box<dyn Comm> = Box::new(job.join(number, &Options::default()).unwrap());
+                let comm = job.join(number, &JoinOptions::default()).unwrap();
                 let (compiled, together) = (&compiled, &together);
                 scope.spawn(move || rank(golden, setup, compiled, Some(comm), together));
             }

@@ -5,8 +5,8 @@
 
 use std::num::NonZeroU64;
 
-use zeroth_comm::local::{Job, Options};
-use zeroth_comm::{Comm, JoinError};
+use zeroth_comm::local::Job;
+use zeroth_comm::{Comm, JoinError, JoinOptions};
 use zeroth_config::checked::CheckedConfig;
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
 use zeroth_config::unimplemented::unimplemented;
@@ -128,10 +128,10 @@ impl Session {
         let job = Job::create(ranks, 1 << 20)?;
         std::thread::scope(|scope| {
             let start = |rank: usize| {
-                let comm = job.join(rank, &Options::default())?;
+                let comm = job.join(rank, &JoinOptions::default())?;
                 let body = &body;
                 std::thread::Builder::new()
-                    .spawn_scoped(scope, move || body(&mut self.rank(Some(Box::new(comm)))?))
+                    .spawn_scoped(scope, move || body(&mut self.rank(Some(comm))?))
                     .map_err(|source| JoinError::System { what: "start a thread for a rank", source })
             };
             let threads = (0..ranks).map(start).collect::<Result<Vec<_>, JoinError>>()?;

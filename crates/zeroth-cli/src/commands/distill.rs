@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use zeroth::base::{counted, format_bytes, grouped};
+use zeroth::comm::alone;
 use zeroth::config::check::check;
 use zeroth::config::preset::Preset;
 use zeroth::config::read::parse;
@@ -150,7 +151,7 @@ fn compute(
         CacheProgress::Loaded => {
             meter = None;
             // From here on there is something to keep.
-            signals.begin_steps(None);
+            signals.begin_steps(&*alone());
             meter = Some(Meter::new("caching"));
             begun = Instant::now();
         }

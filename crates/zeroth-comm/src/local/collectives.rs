@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::LocalComm;
-use crate::comm::Transfer;
-use crate::copy::{copy, past_caches};
+use super::copy::{copy, past_caches};
+use super::local_comm::LocalComm;
+use super::segment::LINE;
 use crate::error::CommError;
 use crate::op_name::OpName;
-use crate::segment::LINE;
+use crate::transfer::Transfer;
 
 impl LocalComm {
     /// Runs a transfer.

@@ -5,12 +5,13 @@ use std::os::fd::BorrowedFd;
 
 use rustix::fs::FallocateFlags;
 
-use super::LocalComm;
-use crate::comm::{Comm, Transfer};
+use super::local_comm::LocalComm;
+use super::mapped_window::MappedWindow;
+use super::segment::WINDOW;
+use crate::comm::{Comm, PeerSlices, Windows};
 use crate::error::{CommError, LostReason};
 use crate::op_name::OpName;
-use crate::segment::WINDOW;
-use crate::windows::{MappedWindow, PeerSlices, Windows};
+use crate::transfer::Transfer;
 
 impl Windows for LocalComm {
     fn own(&self) -> (BorrowedFd<'_>, u64) {
@@ -73,7 +74,11 @@ impl Windows for LocalComm {
         for peer in self.others() {
             self.channel.receive(op, signature, peer, 0, &mut [], false)?;
         }
-        visit(&PeerSlices::new(windows, from));
+        let of = |rank: usize| match &windows[rank] {
+            None => &[][..],
+            Some(window) => window.bytes(from[rank].clone()),
+        };
+        visit(&PeerSlices::new(&of));
         self.channel.consume();
         self.channel.settle(op)?;
         self.channel.slot().exit();

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use super::socket::{JobSocket, Listening};
 use super::wire::{self, JoinRequest, Kind};
 use super::{LOOK, RendezvousError, SPEAK, WaitPolicy, WaitReporter, same_user};
+use crate::comm::Comm;
+use crate::join_options::JoinOptions;
 use crate::local::Job;
 
 /// How long rank 0 of a previous job may take to end: launchers restart ranks.
@@ -50,10 +52,14 @@ impl Coordinator {
         })
     }
 
-    /// Creates the job and sends it to all other ranks with `message`. Returns when all have it.
-    ///
-    /// `region` is as in [`Job::create`]. This process joins the job as rank 0 itself, and may drop the `Job` then.
-    pub fn begin(mut self, region: usize, message: &[u8]) -> Result<Job, RendezvousError> {
+    /// Creates the job, sends it to all other ranks with `message`, and joins it as rank 0 once all have it. `region` is as
+    /// in [`Job::create`].
+    pub fn begin(
+        mut self,
+        region: usize,
+        message: &[u8],
+        options: &JoinOptions,
+    ) -> Result<Box<dyn Comm>, RendezvousError> {
         if message.len() > wire::MOST {
             return Err(RendezvousError::MessageSize { bytes: message.len(), most: wire::MOST });
         }
@@ -71,7 +77,7 @@ impl Coordinator {
             let waited = began.elapsed();
             let missing = self.missing();
             if missing.is_empty() {
-                return Ok(job);
+                return Ok(job.join(0, options)?);
             }
             if waited >= policy.peers {
                 return Err(RendezvousError::Missing { missing, waited, refused: self.all_rejected() });
@@ -220,7 +226,7 @@ mod tests {
         let began = Instant::now();
         std::thread::scope(|scope| {
             let peer = scope.spawn(|| request_join(&job, 1, 2, &WaitPolicy::default()).unwrap());
-            let _job = coordinator.begin(0, b"go").unwrap();
+            let _comm = coordinator.begin(0, b"go", &JoinOptions::default()).unwrap();
             assert_eq!(peer.join().unwrap().message(), b"go");
         });
         // One after the other, each would be listened to for five seconds.

@@ -9,14 +9,15 @@ use std::time::Instant;
 use super::socket::JobSocket;
 use super::wire::{self, JoinRequest, Kind};
 use super::{RendezvousError, SPEAK, WaitPolicy, WaitReporter, same_user};
+use crate::comm::Comm;
 use crate::error::JoinError;
-use crate::local::{self, LocalComm, Options};
-use crate::segment::Token;
+use crate::join_options::JoinOptions;
+use crate::local::{self, JobToken};
 
 /// Rank 0's answer to a join request: the job, and a message.
 pub struct Admission {
     file: OwnedFd,
-    token: Token,
+    token: JobToken,
     rank: usize,
     message: Vec<u8>,
 }
@@ -28,7 +29,7 @@ impl Admission {
     }
 
     /// Joins the job.
-    pub fn join(self, options: &Options) -> Result<LocalComm, JoinError> {
+    pub fn join(self, options: &JoinOptions) -> Result<Box<dyn Comm>, JoinError> {
         local::join(self.file.as_fd(), self.token, self.rank, options)
     }
 }

@@ -5,8 +5,7 @@ use std::sync::Mutex;
 
 use super::socket::JobSocket;
 use super::*;
-use crate::local::Options;
-use crate::{Comm, OpName};
+use crate::{JoinOptions, OpName};
 
 /// A job that no other test has.
 fn job(test: &str) -> String {
@@ -26,13 +25,13 @@ fn ranks_meet_and_hear_what_rank_0_says_whoever_comes_first() {
             scope.spawn(move || {
                 let admission = request_join(job, rank, 3, &WaitPolicy::default()).unwrap();
                 assert!(admission.message() == message);
-                let comm = admission.join(&Options::default()).unwrap();
+                let comm = admission.join(&JoinOptions::default()).unwrap();
                 comm.barrier(OpName::new(1, "start", 0)).unwrap().wait().unwrap();
             });
         }
         std::thread::sleep(Duration::from_millis(50));
         let coordinator = Coordinator::open(&job, 3, WaitPolicy::default()).unwrap();
-        let comm = coordinator.begin(0, &message).unwrap().join(0, &Options::default()).unwrap();
+        let comm = coordinator.begin(0, &message, &JoinOptions::default()).unwrap();
         comm.barrier(OpName::new(1, "start", 0)).unwrap().wait().unwrap();
     });
 }
@@ -79,7 +78,7 @@ fn ranks_of_another_world_and_ranks_that_are_there_twice_are_not_let_in() {
     let job = job("strangers");
     let coordinator = Coordinator::open(&job, 3, WaitPolicy::default()).unwrap();
     std::thread::scope(|scope| {
-        let hosted = scope.spawn(|| coordinator.begin(0, &[]));
+        let hosted = scope.spawn(|| coordinator.begin(0, &[], &JoinOptions::default()));
         let first = request_join(&job, 1, 3, &WaitPolicy::default()).unwrap();
         let own = std::process::id();
         for (rank, world, reason) in [
@@ -96,7 +95,7 @@ fn ranks_of_another_world_and_ranks_that_are_there_twice_are_not_let_in() {
         }
         let last = request_join(&job, 2, 3, &WaitPolicy::default()).unwrap();
         let _job = hosted.join().unwrap().unwrap();
-        let ranks = [first, last].map(|admission| admission.join(&Options::default()).unwrap());
+        let ranks = [first, last].map(|admission| admission.join(&JoinOptions::default()).unwrap());
         assert_eq!(ranks.map(|comm| (comm.rank(), comm.world())), [(1, 3), (2, 3)]);
     });
 }
@@ -120,7 +119,11 @@ fn waiting_is_told_of_and_ends() {
     policy.first = Duration::ZERO;
     let error = request_join(&job("nobody"), 4, 5, &policy).unwrap_err();
     assert!(matches!(error, RendezvousError::NoRank0 { rank: 4, .. }), "{error}");
-    let error = Coordinator::open(&job("lonely"), 3, policy).unwrap().begin(0, &[]).err().unwrap();
+    let error = Coordinator::open(&job("lonely"), 3, policy)
+        .unwrap()
+        .begin(0, &[], &JoinOptions::default())
+        .err()
+        .unwrap();
     assert!(matches!(&error, RendezvousError::Missing { missing, .. } if *missing == [1, 2]), "{error}");
     let told = told.lock().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     for said in ["rank 4 is waiting for rank 0 (", "rank 0 is waiting for ranks 1, 2 ("] {
@@ -145,7 +148,11 @@ fn a_process_that_is_told_to_stop_waits_no_longer() {
     let policy = WaitPolicy::default().stop_when(Arc::new(AtomicBool::new(true)));
     let error = request_join(&job("stopped"), 1, 2, &policy).unwrap_err();
     assert!(matches!(error, RendezvousError::Stopped { .. }), "{error}");
-    let error = Coordinator::open(&job("stopped"), 2, policy).unwrap().begin(0, &[]).err().unwrap();
+    let error = Coordinator::open(&job("stopped"), 2, policy)
+        .unwrap()
+        .begin(0, &[], &JoinOptions::default())
+        .err()
+        .unwrap();
     assert_eq!(error.to_string(), "stopped while waiting for rank 1");
 }
 
@@ -163,7 +170,7 @@ fn bytes_that_ranks_do_not_say_are_refused_on_both_sides() {
     let coordinator = Coordinator::open(&of_peer, 2, short()).unwrap();
     let mut stranger = JobSocket::of(&of_peer).unwrap().connect().unwrap().unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    let error = coordinator.begin(0, &[]).err().unwrap().to_string();
+    let error = coordinator.begin(0, &[], &JoinOptions::default()).err().unwrap().to_string();
     assert!(error.contains("sent a message that is not of this version"), "{error}");
 
     let listening = JobSocket::of(&of_host).unwrap().listen(LOOK).unwrap();

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use zeroth_comm::local::{Job, LocalComm, Options, join};
-use zeroth_comm::{Comm, CommError, JoinError, LostReason, OpName, RankLost, SlowRank, Timing};
+use zeroth_comm::local::{Job, join};
+use zeroth_comm::{Comm, CommError, JoinError, JoinOptions, LostReason, OpName, RankLost, SlowRank, Timing};
 
 use crate::model::{Case, Kind, cases};
 
@@ -16,8 +16,8 @@ const OP: OpName = OpName::new(4, "test", 2);
 fn ranks<T: Send>(
     world: usize,
     region: usize,
-    options: &Options,
-    rank: impl Fn(LocalComm) -> T + Sync,
+    options: &JoinOptions,
+    rank: impl Fn(Box<dyn Comm>) -> T + Sync,
 ) -> Vec<T> {
     let job = Job::create(world, region).unwrap();
     std::thread::scope(|scope| {
@@ -42,9 +42,9 @@ fn lost(result: Result<(), CommError>) -> RankLost {
 fn every_collective_moves_what_the_model_says_in_worlds_of_1_2_3_5_and_8() {
     for world in [1, 2, 3, 5, 8] {
         let cases = cases(world, 2000);
-        ranks(world, 2000, &Options::default(), |comm| {
+        ranks(world, 2000, &JoinOptions::default(), |comm| {
             for case in &cases {
-                case.run(&comm).unwrap();
+                case.run(&*comm).unwrap();
             }
         });
     }
@@ -55,7 +55,7 @@ fn messages_larger_than_the_caches_arrive_whole() {
     // Past 4 MiB destinations are written past the caches; the odd count leaves parts that begin within a line.
     let (region, counts) = (1 << 20, [(4 << 20) + 13, (3 << 20) + 1]);
     let byte = |rank: usize, i: usize| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ rank as u8;
-    ranks(2, region, &Options::default(), |comm| {
+    ranks(2, region, &JoinOptions::default(), |comm| {
         let rank = comm.rank();
         let send: Vec<u8> = (0..counts[rank]).map(|i| byte(rank, i)).collect();
         let mut all = vec![0; counts[0] + counts[1]];
@@ -82,13 +82,13 @@ fn messages_larger_than_the_caches_arrive_whole() {
 #[test]
 fn a_region_of_no_size_still_moves_everything() {
     let cases = cases(3, 0);
-    ranks(3, 0, &Options::default(), |comm| cases.iter().for_each(|case| case.run(&comm).unwrap()));
+    ranks(3, 0, &JoinOptions::default(), |comm| cases.iter().for_each(|case| case.run(&*comm).unwrap()));
 }
 
 #[test]
 fn ranks_agree_or_those_that_differ_are_named() {
-    ranks(3, 0, &Options::default(), |comm| comm.agree(OP, 0xabc).unwrap());
-    let results = ranks(5, 0, &Options::default(), |comm| {
+    ranks(3, 0, &JoinOptions::default(), |comm| comm.agree(OP, 0xabc).unwrap());
+    let results = ranks(5, 0, &JoinOptions::default(), |comm| {
         let differing = comm.agree(OP, [7, 7, 9, 7, 8][comm.rank()]);
         // A disagreement ends nothing: whoever asked decides.
         comm.barrier(OpName::new(4, "after", 3)).unwrap().wait().unwrap();
@@ -103,14 +103,14 @@ fn ranks_agree_or_those_that_differ_are_named() {
         assert!(message.contains("rank 2 has 0x0000000000000009, rank 4 has"), "{message}");
     }
     // One against one: rank 0 counts.
-    for result in ranks(2, 0, &Options::default(), |comm| comm.agree(OP, comm.rank() as u64 + 5)) {
+    for result in ranks(2, 0, &JoinOptions::default(), |comm| comm.agree(OP, comm.rank() as u64 + 5)) {
         assert!(matches!(result, Err(CommError::Disagree { common: 5, .. })));
     }
 }
 
 #[test]
 fn ranks_in_different_collectives_are_told_so_by_name() {
-    let results = ranks(3, 100, &Options::default(), |comm| {
+    let results = ranks(3, 100, &JoinOptions::default(), |comm| {
         let name = if comm.rank() == 2 { "reduce" } else { "gather" };
         comm.barrier(OpName::new(9, name, 1))?.wait()
     });
@@ -123,7 +123,7 @@ fn ranks_in_different_collectives_are_told_so_by_name() {
 
 #[test]
 fn a_rank_that_leaves_early_is_named_and_one_that_leaves_in_time_is_not() {
-    let results = ranks(3, 100, &Options::default(), |comm| {
+    let results = ranks(3, 100, &JoinOptions::default(), |comm| {
         comm.barrier(OP)?.wait()?;
         if comm.rank() == 1 { Ok(()) } else { comm.barrier(OpName::new(5, "next", 0))?.wait() }
     });
@@ -141,7 +141,7 @@ fn a_rank_that_leaves_early_is_named_and_one_that_leaves_in_time_is_not() {
 
 #[test]
 fn a_handle_dropped_unwaited_gives_the_job_up_for_all() {
-    let results = ranks(3, 100, &Options::default(), |comm| {
+    let results = ranks(3, 100, &JoinOptions::default(), |comm| {
         if comm.rank() == 0 {
             drop(comm.barrier(OP)?);
         } else {
@@ -159,13 +159,13 @@ fn a_handle_dropped_unwaited_gives_the_job_up_for_all() {
 #[test]
 fn two_collectives_may_be_under_way_and_are_waited_for_in_order() {
     let (first, second) = (OpName::new(1, "first", 0), OpName::new(1, "second", 1));
-    ranks(2, 100, &Options::default(), |comm| {
+    ranks(2, 100, &JoinOptions::default(), |comm| {
         let early = comm.barrier(first).unwrap();
         let late = comm.barrier(second).unwrap();
         early.wait().unwrap();
         late.wait().unwrap();
     });
-    ranks(1, 100, &Options::default(), |comm| {
+    ranks(1, 100, &JoinOptions::default(), |comm| {
         let early = comm.barrier(first).unwrap();
         let late = comm.barrier(second).unwrap();
         let message = late.wait().unwrap_err().to_string();
@@ -180,7 +180,7 @@ fn a_slow_rank_is_a_warning_and_a_rank_that_never_comes_an_error() {
     let seen = Arc::clone(&warnings);
     let short = Timing { slow: Duration::from_millis(100), ..Timing::default() };
     let options =
-        Options::default().timing(short).on_slow(move |slow| seen.lock().unwrap().push(slow.clone()));
+        JoinOptions::default().timing(short).on_slow(move |slow| seen.lock().unwrap().push(slow.clone()));
     ranks(2, 100, &options, |comm| {
         comm.barrier(OP).unwrap().wait().unwrap();
         if comm.rank() == 1 {
@@ -195,7 +195,7 @@ fn a_slow_rank_is_a_warning_and_a_rank_that_never_comes_an_error() {
 
     let job = Job::create(2, 0).unwrap();
     let short = Timing { join: Duration::from_millis(300), ..short };
-    let alone = job.join(0, &Options::default().timing(short)).unwrap();
+    let alone = job.join(0, &JoinOptions::default().timing(short)).unwrap();
     // Publishing the first round of a barrier needs nobody; its wait does.
     let lost = lost(alone.barrier(OP).unwrap().wait());
     assert_eq!((lost.rank, lost.pid), (1, 0));
@@ -206,7 +206,7 @@ fn a_slow_rank_is_a_warning_and_a_rank_that_never_comes_an_error() {
 #[test]
 fn joining_needs_the_token_a_free_rank_and_the_right_world() {
     let (job, other) = (Job::create(2, 0).unwrap(), Job::create(2, 0).unwrap());
-    let options = Options::default();
+    let options = JoinOptions::default();
     assert!(matches!(join(job.fd(), other.token(), 0, &options), Err(JoinError::Token)));
     assert!(matches!(job.join(2, &options), Err(JoinError::Rank { rank: 2, world: 2 })));
     assert_eq!(job.status(0).unwrap().pid, None);
@@ -242,7 +242,7 @@ proptest! {
         (region, cases) in any_program(),
         delays in any::<u64>(),
     ) {
-        ranks(cases[0].counts.len(), region, &Options::default(), |comm| {
+        ranks(cases[0].counts.len(), region, &JoinOptions::default(), |comm| {
             let mut random = delays ^ (comm.rank() as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let mut pause = || {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use zeroth_comm::launch::{ExitReason, Launch, Output, OutputLine, Report};
-use zeroth_comm::local::{JOB_FD, JOB_TOKEN, Job, Options, RANK, WORLD, join_from_environment};
-use zeroth_comm::{Comm, OpName, Timing};
+use zeroth_comm::local::{JOB_FD, JOB_TOKEN, Job, RANK, WORLD, join_from_environment};
+use zeroth_comm::{Comm, JoinOptions, OpName, Timing};
 
 use crate::model;
 
@@ -34,12 +34,12 @@ fn rank_process() {
         return;
     }
     let timing = Timing { lost: Duration::from_secs(5), ..Timing::default() };
-    let options = Options::default().timing(timing);
+    let options = JoinOptions::default().timing(timing);
     let comm = join_from_environment(&options).unwrap().expect("started by a launcher");
     match role.as_str() {
-        "exchange" => model::cases(comm.world(), REGION).iter().for_each(|case| case.run(&comm).unwrap()),
-        "dies" => lose(&comm, Signal::KILL),
-        "stops" => lose(&comm, Signal::STOP),
+        "exchange" => model::cases(comm.world(), REGION).iter().for_each(|case| case.run(&*comm).unwrap()),
+        "dies" => lose(&*comm, Signal::KILL),
+        "stops" => lose(&*comm, Signal::STOP),
         "fails" => {
             comm.barrier(OpName::new(1, "start", 0)).unwrap().wait().unwrap();
             assert_ne!(comm.rank(), 1, "this rank fails");

@@ -16,9 +16,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use zeroth_comm::environment::LaunchedRank;
-use zeroth_comm::local::Options;
 use zeroth_comm::rendezvous::{Coordinator, RendezvousError, WaitPolicy, request_join};
-use zeroth_comm::{Comm, OpName};
+use zeroth_comm::{JoinOptions, OpName};
 
 const ROLE: &str = "ZEROTH_COMM_TEST";
 const RANK: [&str; 4] = ["rendezvous::rank_process", "--exact", "--ignored", "--nocapture"];
@@ -67,11 +66,11 @@ fn meet(role: &str, place: &LaunchedRank) -> Result<u64, RendezvousError> {
             }
             std::process::abort();
         }
-        coordinator.begin(1000, &100_u64.to_le_bytes())?.join(0, &Options::default())?
+        coordinator.begin(1000, &100_u64.to_le_bytes(), &JoinOptions::default())?
     } else {
         let admission = request_join(&place.job, place.rank, place.world, &WaitPolicy::default())?;
         assert_eq!(admission.message(), 100_u64.to_le_bytes());
-        admission.join(&Options::default())?
+        admission.join(&JoinOptions::default())?
     };
     let own = (100 + place.rank as u64).to_le_bytes();
     let mut all = vec![0; 8 * place.world];

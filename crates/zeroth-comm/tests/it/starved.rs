@@ -8,8 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use zeroth_comm::JoinOptions;
 use zeroth_comm::launch::Launch;
-use zeroth_comm::local::{Options, join_from_environment};
+use zeroth_comm::local::join_from_environment;
 use zeroth_comm::{Comm, OpName};
 
 const ROLE: &str = "ZEROTH_COMM_TEST";
@@ -30,7 +31,8 @@ fn started_process() {
             println!("report: {report}");
         }
         Ok("rank") => {
-            let comm = join_from_environment(&Options::default()).unwrap().expect("started by a launcher");
+            let comm =
+                join_from_environment(&JoinOptions::default()).unwrap().expect("started by a launcher");
             comm.barrier(OpName::new(1, "start", 0)).unwrap().wait().unwrap();
             if comm.rank() == 1 {
                 // Touched page by page, and bounded: where no limit holds, the test fails and the machine does not.

@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::SIGTERM;
 use zeroth_comm::launch::{ExitReason, Launch, Output, OutputLine, Report};
-use zeroth_comm::local::{Options, join_from_environment};
-use zeroth_comm::{Comm, JobRequests, OpName};
+use zeroth_comm::local::join_from_environment;
+use zeroth_comm::{Comm, JoinOptions, OpName};
 
 const ROLE: &str = "ZEROTH_COMM_TEST";
 
@@ -32,12 +32,12 @@ fn rank_process() {
         println!("ready");
         std::thread::sleep(Duration::from_mins(10));
     }
-    let comm = join_from_environment(&Options::default()).unwrap().expect("started by a launcher");
+    let comm = join_from_environment(&JoinOptions::default()).unwrap().expect("started by a launcher");
     if role == "begins" {
-        assert!(comm.first_step().begin());
+        assert!(comm.control().begin_first_step());
         println!("begun");
     }
-    steps(&comm, &comm.requests());
+    steps(&*comm);
     let (rank, world) = (comm.rank(), comm.world());
     if role == "fails" && rank == 1 {
         std::process::exit(1);
@@ -49,9 +49,10 @@ fn rank_process() {
 }
 
 /// Runs steps until one of the ranks is requested to stop; all stop after the same step.
-fn steps(comm: &dyn Comm, requests: &JobRequests) {
+fn steps(comm: &dyn Comm) {
+    let control = comm.control();
     for step in 1.. {
-        let own = [u8::from(requests.is_stop_requested())];
+        let own = [u8::from(control.is_stop_requested())];
         let mut all = vec![0; comm.world()];
         let counts = vec![1; comm.world()];
         comm.all_gather(OpName::new(step, "asked", 0), &own, &mut all, &counts).unwrap().wait().unwrap();

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use zeroth_comm::local::{Job, Options};
+use zeroth_comm::JoinOptions;
+use zeroth_comm::local::Job;
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, Rank};
 use zeroth_graph::{Backward, Graph};
@@ -52,13 +53,13 @@ fn ranks_that_lay_memory_out_differently_are_refused_with_what_differs() {
     let job = Job::create(2, 1 << 16).unwrap();
     let refused = std::thread::scope(|scope| {
         let ranks = [0, 1].map(|rank| {
-            let comm = job.join(rank, &Options::default()).unwrap();
+            let comm = job.join(rank, &JoinOptions::default()).unwrap();
             let (compiled, golden) = (&compiled[rank], &golden);
             scope.spawn(move || {
                 let arenas = compiled.memory.arenas();
                 let device = Box::new(CpuDevice::new(1, arenas).unwrap());
                 let (recipe, decayed) = (golden.recipe(), &|_| true);
-                let rank = Rank { comm: Some(Box::new(comm)), device, recipe, decayed, seed: 0 };
+                let rank = Rank { comm: Some(comm), device, recipe, decayed, seed: 0 };
                 Engine::new(compiled, rank).err().map(|error| error.to_string())
             })
         });

@@ -9,8 +9,8 @@ mod second_forward;
 
 use std::sync::Mutex;
 
-use zeroth_comm::Comm;
-use zeroth_comm::local::{Job, Options};
+use zeroth_comm::local::Job;
+use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, FurtherInput, LossCounts, MicroBatch, Rank, RunError, State, StreamBatch};
 use zeroth_graph::reference::{Data, Machine};
@@ -272,9 +272,9 @@ fn assert_trains(graph: &Graph, settings: &Settings, ranks: usize, words: &str) 
         let job = Job::create(ranks, 1 << 16).unwrap();
         std::thread::scope(|scope| {
             for number in 0..ranks {
-                let comm = job.join(number, &Options::default()).unwrap();
+                let comm = job.join(number, &JoinOptions::default()).unwrap();
                 let (compiled, found) = (&compiled, &found);
-                scope.spawn(move || rank(compiled, Some(Box::new(comm)), ranks, found));
+                scope.spawn(move || rank(compiled, Some(comm), ranks, found));
             }
         });
     }

@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use zeroth_comm::Comm;
-use zeroth_comm::local::{Job, Options};
+use zeroth_comm::local::Job;
+use zeroth_comm::{Comm, JoinOptions};
 use zeroth_program::{Gather, Settings};
 
 use crate::job::{BF16, F32, Golden, ROOMY, Setup};
@@ -16,10 +16,10 @@ fn how_they_meet(golden: &Golden, gather: Option<Gather>) -> Vec<Option<String>>
     let job = Job::create(2, 1 << 16).unwrap();
     std::thread::scope(|scope| {
         let ranks = [0, 1].map(|rank| {
-            let comm = job.join(rank, &Options::default()).unwrap();
+            let comm = job.join(rank, &JoinOptions::default()).unwrap();
             let compiled = &compiled;
             scope.spawn(move || {
-                let engine = golden.engine(compiled, 1, Some(Box::new(comm)));
+                let engine = golden.engine(compiled, 1, Some(comm));
                 engine.transport_note().map(str::to_owned)
             })
         });
@@ -59,7 +59,7 @@ fn train_without_windows() {
     }
     let has_windows = || {
         let job = Job::create(1, 0).unwrap();
-        let comm = job.join(0, &Options::default()).unwrap();
+        let comm = job.join(0, &JoinOptions::default()).unwrap();
         comm.windows().is_some()
     };
     assert!(has_windows());

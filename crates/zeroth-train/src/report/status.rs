@@ -75,7 +75,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    observer: Option<RankObserver>,
+    observer: Option<Box<dyn RankObserver>>,
     events: Vec<RunEvent>,
     lost: Option<u64>,
     end: Option<RunState>,
@@ -114,13 +114,13 @@ impl StatusWriter {
     }
 
     /// Observes these ranks from now on.
-    pub fn observe(&self, observer: RankObserver) {
+    pub fn observe(&self, observer: Box<dyn RankObserver>) {
         self.shared.lock().observer = Some(observer);
         self.shared.changed.notify_all();
     }
 
     /// A function that observes, for a launcher that outlives this call.
-    pub fn observe_with(&self) -> impl Fn(RankObserver) + Send + Sync + 'static {
+    pub fn observe_with(&self) -> impl Fn(Box<dyn RankObserver>) + Send + Sync + 'static {
         let shared = Arc::clone(&self.shared);
         move |observer| {
             shared.lock().observer = Some(observer);
@@ -248,7 +248,7 @@ impl Writer {
             let (end, lost) = (state.end, state.lost);
             let events = std::mem::take(&mut state.events);
             let is_observed = state.observer.is_some();
-            if let Some(observer) = state.observer.as_ref() {
+            if let Some(observer) = state.observer.as_deref() {
                 self.look(observer, end.is_some());
             }
             drop(state);
@@ -300,7 +300,7 @@ impl Writer {
         }
     }
 
-    fn look(&mut self, observer: &RankObserver, is_end: bool) {
+    fn look(&mut self, observer: &dyn RankObserver, is_end: bool) {
         let now = Instant::now();
         let seen: Vec<RankObservation> = (0..observer.world()).map(|rank| observer.look(rank)).collect();
         self.ranks.resize_with(seen.len(), || RankHistory { heartbeat: 0, moved: now, pss: None });
@@ -406,6 +406,7 @@ fn rank_state(seen: &RankObservation, is_end: bool, is_lost: bool) -> &'static s
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zeroth_comm::alone;
 
     fn facts() -> RunFacts {
         RunFacts {
@@ -431,9 +432,9 @@ mod tests {
     fn the_end_is_written_with_the_last_state_of_the_ranks() {
         let folder = tempfile::tempdir().unwrap();
         let writer = StatusWriter::start(folder.path(), facts(), free());
-        let (cell, observer) = RankObserver::own();
-        cell.set(Phase::Training, Some(5));
-        writer.observe(observer);
+        let control = alone();
+        control.publish_progress(Phase::Training, Some(5));
+        writer.observe(control.observer());
         writer.finish(RunState::Done);
         let status = json(&folder.path().join("status.json"));
         assert_eq!((&status["state"], &status["step"]), (&"done".into(), &5.into()));
@@ -453,7 +454,7 @@ mod tests {
     fn a_lost_rank_is_dead_and_a_dropped_writer_has_failed() {
         let folder = tempfile::tempdir().unwrap();
         let writer = StatusWriter::start(folder.path(), facts(), free());
-        writer.observe(RankObserver::own().1);
+        writer.observe(alone().observer());
         writer.rank_lost(0, "killed by signal 9".to_owned());
         drop(writer);
         let status = json(&folder.path().join("status.json"));

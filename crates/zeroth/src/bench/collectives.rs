@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::bf16;
-use zeroth_comm::local::{Job, LocalComm, Options};
-use zeroth_comm::{CommError, JoinError, OpName};
+use zeroth_comm::local::Job;
+use zeroth_comm::{Comm, CommError, JoinError, JoinOptions, OpName};
 use zeroth_cpu::{Arena, Pool};
 use zeroth_engine::{BenchedCollective, CollectiveBench, RunError};
 use zeroth_kernel::{DeviceError, Span};
@@ -84,10 +84,10 @@ struct Member {
 }
 
 impl Member {
-    fn new(comm: LocalComm, bytes: usize) -> Result<Self, CollectivesError> {
+    fn new(comm: Box<dyn Comm>, bytes: usize) -> Result<Self, CollectivesError> {
         let arena = || Arena::new("device", bytes as u64);
         let (mut from, to) = (arena()?, arena()?);
-        let mut bench = CollectiveBench::new(Box::new(comm), bytes as u64, 1)?;
+        let mut bench = CollectiveBench::new(comm, bytes as u64, 1)?;
         let name = 4 * bench.comm().rank() as u64;
         fill_random(name, cast_slice_mut::<u8, bf16>(whole(&mut from, bytes)?));
         fill_random(name + 1, cast_slice_mut::<u8, bf16>(bench.shard()?));
@@ -129,7 +129,7 @@ pub fn collectives(
     let rank = |rank: usize| -> Result<Vec<Vec<f64>>, CollectivesError> {
         let mut members = Vec::with_capacity(sizes.len());
         for (job, bytes) in jobs.iter().zip(sizes) {
-            members.push(Member::new(job.join(rank, &Options::default())?, *bytes)?);
+            members.push(Member::new(job.join(rank, &JoinOptions::default())?, *bytes)?);
         }
         let mut seconds = vec![Vec::with_capacity(rounds); sizes.len() * Kind::ALL.len()];
         for round in 0..=rounds {
@@ -193,7 +193,7 @@ mod tests {
         let bytes = 1 << 16;
         let found = std::thread::scope(|scope| {
             let threads = [0, 1].map(|rank| {
-                let comm = job.join(rank, &Options::default()).unwrap();
+                let comm = job.join(rank, &JoinOptions::default()).unwrap();
                 scope.spawn(move || {
                     let mut member = Member::new(comm, bytes).unwrap();
                     let own = member.bench.shard().unwrap().to_vec();

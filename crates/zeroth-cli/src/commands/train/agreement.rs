@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use zeroth::comm::local::LocalComm;
 use zeroth::comm::{Comm, OpName};
 use zeroth::job::{ResolvedJob, collectives_asked, rank_differences};
 use zeroth::train::Distillation;
@@ -136,7 +135,7 @@ struct RankReport {
 /// Shares whether this rank can take part. If one cannot, all exit with its code, and rank 0 prints why; if all can, it notes
 /// what they differ in.
 pub(super) fn exchange(
-    comm: &LocalComm,
+    comm: &dyn Comm,
     own: Result<&Map<String, Value>, &Refusal>,
 ) -> anyhow::Result<Option<Exit>> {
     let own = match own {

@@ -1,8 +1,8 @@
 //! Ranks started by an external launcher on this machine: torchrun, srun, mpirun. Rank 0 does the work of zeroth's
 //! launcher, the others wait for its handoff, and then all of them train.
 
+use zeroth::comm::JoinOptions;
 use zeroth::comm::environment::LaunchedRank;
-use zeroth::comm::local::Options;
 use zeroth::comm::rendezvous::{Coordinator, RendezvousError, WaitPolicy, request_join};
 use zeroth::job::{LauncherHandoff, REGION, ResolvedJob};
 use zeroth::program::Compiled;
@@ -62,11 +62,11 @@ fn run_rank_0(
     };
     let status = LiveStatus::start(&run, signals);
     let handoff = run.resolved_job.handoff.to_text()?;
-    let comm = host.begin(REGION, handoff.as_bytes())?.join(0, &rank::options(&run.resolved_job))?;
-    if let Some(exit) = agreement::exchange(&comm, Ok(&run.resolved_job.facts.of_rank(0)))? {
+    let comm = host.begin(REGION, handoff.as_bytes(), &rank::options(&run.resolved_job))?;
+    if let Some(exit) = agreement::exchange(&*comm, Ok(&run.resolved_job.facts.of_rank(0)))? {
         return Ok(exit);
     }
-    status.observe(&comm);
+    status.observe(&*comm.control());
     let exit = rank::joined(arguments, &run.resolved_job, &run.compiled, comm, signals, Agreed::Yes)?;
     status.finish(exit);
     if exit == Exit::Done { summary::print(&run, output) } else { Ok(exit) }
@@ -90,10 +90,10 @@ fn run_peer(
         .and_then(|handoff| resolve(arguments, place, handoff));
     let options = resolved
         .as_ref()
-        .map_or_else(|_| Options::default(), |(resolved_job, _)| rank::options(resolved_job));
+        .map_or_else(|_| JoinOptions::default(), |(resolved_job, _)| rank::options(resolved_job));
     let comm = invitation.join(&options)?;
     let facts = resolved.as_ref().map(|(resolved_job, _)| resolved_job.facts.of_rank(place.rank));
-    if let Some(exit) = agreement::exchange(&comm, facts.as_ref().map_err(|refusal| *refusal))? {
+    if let Some(exit) = agreement::exchange(&*comm, facts.as_ref().map_err(|refusal| *refusal))? {
         return Ok(exit);
     }
     match resolved {

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use serde_json::json;
 use zeroth::base::publish;
 use zeroth::comm::launch::Report;
-use zeroth::comm::local::LocalComm;
-use zeroth::comm::{Phase, ProgressCell, RankObserver};
+use zeroth::comm::{JobControl, Phase, RankObserver};
 use zeroth::kernel::Tier;
 use zeroth::machine::{Gpus, probe};
 use zeroth::program::Target;
@@ -55,20 +54,13 @@ impl LiveStatus {
         Self(StatusWriter::start(folder.root(), facts, gate))
     }
 
-    /// Observes the only rank, which runs in this process; it publishes in the cell.
-    pub(super) fn observe_own(&self) -> ProgressCell {
-        let (cell, observer) = RankObserver::own();
-        self.0.observe(observer);
-        cell
-    }
-
-    /// Observes the ranks of a job that this process has joined.
-    pub(super) fn observe(&self, comm: &LocalComm) {
-        self.0.observe(comm.observer());
+    /// Observes the ranks of the job that this process has a part in.
+    pub(super) fn observe(&self, control: &dyn JobControl) {
+        self.0.observe(control.observer());
     }
 
     /// Observes the ranks that a launcher starts.
-    pub(super) fn observe_with(&self) -> impl Fn(RankObserver) + Send + Sync + 'static {
+    pub(super) fn observe_with(&self) -> impl Fn(Box<dyn RankObserver>) + Send + Sync + 'static {
         self.0.observe_with()
     }
 
@@ -98,8 +90,8 @@ impl LiveStatus {
 }
 
 /// What one rank publishes: its phase and step, events on rank 0, and timelines.
-pub(super) struct LiveRank {
-    progress: ProgressCell,
+pub(super) struct LiveRank<'a> {
+    control: &'a dyn JobControl,
     output: PathBuf,
     rank: usize,
     ranks: usize,
@@ -109,32 +101,32 @@ pub(super) struct LiveRank {
     has_part: bool,
 }
 
-impl LiveRank {
-    pub(super) fn new(progress: ProgressCell, output: &Path, rank: usize, ranks: usize) -> Self {
-        Self { progress, output: output.to_owned(), rank, ranks, events: None, has_part: false }
+impl<'a> LiveRank<'a> {
+    pub(super) fn new(control: &'a dyn JobControl, output: &Path, rank: usize, ranks: usize) -> Self {
+        Self { control, output: output.to_owned(), rank, ranks, events: None, has_part: false }
     }
 
     pub(super) fn handle(&mut self, event: &TrainEvent<'_>) {
         match event {
             TrainEvent::TransportChosen(_) | TrainEvent::StepProfile(_) | TrainEvent::Note(_) => {}
-            TrainEvent::Loading { .. } => self.progress.set(Phase::Loading, None),
-            TrainEvent::Loaded => self.progress.set(Phase::Training, None),
+            TrainEvent::Loading { .. } => self.control.publish_progress(Phase::Loading, None),
+            TrainEvent::Loaded => self.control.publish_progress(Phase::Training, None),
             TrainEvent::Step(step) => {
-                self.progress.set(Phase::Training, Some(step.step));
+                self.control.publish_progress(Phase::Training, Some(step.step));
                 if step.skipped {
                     self.event(&RunEvent::Skip { step: step.step });
                 }
             }
-            TrainEvent::EvalStarting => self.progress.set(Phase::Evaluating, None),
+            TrainEvent::EvalStarting => self.control.publish_progress(Phase::Evaluating, None),
             TrainEvent::Eval(found, _) => {
-                self.progress.set(Phase::Training, None);
+                self.control.publish_progress(Phase::Training, None);
                 self.event(&RunEvent::Eval { step: found.step, eval_loss: found.eval_loss });
             }
             TrainEvent::CheckpointStarting(_) | TrainEvent::Exporting => {
-                self.progress.set(Phase::Saving, None);
+                self.control.publish_progress(Phase::Saving, None);
             }
             TrainEvent::CheckpointSaved { step, stalled } => {
-                self.progress.set(Phase::Training, None);
+                self.control.publish_progress(Phase::Training, None);
                 let stalled_ms = stalled.as_secs_f64() * 1e3;
                 self.event(&RunEvent::Save { step: *step, stalled_ms });
             }

@@ -22,7 +22,7 @@ mod trainer_note;
 mod view;
 
 use zeroth::base::{counted, publish};
-use zeroth::comm::local::JOB_FD;
+use zeroth::comm::local::is_launched;
 use zeroth::config::preset::Preset;
 use zeroth::data::find_files;
 use zeroth::job::{ResolvedJob, is_inside, token_cache};
@@ -42,7 +42,7 @@ use crate::signals::{Role, SaveSignals, Signals};
 use crate::startup_signals::{OnStop, Work};
 
 pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit> {
-    if std::env::var_os(JOB_FD).is_some() {
+    if is_launched() {
         return rank::of_a_launcher(arguments);
     }
     if let Some(place) = external_launcher::place()? {
@@ -58,7 +58,7 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
     let view = view::open(arguments, output);
     // A single rank runs in this process, unless it is to be restarted when it dies.
     let exit = if run.resolved_job.ranks == 1 && arguments.max_restarts == 0 {
-        rank::alone(arguments, &run, &signals, &status)?
+        rank::only(arguments, &run, &signals, &status)?
     } else {
         launch::many(arguments, &run, &signals, &status)?
     };

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use zeroth::base::publish;
-use zeroth::comm::local::{LocalComm, Options, join_from_environment};
-use zeroth::comm::{Comm, JobRequests, ProgressCell, Timing};
+use zeroth::comm::local::join_from_environment;
+use zeroth::comm::{Comm, JobControl, JoinOptions, Timing, alone};
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
 use zeroth::engine::RunError;
@@ -32,7 +32,7 @@ use crate::startup_signals::Work;
 use crate::stop_signal::StopSignal;
 
 /// Runs a single rank: launcher and rank in one process.
-pub(super) fn alone(
+pub(super) fn only(
     arguments: &TrainArgs,
     run: &PreparedRun,
     signals: &Signals,
@@ -41,8 +41,9 @@ pub(super) fn alone(
     let PreparedRun { resolved_job, compiled, folder, .. } = run;
     let open = || ProgressReporter::new(resolved_job, compiled, arguments)?.with_log(&folder.log(0)?);
     let reporter = signals.startup().map_or_else(open, |before| before.write(open))?;
-    let progress = status.observe_own();
-    match steps(arguments, resolved_job, compiled, None, Some(reporter), signals, progress)? {
+    let control = alone();
+    status.observe(&*control);
+    match steps(arguments, resolved_job, compiled, None, Some(reporter), signals, &*control)? {
         Ok(outcome) => {
             if let (Some(path), Some(trace)) = (&arguments.trace, &outcome.trace) {
                 summary::trace(path, &[trace.to_json_lines()?])?;
@@ -74,14 +75,14 @@ pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
 }
 
 /// Options for joining the other ranks.
-pub(super) fn options(resolved_job: &ResolvedJob) -> Options {
+pub(super) fn options(resolved_job: &ResolvedJob) -> JoinOptions {
     let threads = match resolved_job.target {
         Target::Cpu { .. } => resolved_job.threads,
         Target::Cuda => 1,
     };
     let stall = Duration::from_secs(resolved_job.resolved.values.zeroth.stall_seconds);
     let timing = Timing { lost: stall, ..Timing::default() };
-    Options::default().threads(threads).timing(timing).on_slow(|slow| output::note(&slow.to_string()))
+    JoinOptions::default().threads(threads).timing(timing).on_slow(|slow| output::note(&slow.to_string()))
 }
 
 /// Whether ranks have told each other that they can take part, and in what they differ.
@@ -96,13 +97,13 @@ pub(super) fn joined(
     arguments: &TrainArgs,
     resolved_job: &ResolvedJob,
     compiled: &Compiled,
-    comm: LocalComm,
+    comm: Box<dyn Comm>,
     signals: &Signals,
     agreed: Agreed,
 ) -> anyhow::Result<Exit> {
     let number = comm.rank();
     if let Some(before) = signals.startup() {
-        before.join(comm.first_step());
+        before.join(comm.control());
     }
     let open = || ProgressReporter::new(resolved_job, compiled, arguments);
     let reporter = match (number, signals.startup()) {
@@ -111,12 +112,12 @@ pub(super) fn joined(
         _ => None,
     };
     if agreed == Agreed::No
-        && let Some(exit) = agreement::exchange(&comm, Ok(&resolved_job.facts.of_rank(number)))?
+        && let Some(exit) = agreement::exchange(&*comm, Ok(&resolved_job.facts.of_rank(number)))?
     {
         return Ok(exit);
     }
-    let progress = comm.progress();
-    match steps(arguments, resolved_job, compiled, Some(comm), reporter, signals, progress)? {
+    let control = comm.control();
+    match steps(arguments, resolved_job, compiled, Some(comm), reporter, signals, &*control)? {
         Ok(outcome) => {
             if let Some(trace) = outcome.trace.as_ref().filter(|_| arguments.trace.is_some()) {
                 publish(&summary::trace_part(&arguments.output, number), trace.to_json_lines()?.as_bytes())?;
@@ -137,28 +138,25 @@ fn steps(
     arguments: &TrainArgs,
     resolved_job: &ResolvedJob,
     compiled: &Compiled,
-    comm: Option<LocalComm>,
+    comm: Option<Box<dyn Comm>>,
     mut reporter: Option<ProgressReporter<'_>>,
     signals: &Signals,
-    progress: ProgressCell,
+    control: &dyn JobControl,
 ) -> anyhow::Result<Result<TrainOutcome, TrainError>> {
-    let number = comm.as_ref().map_or(0, Comm::rank);
-    let first_step = comm.as_ref().map(LocalComm::first_step);
+    let number = comm.as_ref().map_or(0, |comm| comm.rank());
     let [save_now, trace_now] = ["save-now", "trace-now"].map(|name| arguments.output.join(name));
-    let requests = comm.as_ref().map(LocalComm::requests);
     let requests = Requests {
         signals,
-        launcher: requests,
+        control,
         seen: Cell::new(0),
         number,
         told: Cell::new(false),
         save_now,
         trace_now,
     };
-    let comm = comm.map(|comm| Box::new(comm) as Box<dyn Comm>);
     let device = device(resolved_job, compiled, number)?;
     let ranks = resolved_job.ranks as usize;
-    let mut live = LiveRank::new(progress, &arguments.output, number, ranks);
+    let mut live = LiveRank::new(control, &arguments.output, number, ranks);
     let checkpoints = checkpoints::options(arguments, resolved_job);
     let options = TrainOptions {
         export_to: resolved_job.writes_model.then(|| arguments.output.join("model")),
@@ -171,7 +169,7 @@ fn steps(
     };
     let mut on_event = |event: TrainEvent<'_>| {
         if let TrainEvent::Loaded = event {
-            signals.begin_steps(first_step.as_ref());
+            signals.begin_steps(control);
         }
         if let TrainEvent::CheckpointStarting(_) = event {
             // Cluster managers signal every rank: one save answers all of them.
@@ -183,16 +181,16 @@ fn steps(
         }
         Ok(())
     };
-    let control = || requests.pending();
-    let hooks = TrainHooks { on_event: &mut on_event, control: &control };
+    let pending = || requests.pending();
+    let hooks = TrainHooks { on_event: &mut on_event, control: &pending };
     Ok(train(&resolved_job.job, compiled, device, comm, &options, hooks))
 }
 
 /// Where requests from outside come from.
 struct Requests<'a> {
     signals: &'a Signals,
-    /// Of zeroth's launcher, if it started this rank.
-    launcher: Option<JobRequests>,
+    /// Of the launcher.
+    control: &'a dyn JobControl,
     /// The launcher's saves that are answered.
     seen: Cell<u32>,
     number: usize,
@@ -223,7 +221,7 @@ impl Requests<'_> {
                 StopSignal::User2 => ControlRequest::User2,
                 StopSignal::CpuTime => ControlRequest::CpuTime,
             }
-        } else if self.launcher.as_ref().is_some_and(JobRequests::is_stop_requested) {
+        } else if self.control.is_stop_requested() {
             ControlRequest::Stop
         } else if self.signals.is_save_requested() || self.launcher_saves() || is_requested(&self.save_now) {
             ControlRequest::Save
@@ -236,14 +234,13 @@ impl Requests<'_> {
 
     /// Whether the launcher asks for a save. Rank 0 answers for all, so that there is one.
     fn launcher_saves(&self) -> bool {
-        let saves = self.launcher.as_ref().map_or(0, JobRequests::saves);
-        self.number == 0 && saves != self.seen.get()
+        self.number == 0 && self.control.save_requests() != self.seen.get()
     }
 
     /// A checkpoint is being written: it answers every request for a save so far.
     fn answer_saves(&self) {
         self.signals.forget_saves();
-        self.seen.set(self.launcher.as_ref().map_or(0, JobRequests::saves));
+        self.seen.set(self.control.save_requests());
     }
 }
 

@@ -11,8 +11,8 @@ use std::sync::Mutex;
 
 use serde_json::Value;
 use zeroth_base::DType;
-use zeroth_comm::Comm;
-use zeroth_comm::local::{Job, Options};
+use zeroth_comm::local::Job;
+use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::CpuDevice;
 use zeroth_cuda::CudaDevice;
 use zeroth_engine::{Engine, MicroBatch, Rank, State};
@@ -500,8 +500,8 @@ fn on_ranks(ranks: u64, run: &(dyn Fn(Option<Box<dyn Comm>>) + Sync)) {
     let job = Job::create(ranks as usize, 1 << 16).unwrap();
     std::thread::scope(|scope| {
         for rank in 0..ranks as usize {
-            let comm = job.join(rank, &Options::default()).unwrap();
-            scope.spawn(move || run(Some(Box::new(comm))));
+            let comm = job.join(rank, &JoinOptions::default()).unwrap();
+            scope.spawn(move || run(Some(comm)));
         }
     });
 }

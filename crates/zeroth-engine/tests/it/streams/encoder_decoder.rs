@@ -4,8 +4,8 @@
 use std::sync::Mutex;
 
 use zeroth_base::PositionBuckets;
-use zeroth_comm::Comm;
-use zeroth_comm::local::{Job, Options};
+use zeroth_comm::local::Job;
+use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, MicroBatch, MicroBatches, Rank, RunError, State, StreamBatch, Streams};
 use zeroth_graph::reference::Machine;
@@ -296,9 +296,9 @@ fn trained_bits(graph: &Graph, ranks: usize, settings: &Settings, chaos: Option<
         let job = Job::create(ranks, 1 << 16).unwrap();
         std::thread::scope(|scope| {
             for number in 0..ranks {
-                let comm = job.join(number, &Options::default()).unwrap();
+                let comm = job.join(number, &JoinOptions::default()).unwrap();
                 let run = &run;
-                scope.spawn(move || run(Some(Box::new(comm))));
+                scope.spawn(move || run(Some(comm)));
             }
         });
     }

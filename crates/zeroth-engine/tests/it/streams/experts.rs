@@ -3,7 +3,8 @@
 use std::sync::Mutex;
 
 use zeroth_base::DType;
-use zeroth_comm::local::{Job, Options};
+use zeroth_comm::JoinOptions;
+use zeroth_comm::local::Job;
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, Rank, StepRecord};
 use zeroth_graph::reference::Data;
@@ -235,8 +236,8 @@ fn over_ranks(ranks: usize, rank: &(dyn Fn(Option<Box<dyn zeroth_comm::Comm>>) +
     let job = Job::create(ranks, 1 << 16).unwrap();
     std::thread::scope(|scope| {
         for number in 0..ranks {
-            let comm = job.join(number, &Options::default()).unwrap();
-            scope.spawn(move || rank(Some(Box::new(comm))));
+            let comm = job.join(number, &JoinOptions::default()).unwrap();
+            scope.spawn(move || rank(Some(comm)));
         }
     });
 }

@@ -20,15 +20,13 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::error::{CommError, LostReason, RankLost};
+use super::peer_monitor::PeerMonitor;
+use super::rank_slot::{LEFT, RankSlot};
+use super::segment::Segment;
+use super::wait;
+use crate::error::{CommError, LostReason};
+use crate::join_options::OnSlow;
 use crate::op_name::OpName;
-use crate::peer_monitor::{PeerMonitor, SlowRank};
-use crate::rank_slot::{LEFT, RankSlot};
-use crate::segment::Segment;
-use crate::wait;
-
-/// Called with a warning on the waiting thread.
-pub(crate) type OnSlow = dyn Fn(&SlowRank) + Send + Sync;
 
 /// One rank's end of the channel. There is one per slot, because a slot is taken once.
 pub(crate) struct ShmChannel {
@@ -200,15 +198,6 @@ impl ShmChannel {
     }
 
     fn lost(&self, rank: usize, reason: LostReason, op: OpName) -> CommError {
-        let lost = describe(&self.segment, rank, reason);
-        Box::new(RankLost { by: Some(self.rank), waiting_in: Some(op), ..lost }).into()
+        self.segment.lost_on(self.rank, op, rank, reason)
     }
-}
-
-/// The segment's information about a lost rank.
-pub(crate) fn describe(segment: &Segment, rank: usize, reason: LostReason) -> RankLost {
-    let slot = segment.slot(rank);
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
-    let host = host.map_or_else(|_| "this machine".to_owned(), |name| name.trim().to_owned());
-    RankLost { rank, host, pid: slot.process().0, reason, last: slot.last_op(), by: None, waiting_in: None }
 }

@@ -54,6 +54,15 @@ struct CurrentOp {
     name: [AtomicU64; NAME_WORDS],
 }
 
+/// Progress of one rank's device, on pages of its own: where the device is, and what its host has enqueued.
+#[repr(C, align(64))]
+pub(crate) struct DeviceCounter {
+    /// The last point that the device has reached; written by the device.
+    pub(crate) arrived: AtomicU32,
+    /// The last point that was enqueued; written by the host.
+    pub(crate) enqueued: AtomicU32,
+}
+
 /// A rank's part of the control pages.
 #[repr(C)]
 pub(crate) struct RankSlot {

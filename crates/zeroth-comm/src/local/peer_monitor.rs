@@ -2,82 +2,13 @@
 
 use std::time::Duration;
 
+use super::rank_slot::{FREE, JOINED};
+use super::segment::Segment;
+use super::wait::SLICE;
 use crate::error::LostReason;
-use crate::heartbeat::Process;
-use crate::op_name::LastOp;
+use crate::join_options::{Silence, SlowRank, Timing};
 use crate::op_name::OpName;
-use crate::rank_slot::{FREE, JOINED};
-use crate::segment::Segment;
-use crate::wait::SLICE;
-
-/// Timeouts. Tests shorten the defaults.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timing {
-    /// The heartbeat interval.
-    pub heartbeat: Duration,
-    /// A rank whose heartbeat has not moved for this long is noted: it may be stopped.
-    pub silent: Duration,
-    /// A rank whose heartbeat has not moved for this long is lost.
-    pub lost: Duration,
-    /// The interval of warnings during a long wait.
-    pub slow: Duration,
-    /// The time for a rank to join.
-    pub join: Duration,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self {
-            heartbeat: Duration::from_millis(250),
-            silent: Duration::from_secs(3),
-            lost: Duration::from_secs(30),
-            slow: Duration::from_secs(30),
-            join: Duration::from_mins(1),
-        }
-    }
-}
-
-/// A warning: a rank has been waited for long.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlowRank {
-    /// The rank being waited for.
-    pub rank: usize,
-    /// Set where it shows no sign of life.
-    pub silence: Option<Silence>,
-    /// Its current or last collective; `None` before its first.
-    pub last: Option<LastOp>,
-    /// The waiting collective.
-    pub waiting_in: OpName,
-    /// The time waited.
-    pub seconds: u64,
-}
-
-/// A rank without a heartbeat: stopped, or starved of CPU time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Silence {
-    /// Its process.
-    pub pid: u32,
-    /// Seconds of silence after which the job ends.
-    pub limit: u64,
-}
-
-impl std::fmt::Display for SlowRank {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Some(Silence { pid, limit }) = self.silence {
-            let Self { rank, waiting_in, seconds, .. } = self;
-            return write!(
-                f,
-                "{waiting_in} waits for rank {rank} (pid {pid}), which has not responded for {seconds} s; if it is stopped, \
-                 `kill -CONT {pid}` continues it. After {limit} s the run ends without a save"
-            );
-        }
-        write!(f, "{} has waited {} s for rank {}", self.waiting_in, self.seconds, self.rank)?;
-        match &self.last {
-            Some(last) => write!(f, ", which lives and is {last}"),
-            None => write!(f, ", which has not been in a collective yet"),
-        }
-    }
-}
+use crate::process::Process;
 
 struct Peer {
     heartbeat: u64,
@@ -232,11 +163,11 @@ impl PeerMonitor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::segment::{JobToken, SegmentLayout};
     use super::*;
-    use crate::segment::{SegmentLayout, Token};
 
     fn segment() -> Segment {
-        Segment::create(SegmentLayout::new(3, 0).unwrap(), Token::random().unwrap()).unwrap().1
+        Segment::create(SegmentLayout::new(3, 0).unwrap(), JobToken::random().unwrap()).unwrap().1
     }
 
     fn watch(segment: &Segment) -> PeerMonitor {

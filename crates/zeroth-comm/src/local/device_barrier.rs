@@ -1,45 +1,26 @@
 //! A barrier between the devices of ranks that does not involve their hosts, and the detection of lost ranks for it.
 //!
-//! Every rank has a counter in shared memory that only its device increments, in stream order, and that all devices read.
-//! Collective `n` (from 1) has two points, `2n − 1` and `2n`:
-//!
-//! - A device that reaches the collective stores `2n − 1`: its memory is ready to be read by peers. It waits until all
-//!   counters have reached `2n − 1`, and reads.
-//! - After reading it stores `2n`, and waits until all counters have reached `2n`: no peer reads its memory any more, and
-//!   later work may overwrite it.
-//!
-//! Counters are therefore at most one collective apart, and 32-bit wrapping comparison is sufficient. The host assigns the
-//! points ([`DeviceBarrier::next`]) when it enqueues a collective, long before the device reaches it. A waiting device cannot
-//! detect that a peer is gone, so a host thread watches the ranks for it. If a rank is lost, the thread ends the job and then
-//! stores counters that release every waiting stream. Results computed after that are undefined, so callers that wait for a
-//! device must call [`DeviceBarrier::check`] afterwards.
+//! The counters of [`DeviceBarrier`] are in shared memory. A waiting device cannot detect that a peer is gone, so a host
+//! thread watches the ranks for it. If a rank is lost, the thread ends the job and then stores counters that release every
+//! waiting stream.
 
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::error::{CommError, LostReason, RankLost};
+use super::peer_monitor::{Observed, PeerMonitor};
+use super::rank_slot::{DeviceCounter, LEFT};
+use super::segment::Segment;
+use super::wait::{COUNTED, SLICE, reached};
+use crate::comm::{DeviceBarrier, DeviceCounters, Liveness};
+use crate::error::{CommError, LostReason};
+use crate::join_options::{OnSlow, Timing};
 use crate::op_name::OpName;
-use crate::peer_monitor::{Observed, PeerMonitor, Timing};
-use crate::rank_slot::LEFT;
-use crate::segment::Segment;
-use crate::shm_channel::{OnSlow, describe};
-use crate::wait::{COUNTED, SLICE, reached};
 
 /// Distance of the releasing counters from the last enqueued point.
 const RELEASE_DISTANCE: u32 = 1 << 30;
-
-/// Progress of one rank: where its device is, and what its host has enqueued.
-#[repr(C, align(64))]
-pub(crate) struct Counter {
-    /// The last point that the device has reached; written by the device.
-    arrived: AtomicU32,
-    /// The last point that was enqueued; written by the host.
-    enqueued: AtomicU32,
-}
 
 type OnLost = Box<dyn Fn() + Send>;
 
@@ -53,20 +34,17 @@ struct Shared {
     on_slow: Option<Arc<OnSlow>>,
 }
 
-/// One rank's end of the barrier. Drop it only after the device has passed all enqueued collectives.
-pub struct DeviceBarrier {
+/// One rank's end of the barrier.
+pub(super) struct LocalDeviceBarrier {
     shared: Arc<Shared>,
     // Dropped to stop the thread, before it is joined; hence the `Option`.
     running: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl DeviceBarrier {
-    /// Bytes between the counters of two ranks.
-    pub const STRIDE: usize = size_of::<Counter>();
-
+impl LocalDeviceBarrier {
     /// `None` if the watching thread cannot be started.
-    pub(crate) fn new(
+    pub(super) fn new(
         segment: Arc<Segment>,
         rank: usize,
         timing: Timing,
@@ -84,15 +62,15 @@ impl DeviceBarrier {
             .ok()?;
         Some(Self { shared, running: Some(running), thread: Some(thread) })
     }
+}
 
-    /// The file that holds the counters, the page-aligned offset of the first one, and the length of all in whole pages. A
-    /// rank's device counter is the first four of its [`Self::STRIDE`] bytes.
-    pub fn counters(&self) -> (BorrowedFd<'_>, u64, usize) {
-        self.shared.segment.counters()
+impl DeviceBarrier for LocalDeviceBarrier {
+    fn counters(&self) -> DeviceCounters<'_> {
+        let (file, at, bytes) = self.shared.segment.counters();
+        DeviceCounters { file, at, bytes, stride: size_of::<DeviceCounter>() }
     }
 
-    /// The two points of the next collective. All ranks must enqueue it under the same name.
-    pub fn next(&self, op: OpName) -> Result<[u32; 2], CommError> {
+    fn next(&self, op: OpName) -> Result<[u32; 2], CommError> {
         self.check(op)?;
         let shared = &self.shared;
         shared.segment.slot(shared.rank).enter(op);
@@ -104,27 +82,22 @@ impl DeviceBarrier {
         enqueued.store(points[1], Ordering::Release);
         Ok(points)
     }
+}
 
-    /// Returns the error that ended the job, if one did: results of the device are then undefined.
-    pub fn check(&self, op: OpName) -> Result<(), CommError> {
+impl Liveness for LocalDeviceBarrier {
+    fn check(&self, op: OpName) -> Result<(), CommError> {
         match self.shared.segment.ended() {
             None => Ok(()),
-            Some((rank, reason)) => {
-                let lost = describe(&self.shared.segment, rank, reason);
-                let (by, waiting_in) = (Some(self.shared.rank), Some(op));
-                Err(Box::new(RankLost { by, waiting_in, ..lost }).into())
-            }
+            Some((rank, reason)) => Err(self.shared.segment.lost_on(self.shared.rank, op, rank, reason)),
         }
     }
 
-    /// For devices that do not wait on the counters: another thread calls `abort`, repeatedly, once a rank is lost. Ranks are
-    /// then watched at all times.
-    pub fn on_lost(&self, abort: impl Fn() + Send + 'static) {
-        *lock(&self.shared.on_lost) = Some(Box::new(abort));
+    fn on_lost(&self, abort: Box<dyn Fn() + Send>) {
+        *lock(&self.shared.on_lost) = Some(abort);
     }
 }
 
-impl Drop for DeviceBarrier {
+impl Drop for LocalDeviceBarrier {
     fn drop(&mut self) {
         self.running.take();
         if let Some(thread) = self.thread.take() {
@@ -229,9 +202,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::segment::{JobToken, SegmentLayout};
     use super::*;
-    use crate::heartbeat::Process;
-    use crate::segment::{SegmentLayout, Token};
+    use crate::process::Process;
 
     /// Model of a device: executes its enqueued points as far as the counters of the others allow.
     struct Model {
@@ -274,14 +247,14 @@ mod tests {
         }
     }
 
-    fn barriers(world: usize) -> (Arc<Segment>, Vec<DeviceBarrier>) {
+    fn barriers(world: usize) -> (Arc<Segment>, Vec<LocalDeviceBarrier>) {
         let segment =
-            Segment::create(SegmentLayout::new(world, 0).unwrap(), Token::random().unwrap()).unwrap().1;
+            Segment::create(SegmentLayout::new(world, 0).unwrap(), JobToken::random().unwrap()).unwrap().1;
         let segment = Arc::new(segment);
         let (pid, started) = Process::own().unwrap();
         (0..world).for_each(|rank| segment.slot(rank).take(pid, started).unwrap());
         let timing = Timing::default();
-        let barrier = |rank| DeviceBarrier::new(Arc::clone(&segment), rank, timing, None).unwrap();
+        let barrier = |rank| LocalDeviceBarrier::new(Arc::clone(&segment), rank, timing, None).unwrap();
         (Arc::clone(&segment), (0..world).map(barrier).collect())
     }
 
@@ -349,9 +322,9 @@ mod tests {
     fn a_lost_rank_aborts_devices_that_do_not_wait_on_the_counters() {
         let (segment, barriers) = barriers(2);
         let (aborted, notified) = mpsc::channel();
-        barriers[0].on_lost(move || {
+        barriers[0].on_lost(Box::new(move || {
             let _ = aborted.send(());
-        });
+        }));
         segment.end(1, LostReason::Dead);
         assert_eq!(notified.recv_timeout(Duration::from_mins(1)), Ok(()));
     }

@@ -5,7 +5,7 @@
 //!        | region of rank 0 | region of rank 1 | … | to a huge page | window of rank 0 | window of rank 1 | …
 //! ```
 //!
-//! Counters (`device_barrier.rs`) are on pages of their own: devices write to them. A region has two halves, used in turn. Windows (`windows.rs`) are places for more than any rank has: only what is
+//! Counters (`device_barrier.rs`) are on pages of their own: devices write to them. A region has two halves, used in turn. Windows (`mapped_window.rs`) are places for more than any rank has: only what is
 //! touched takes memory, and each is mapped apart. The file has no name in any folder: it is gone with the last process
 //! that holds or maps it. It is sealed against changing its size, so a mapping stays valid for as long as it lives.
 #![allow(unsafe_code, reason = "maps memory that other processes map too; each block says why it is sound")]
@@ -22,11 +22,11 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::copy;
-use crate::device_barrier::Counter;
-use crate::error::{JoinError, LostReason};
-use crate::rank_slot::RankSlot;
-use crate::wait;
+use super::copy;
+use super::rank_slot::{DeviceCounter, RankSlot};
+use super::wait;
+use crate::error::{CommError, JoinError, LostReason, RankLost};
+use crate::op_name::OpName;
 
 /// The maximum number of ranks on one machine.
 pub(crate) const MOST_RANKS: usize = 1024;
@@ -43,9 +43,9 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// 128 random bits that identify a job. A rank with another job's token is rejected.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Token([u64; 2]);
+pub struct JobToken([u64; 2]);
 
-impl Token {
+impl JobToken {
     pub(crate) fn random() -> Result<Self, JoinError> {
         let mut bytes = [0_u8; 16];
         // 16 bytes are never short: only requests above 256 can be interrupted.
@@ -55,20 +55,20 @@ impl Token {
     }
 }
 
-impl fmt::Display for Token {
+impl fmt::Display for JobToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}{:016x}", self.0[1], self.0[0])
     }
 }
 
 /// A token is a weak secret (same user, same machine), but does not belong in logs.
-impl fmt::Debug for Token {
+impl fmt::Debug for JobToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(…)")
     }
 }
 
-impl FromStr for Token {
+impl FromStr for JobToken {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -89,9 +89,9 @@ pub(crate) struct Header {
     token: [AtomicU64; 2],
     /// 0 while the job lives; see [`Segment::end`].
     ended: AtomicU64,
-    /// Whether the first step has begun; see [`crate::FirstStep`].
+    /// Whether the first step has begun; see [`crate::JobControl::begin_first_step`].
     pub(crate) first_step: AtomicU32,
-    /// Not 0 once ranks are asked to stop, and how often they were asked to save; see [`crate::JobRequests`].
+    /// Not 0 once ranks are asked to stop, and how often they were asked to save; see [`crate::JobControl`].
     pub(crate) stop_requested: AtomicU32,
     pub(crate) save_requests: AtomicU32,
 }
@@ -124,7 +124,7 @@ impl SegmentLayout {
             return None;
         }
         let counters = (size_of::<Header>() + world * size_of::<RankSlot>()).next_multiple_of(PAGE);
-        let control = (counters + world * size_of::<Counter>()).next_multiple_of(PAGE);
+        let control = (counters + world * size_of::<DeviceCounter>()).next_multiple_of(PAGE);
         let len = half.checked_mul(2)?.checked_mul(world)?.checked_add(control)?;
         isize::try_from(len).ok()?;
         Some(Self { world, half, counters, control, len })
@@ -157,7 +157,7 @@ unsafe impl Sync for Segment {}
 
 impl Segment {
     /// Creates a segment, and the file that others map.
-    pub(crate) fn create(layout: SegmentLayout, token: Token) -> Result<(OwnedFd, Self), JoinError> {
+    pub(crate) fn create(layout: SegmentLayout, token: JobToken) -> Result<(OwnedFd, Self), JoinError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("zeroth-job", flags | MemfdFlags::NOEXEC_SEAL)
             // Kernels before 6.3 lack that flag.
@@ -183,7 +183,7 @@ impl Segment {
     }
 
     /// Validates and maps a received segment.
-    pub(crate) fn open(file: BorrowedFd<'_>, token: Token) -> Result<Self, JoinError> {
+    pub(crate) fn open(file: BorrowedFd<'_>, token: JobToken) -> Result<Self, JoinError> {
         let not = |why: String| JoinError::NotASegment { why };
         // Seals first: a file that can shrink could invalidate the mapping.
         let seals = rustix::fs::fcntl_get_seals(file)
@@ -255,11 +255,11 @@ impl Segment {
     }
 
     /// How far a rank's device is. Panics where there is no such rank.
-    pub(crate) fn counter(&self, rank: usize) -> &Counter {
+    pub(crate) fn counter(&self, rank: usize) -> &DeviceCounter {
         assert!(rank < self.layout.world, "rank {rank} of {}", self.layout.world);
         // SAFETY: the counters lie inside the control pages, by the layout; they begin with a page, and a counter is as long as
         // its alignment; any bytes are valid atomics.
-        unsafe { self.base.add(self.layout.counters).cast::<Counter>().add(rank).as_ref() }
+        unsafe { self.base.add(self.layout.counters).cast::<DeviceCounter>().add(rank).as_ref() }
     }
 
     /// The file, where in it the counters begin, and how many bytes their pages have.
@@ -309,6 +309,27 @@ impl Segment {
     /// The rank that ended the job, and the reason.
     pub(crate) fn ended(&self) -> Option<(usize, LostReason)> {
         unpack(self.header().ended.load(Ordering::Relaxed)).filter(|(rank, _)| *rank < self.layout.world)
+    }
+
+    /// What is known about a lost rank.
+    pub(crate) fn describe(&self, rank: usize, reason: LostReason) -> RankLost {
+        let slot = self.slot(rank);
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
+        let host = host.map_or_else(|_| "this machine".to_owned(), |name| name.trim().to_owned());
+        RankLost {
+            rank,
+            host,
+            pid: slot.process().0,
+            reason,
+            last: slot.last_op(),
+            by: None,
+            waiting_in: None,
+        }
+    }
+
+    /// The error of rank `by`, which is in `op`, because `rank` is lost.
+    pub(crate) fn lost_on(&self, by: usize, op: OpName, rank: usize, reason: LostReason) -> CommError {
+        Box::new(RankLost { by: Some(by), waiting_in: Some(op), ..self.describe(rank, reason) }).into()
     }
 
     /// Wakes every waiting rank.
@@ -363,20 +384,22 @@ mod tests {
 
     #[test]
     fn a_segment_opens_with_its_token_only() {
-        let token = Token::random().unwrap();
+        let token = JobToken::random().unwrap();
         let (file, _first) = Segment::create(SegmentLayout::new(3, 1000).unwrap(), token).unwrap();
         let second = Segment::open(file.as_fd(), token).unwrap();
         assert_eq!(second.layout, SegmentLayout::new(3, 1000).unwrap());
-        let other = Token::random().unwrap();
+        let other = JobToken::random().unwrap();
         assert_ne!(other, token);
         assert!(matches!(Segment::open(file.as_fd(), other), Err(JoinError::Token)));
-        assert_eq!(token.to_string().parse::<Token>(), Ok(token));
-        assert!("12".parse::<Token>().is_err() && format!("+{}", "0".repeat(31)).parse::<Token>().is_err());
+        assert_eq!(token.to_string().parse::<JobToken>(), Ok(token));
+        assert!(
+            "12".parse::<JobToken>().is_err() && format!("+{}", "0".repeat(31)).parse::<JobToken>().is_err()
+        );
     }
 
     #[test]
     fn files_that_are_not_segments_are_refused_with_the_reason() {
-        let token = Token::random().unwrap();
+        let token = JobToken::random().unwrap();
         let refused = |file: &OwnedFd| match Segment::open(file.as_fd(), token) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("accepted"),
@@ -404,7 +427,7 @@ mod tests {
 
     #[test]
     fn the_first_report_ends_the_job_and_every_reason_survives_its_packing() {
-        let token = Token::random().unwrap();
+        let token = JobToken::random().unwrap();
         let (_file, segment) = Segment::create(SegmentLayout::new(3, 0).unwrap(), token).unwrap();
         assert_eq!(segment.ended(), None);
         let first = (2, LostReason::Stopped { seconds: 5 });

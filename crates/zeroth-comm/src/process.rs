@@ -1,83 +1,23 @@
-//! A rank's heartbeat thread, and checks whether a process is still the same and alive.
+//! Processes of ranks, as `/proc` shows them.
 
 use std::ffi::CStr;
 use std::io::Write;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::JoinError;
-use crate::observer::ProcessState;
-use crate::segment::Segment;
 
-/// A thread that increments the counter in its rank's slot until it is dropped.
-pub(crate) struct Heartbeat {
-    heart: Arc<Heart>,
-    // An `Option` because it is joined by value.
-    thread: Option<JoinHandle<()>>,
-}
-
-/// State shared by the thread and its owner.
-struct Heart {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// The thread has not started.
-    Starting,
-    Beating,
-    /// The thread is asked to end.
-    Stopping,
-}
-
-impl Heartbeat {
-    pub(crate) fn start(segment: Arc<Segment>, rank: usize, period: Duration) -> Result<Self, JoinError> {
-        let heart = Arc::new(Heart { state: Mutex::new(State::Starting), changed: Condvar::new() });
-        let inside = Arc::clone(&heart);
-        let thread = std::thread::Builder::new()
-            .name(format!("heartbeat {rank}"))
-            .spawn(move || inside.run(&segment, rank, period))
-            .map_err(|source| JoinError::System { what: "start the heartbeat", source })?;
-        // A rank has joined once its heartbeat started.
-        let state = heart.lock();
-        drop(heart.changed.wait_while(state, |state| *state == State::Starting));
-        Ok(Self { heart, thread: Some(thread) })
-    }
-}
-
-impl Heart {
-    fn run(&self, segment: &Segment, rank: usize, period: Duration) {
-        let mut state = self.lock();
-        *state = State::Beating;
-        // The owner continues when it gets the lock, after the first beat.
-        self.changed.notify_all();
-        while *state == State::Beating {
-            segment.slot(rank).beat();
-            // This wait does not allocate, like every part of a step.
-            let waited = self.changed.wait_timeout_while(state, period, |state| *state == State::Beating);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    /// No one panics while holding the lock, and the state is always consistent.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Heartbeat {
-    fn drop(&mut self) {
-        *self.heart.lock() = State::Stopping;
-        self.heart.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // It cannot panic, and the rank is leaving anyway.
-            let _ = thread.join();
-        }
-    }
+/// The process of a rank, by /proc.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessState {
+    /// It has not joined.
+    Absent,
+    /// It runs or sleeps.
+    Running,
+    /// It is stopped: SIGSTOP, or a debugger.
+    Stopped,
+    /// It has ended.
+    Ended,
 }
 
 /// A process identified by pid and start time from `/proc`. Checks do not allocate.
@@ -143,22 +83,6 @@ fn state_and_start(text: &[u8]) -> Option<(u8, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::{SegmentLayout, Token};
-
-    #[test]
-    fn a_heart_beats_until_it_is_dropped() {
-        let (_file, segment) =
-            Segment::create(SegmentLayout::new(1, 0).unwrap(), Token::random().unwrap()).unwrap();
-        let segment = Arc::new(segment);
-        let heart = Heartbeat::start(Arc::clone(&segment), 0, Duration::from_millis(1)).unwrap();
-        while segment.slot(0).heartbeat() < 3 {
-            std::thread::yield_now();
-        }
-        drop(heart);
-        let last = segment.slot(0).heartbeat();
-        std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(segment.slot(0).heartbeat(), last);
-    }
 
     #[test]
     fn state_and_start_are_found_behind_any_program_name() {
