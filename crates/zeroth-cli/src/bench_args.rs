@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use zeroth::base::DType;
 use zeroth::bench::ModelSize;
-use zeroth::machine::bench::Part;
+use zeroth::machine::bench::BenchPart;
 
 use crate::value_args::{whole, whole_as};
 
@@ -69,7 +69,7 @@ pub(crate) enum PartArg {
     Step,
 }
 
-impl From<PartArg> for Part {
+impl From<PartArg> for BenchPart {
     fn from(part: PartArg) -> Self {
         match part {
             PartArg::Kernels => Self::Kernels,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use zeroth::base::{DType, parse_bytes, parse_count};
+use zeroth::base::{parse_bytes, parse_count};
 use zeroth::model::Family;
 
 use crate::bench_args::BenchArgs;
@@ -16,8 +16,8 @@ use crate::monitor_args::MonitorArgs;
 use crate::pair_args::PairLengthArgs;
 pub(crate) use crate::train_args::{DataCommand, RowLengthArgs, TrainArgs};
 use crate::train_flags::TrainFlags;
+use crate::value_args::{DTypeArg, budget, number, parameters, whole, whole_as};
 pub(crate) use crate::value_args::{DeviceArg, TrainTypeArg};
-use crate::value_args::{budget, number, parameters, whole, whole_as};
 
 /// ZeRO training of transformer language models in one binary: plans memory before it starts, reads DeepSpeed configs
 /// and Hugging Face folders, needs no Python.
@@ -267,27 +267,6 @@ impl From<NewFamilyArg> for Family {
             NewFamilyArg::Mixtral => Self::Mixtral,
             NewFamilyArg::T5 => Self::T5,
             NewFamilyArg::Mt5 => Self::Mt5,
-        }
-    }
-}
-
-/// The dtype of stored weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DTypeArg {
-    /// 2 bytes, with the range of fp32
-    Bf16,
-    /// 2 bytes, more precise, maximum 65,504
-    Fp16,
-    /// 4 bytes
-    Fp32,
-}
-
-impl From<DTypeArg> for DType {
-    fn from(dtype: DTypeArg) -> Self {
-        match dtype {
-            DTypeArg::Bf16 => Self::Bf16,
-            DTypeArg::Fp16 => Self::F16,
-            DTypeArg::Fp32 => Self::F32,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
 use signal_hook::flag::{register, register_conditional_default, register_conditional_shutdown};
 use zeroth::comm::JobControl;
-use zeroth::comm::environment::Launcher;
+use zeroth::comm::environment::ExternalLauncher;
 
 use crate::startup_signals::{StartupSignals, Work, wait_to_be_killed};
 use crate::stop_signal::StopSignal;
@@ -45,7 +45,7 @@ impl SaveSignals {
     /// Those of a run under another launcher, or of its own. MPICH uses SIGUSR1 itself.
     pub(crate) fn of(launcher: Option<Launcher>, stops: bool) -> Self {
         match launcher {
-            Some(Launcher::Mpich) => Self { signals: &[SIGUSR2], stops },
+            Some(ExternalLauncher::Mpich) => Self { signals: &[SIGUSR2], stops },
             _ => Self { signals: &[SIGUSR1, SIGUSR2], stops },
         }
     }
@@ -231,7 +231,7 @@ mod tests {
         let (role, saves) = match role.as_str() {
             "watched" => (Role::Launched, SaveSignals::NONE),
             "exits" => (Role::Primary, SaveSignals::of(None, true)),
-            "mpich" => (Role::Primary, SaveSignals::of(Some(Launcher::Mpich), false)),
+            "mpich" => (Role::Primary, SaveSignals::of(Some(ExternalLauncher::Mpich), false)),
             _ => (Role::Primary, SaveSignals::of(None, false)),
         };
         let signals = Signals::install(role, Work::Training, saves).unwrap();

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use zeroth::job::run_name;
 
-use crate::cli::DTypeArg;
-use crate::value_args::whole;
+use crate::value_args::{DTypeArg, whole};
 
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct TrainerArgs {

@@ -3,7 +3,7 @@
 use std::ops::{Bound, RangeBounds};
 
 use clap::ValueEnum;
-use zeroth::base::{grouped, parse_bytes, parse_count};
+use zeroth::base::{DType, grouped, parse_bytes, parse_count};
 use zeroth::job::DeviceKind;
 
 /// The device that runs kernels.
@@ -20,6 +20,27 @@ impl From<DeviceArg> for DeviceKind {
         match device {
             DeviceArg::Cpu => Self::Cpu,
             DeviceArg::Cuda => Self::Cuda,
+        }
+    }
+}
+
+/// The dtype of stored weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DTypeArg {
+    /// 2 bytes, with the range of fp32
+    Bf16,
+    /// 2 bytes, more precise, maximum 65,504
+    Fp16,
+    /// 4 bytes
+    Fp32,
+}
+
+impl From<DTypeArg> for DType {
+    fn from(dtype: DTypeArg) -> Self {
+        match dtype {
+            DTypeArg::Bf16 => Self::Bf16,
+            DTypeArg::Fp16 => Self::F16,
+            DTypeArg::Fp32 => Self::F32,
         }
     }
 }

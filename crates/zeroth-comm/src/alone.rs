@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::comm::{JobControl, RankObservation, RankObserver};
 use crate::process::{Process, ProcessState};
-use crate::progress::{Phase, ProgressWords};
+use crate::progress::{ProgressWords, RankPhase};
 
 /// The control plane of a rank that is alone, in this process.
 pub fn alone() -> Box<dyn JobControl> {
@@ -43,7 +43,7 @@ impl JobControl for Alone {
         0
     }
 
-    fn publish_progress(&self, phase: Phase, step: Option<u64>) {
+    fn publish_progress(&self, phase: RankPhase, step: Option<u64>) {
         self.0.progress.set(phase, step);
     }
 
@@ -74,9 +74,9 @@ mod tests {
     fn a_rank_without_a_job_is_alive_and_its_counter_moves() {
         let control = alone();
         let observer = control.observer();
-        control.publish_progress(Phase::Evaluating, Some(2));
+        control.publish_progress(RankPhase::Evaluating, Some(2));
         let (one, two) = (observer.look(0), observer.look(0));
-        assert_eq!((one.phase, one.step, one.state), (Phase::Evaluating, 2, ProcessState::Running));
+        assert_eq!((one.phase, one.step, one.state), (RankPhase::Evaluating, 2, ProcessState::Running));
         assert!(two.heartbeat > one.heartbeat);
     }
 }

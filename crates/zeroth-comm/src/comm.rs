@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`Comm`] | an MPI communicator | collectives: moves bytes between ranks |
 //! | [`PendingTransfer`] | an MPI request | completes a collective that was started |
-//! | [`Windows`] | MPI's shared-memory windows | memory that peers read in place |
+//! | [`SharedWindows`] | MPI's shared-memory windows | memory that peers read in place |
 //! | [`DeviceBarrier`] | NCCL's stream order | a barrier between devices, without their hosts |
 //! | [`Liveness`] | NCCL's asynchronous errors | tells of a rank that is lost while no host waits for it |
 //! | [`JobControl`] | a torchrun agent | first step, requests to stop and save, progress |
@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 use crate::error::CommError;
 use crate::op_name::{LastOp, OpName};
 use crate::process::ProcessState;
-use crate::progress::Phase;
+use crate::progress::RankPhase;
 use crate::transfer::Transfer;
 
 /// A communicator: one rank's connection to the others.
@@ -37,7 +37,7 @@ pub trait Comm: Send {
     fn start<'a>(&'a self, op: OpName, transfer: Transfer<'a>) -> Result<Handle<'a>, CommError>;
 
     /// Windows of memory that peers map read-only; `None` where they cannot.
-    fn windows(&self) -> Option<&dyn Windows> {
+    fn windows(&self) -> Option<&dyn SharedWindows> {
         None
     }
 
@@ -195,7 +195,7 @@ impl Drop for Handle<'_> {
 /// The rank maps parts of its window over the spans of its arena that peers read and writes there as usual. A read has
 /// three phases: all ranks have arrived, so their data is complete; each reads what it needs; all have read, so
 /// everyone may write again.
-pub trait Windows {
+pub trait SharedWindows {
     /// The file of this rank's window and its offset. Memory is taken on first touch.
     fn own(&self) -> (BorrowedFd<'_>, u64);
 
@@ -224,7 +224,7 @@ pub trait Windows {
 pub struct PeerSlices<'a>(&'a (dyn Fn(usize) -> &'a [u8] + Sync));
 
 impl<'a> PeerSlices<'a> {
-    /// For implementations of [`Windows`]: `of` returns the bytes of a rank; none of the reader itself.
+    /// For implementations of [`SharedWindows`]: `of` returns the bytes of a rank; none of the reader itself.
     pub fn new(of: &'a (dyn Fn(usize) -> &'a [u8] + Sync)) -> Self {
         Self(of)
     }
@@ -299,7 +299,7 @@ pub trait JobControl: Send + Sync {
     fn save_requests(&self) -> u32;
 
     /// Publishes a phase, and the last completed step if it is given.
-    fn publish_progress(&self, phase: Phase, step: Option<u64>);
+    fn publish_progress(&self, phase: RankPhase, step: Option<u64>);
 
     /// An observer of all ranks of the job.
     fn observer(&self) -> Box<dyn RankObserver>;
@@ -316,6 +316,7 @@ pub trait RankObserver: Send {
 
 /// What is known about a rank at this moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct RankObservation {
     /// Process id and its start time in clock ticks since boot, once it has joined.
     pub process: Option<(u32, u64)>,
@@ -325,8 +326,7 @@ pub struct RankObservation {
     pub left: bool,
     /// A counter that moves while it lives.
     pub heartbeat: u64,
-    /// Its phase.
-    pub phase: Phase,
+    pub phase: RankPhase,
     /// Its last completed step.
     pub step: u64,
     /// Its current or last collective.

@@ -20,7 +20,7 @@ use std::fmt;
 
 /// The launcher that started this process as one of several ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Launcher {
+pub enum ExternalLauncher {
     /// PyTorch's `torchrun`, or DeepSpeed's launcher.
     Torchrun,
     /// Open MPI's `mpirun`.
@@ -31,7 +31,7 @@ pub enum Launcher {
     Slurm,
 }
 
-impl fmt::Display for Launcher {
+impl fmt::Display for ExternalLauncher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Torchrun => "torchrun",
@@ -44,8 +44,8 @@ impl fmt::Display for Launcher {
 
 /// This process's rank in a job that another launcher started on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct LaunchedRank {
-    /// Its rank.
     pub rank: usize,
     /// The world size, at least 2.
     pub world: usize,
@@ -55,20 +55,19 @@ pub struct LaunchedRank {
     pub local_world: usize,
     /// A name that is unique to the job on this machine and equal on all its ranks.
     pub job: String,
-    /// The launcher.
-    pub launcher: Launcher,
+    pub launcher: ExternalLauncher,
 }
 
 /// Environment variables of a launcher that are missing or inconsistent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum LauncherError {
     /// A variable is missing while others of the same launcher are set.
     #[error(
         "{launcher} started this process, but {name} is not set; start it through the launcher, or unset {because}"
     )]
     Missing {
-        /// The launcher.
-        launcher: Launcher,
+        launcher: ExternalLauncher,
         /// The variable, or alternatives.
         name: String,
         /// The variable that identifies the launcher.
@@ -76,26 +75,16 @@ pub enum LauncherError {
     },
     /// A variable is not a number.
     #[error("{name} of {launcher} is {value:?}, which is not a number of ranks or a rank")]
-    NotANumber {
-        /// The launcher.
-        launcher: Launcher,
-        /// The variable.
-        name: &'static str,
-        /// Its value.
-        value: String,
-    },
+    NotANumber { launcher: ExternalLauncher, name: &'static str, value: String },
     /// Variables contradict each other.
     #[error("{below} of {launcher} is {value}, but {above} is {bound}; ranks are numbered from 0")]
     Contradiction {
-        /// The launcher.
-        launcher: Launcher,
+        launcher: ExternalLauncher,
         /// The variable that is too large.
         below: &'static str,
-        /// Its value.
         value: usize,
         /// The variable that bounds it.
         above: &'static str,
-        /// Its value.
         bound: usize,
     },
     /// The job spans several machines.
@@ -104,8 +93,7 @@ pub enum LauncherError {
         here.map_or_else(|| "a part".to_owned(), |here| here.to_string())
     )]
     ManyMachines {
-        /// The launcher.
-        launcher: Launcher,
+        launcher: ExternalLauncher,
         /// Ranks of the job.
         world: usize,
         /// Those on this machine, where known.
@@ -129,15 +117,15 @@ impl LaunchedRank {
         let all = |names: &[&str]| names.iter().all(|name| lookup(name).is_some());
         let pmi = if all(&["PMI_RANK"]) { "PMI_RANK" } else { "PMI_ID" };
         let found = if all(&["RANK", "WORLD_SIZE"]) || all(&["TORCHELASTIC_RUN_ID"]) {
-            torchrun(&of(Launcher::Torchrun))?
+            torchrun(&of(ExternalLauncher::Torchrun))?
         } else if all(&["OMPI_COMM_WORLD_RANK"]) {
-            open_mpi(&of(Launcher::OpenMpi))?
+            open_mpi(&of(ExternalLauncher::OpenMpi))?
         } else if all(&[pmi, "PMI_SIZE", "MPI_LOCALNRANKS"]) {
-            mpich(&of(Launcher::Mpich), pmi, starter)?
-        } else if let Some(step) = slurm_step(&of(Launcher::Slurm))? {
-            slurm(&of(Launcher::Slurm), step)?
+            mpich(&of(ExternalLauncher::Mpich), pmi, starter)?
+        } else if let Some(step) = slurm_step(&of(ExternalLauncher::Slurm))? {
+            slurm(&of(ExternalLauncher::Slurm), step)?
         } else if all(&[pmi, "PMI_SIZE"]) {
-            mpich(&of(Launcher::Mpich), pmi, starter)?
+            mpich(&of(ExternalLauncher::Mpich), pmi, starter)?
         } else {
             return Ok(None);
         };
@@ -146,8 +134,8 @@ impl LaunchedRank {
 }
 
 /// A launcher's variables before validation.
-struct Found {
-    launcher: Launcher,
+struct UncheckedRank {
+    launcher: ExternalLauncher,
     rank: (&'static str, usize),
     world: (&'static str, usize),
     local_rank: (&'static str, usize),
@@ -156,7 +144,7 @@ struct Found {
     job: String,
 }
 
-impl Found {
+impl UncheckedRank {
     fn check(self) -> Result<Option<LaunchedRank>, LauncherError> {
         let Self { launcher, rank, world, local_rank, local_world, job } = self;
         let below = |(below, value): (&'static str, usize), (above, bound): (&'static str, usize)| {
@@ -196,7 +184,7 @@ impl Found {
 
 struct Variables<'a, L> {
     lookup: &'a L,
-    launcher: Launcher,
+    launcher: ExternalLauncher,
 }
 
 impl<L: Fn(&str) -> Option<OsString>> Variables<'_, L> {
@@ -234,7 +222,9 @@ impl<L: Fn(&str) -> Option<OsString>> Variables<'_, L> {
 }
 
 /// `torch/distributed/elastic/agent/server/local_elastic_agent.py`; DeepSpeed's `launcher/launch.py` has `LOCAL_SIZE`.
-fn torchrun(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Result<Found, LauncherError> {
+fn torchrun(
+    variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>,
+) -> Result<UncheckedRank, LauncherError> {
     let because = if variables.text("RANK").is_some() { "RANK" } else { "TORCHELASTIC_RUN_ID" };
     let (rank, world) = (variables.number(&["RANK"], because)?, variables.number(&["WORLD_SIZE"], because)?);
     // A single rank needs no more than these two, which many notebooks set.
@@ -251,11 +241,20 @@ fn torchrun(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Res
     let parts = ["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"];
     let parts: Vec<String> = parts.iter().filter_map(|name| variables.text(name)).collect();
     let job = format!("torchrun-{}", parts.join("-"));
-    Ok(Found { launcher: variables.launcher, rank, world, local_rank, local_world: Some(local_world), job })
+    Ok(UncheckedRank {
+        launcher: variables.launcher,
+        rank,
+        world,
+        local_rank,
+        local_world: Some(local_world),
+        job,
+    })
 }
 
 /// mpirun(1) of Open MPI, "Environment variables"; the job id is PMIx's.
-fn open_mpi(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Result<Found, LauncherError> {
+fn open_mpi(
+    variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>,
+) -> Result<UncheckedRank, LauncherError> {
     let because = "OMPI_COMM_WORLD_RANK";
     let name = variables.text("PMIX_NAMESPACE").or_else(|| variables.text("OMPI_MCA_ess_base_jobid"));
     let missing = || LauncherError::Missing {
@@ -263,7 +262,7 @@ fn open_mpi(variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>) -> Res
         name: "PMIX_NAMESPACE".to_owned(),
         because,
     };
-    Ok(Found {
+    Ok(UncheckedRank {
         launcher: variables.launcher,
         rank: variables.number(&[because], because)?,
         world: variables.number(&["OMPI_COMM_WORLD_SIZE"], because)?,
@@ -278,9 +277,9 @@ fn mpich(
     variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>,
     rank: &'static str,
     starter: impl Fn() -> u32,
-) -> Result<Found, LauncherError> {
+) -> Result<UncheckedRank, LauncherError> {
     let name = variables.text("PMI_JOBID").unwrap_or_else(|| format!("started-by-{}", starter()));
-    Ok(Found {
+    Ok(UncheckedRank {
         launcher: variables.launcher,
         rank: variables.number(&[rank], rank)?,
         world: variables.number(&["PMI_SIZE"], rank)?,
@@ -307,12 +306,12 @@ fn slurm_step(
 fn slurm(
     variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>,
     step: usize,
-) -> Result<Found, LauncherError> {
+) -> Result<UncheckedRank, LauncherError> {
     let because = "SLURM_PROCID";
     let world = variables.number(&["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"], because)?;
     let nodes = variables.number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"], because)?;
     let job = variables.number(&["SLURM_JOB_ID", "SLURM_JOBID"], because)?.1;
-    Ok(Found {
+    Ok(UncheckedRank {
         launcher: variables.launcher,
         rank: variables.number(&[because], because)?,
         world,

@@ -7,6 +7,7 @@ use crate::op_name::{LastOp, OpName};
 
 /// A collective that failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum CommError {
     /// A rank is lost or in a different collective. The job ends: every rank gets this error.
     #[error(transparent)]
@@ -14,7 +15,6 @@ pub enum CommError {
     /// Ranks have different values of something that must be equal.
     #[error("ranks disagree in {op}: {} rank(s) differ from {common:#018x}: {}; start all ranks from the same program, config and data", differ.len(), listed(differ))]
     Disagree {
-        /// The comparison.
         op: OpName,
         /// The most common value.
         common: u64,
@@ -23,26 +23,12 @@ pub enum CommError {
     },
     /// Inconsistent operands.
     #[error("{kind} in {op}: {given} {what} given, its counts ask for {needed}")]
-    Operands {
-        /// The call.
-        op: OpName,
-        /// The collective.
-        kind: &'static str,
-        /// The operand.
-        what: &'static str,
-        /// Its size.
-        given: usize,
-        /// The required size.
-        needed: usize,
-    },
+    Operands { op: OpName, kind: &'static str, what: &'static str, given: usize, needed: usize },
     /// A root outside the world.
     #[error("{kind} in {op}: there is no root {root} among {world} rank(s), numbered from 0")]
     Root {
-        /// The call.
         op: OpName,
-        /// The collective.
         kind: &'static str,
-        /// The requested rank.
         root: usize,
         /// The number of ranks.
         world: usize,
@@ -91,14 +77,13 @@ pub enum LostReason {
 
 /// A lost rank, and the rank that noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct RankLost {
     /// The rank that is lost.
     pub rank: usize,
-    /// Its machine.
     pub host: String,
     /// Its process id; 0 if it never joined.
     pub pid: u32,
-    /// The reason.
     pub reason: LostReason,
     /// Its last collective; `None` before its first.
     pub last: Option<LastOp>,
@@ -147,22 +132,17 @@ impl fmt::Display for RankLost {
 
 /// A job's segment could not be created or joined.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum JoinError {
     /// A system call failed.
     #[error("cannot {what}: {source}")]
-    System {
-        /// The attempted operation.
-        what: &'static str,
-        /// The system's error.
-        source: io::Error,
-    },
+    System { what: &'static str, source: io::Error },
     /// An unsupported job size.
     #[error(
         "a job of {world} rank(s) with {region} bytes each: ranks must be 1 to {most}, and the whole must fit the \
          address space"
     )]
     Size {
-        /// Requested ranks.
         world: usize,
         /// Requested bytes per rank.
         region: usize,
@@ -181,7 +161,6 @@ pub enum JoinError {
     /// There is no such rank.
     #[error("rank {rank} does not exist in a job of {world} rank(s), numbered from 0")]
     Rank {
-        /// The requested rank.
         rank: usize,
         /// The number of ranks.
         world: usize,
@@ -189,7 +168,6 @@ pub enum JoinError {
     /// The rank is already taken.
     #[error("rank {rank} has been taken by process {pid}; each rank joins once")]
     Taken {
-        /// The requested rank.
         rank: usize,
         /// The process that took it.
         pid: u32,
@@ -197,7 +175,6 @@ pub enum JoinError {
     /// A launcher variable is missing or invalid.
     #[error("environment variable {name} {problem}; ranks are started by a launcher that sets it")]
     Environment {
-        /// The variable.
         name: &'static str,
         /// What is wrong with it.
         problem: String,

@@ -47,8 +47,8 @@ impl JoinOptions {
 
 /// Timeouts. Tests shorten the defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Timing {
-    /// The heartbeat interval.
     pub heartbeat: Duration,
     /// A rank whose heartbeat has not moved for this long is noted: it may be stopped.
     pub silent: Duration,
@@ -74,6 +74,7 @@ impl Default for Timing {
 
 /// A warning: a rank has been waited for long.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct SlowRank {
     /// The rank being waited for.
     pub rank: usize,
@@ -81,16 +82,14 @@ pub struct SlowRank {
     pub silence: Option<Silence>,
     /// Its current or last collective; `None` before its first.
     pub last: Option<LastOp>,
-    /// The waiting collective.
     pub waiting_in: OpName,
-    /// The time waited.
     pub seconds: u64,
 }
 
 /// A rank without a heartbeat: stopped, or starved of CPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Silence {
-    /// Its process.
     pub pid: u32,
     /// Seconds of silence after which the job ends.
     pub limit: u64,

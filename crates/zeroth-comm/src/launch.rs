@@ -30,11 +30,11 @@ use rustix::process::{Pid, Signal};
 
 use crate::comm::RankObserver;
 use crate::error::{JoinError, LostReason};
-use crate::local::{JOB_FD, JOB_TOKEN, Job, RANK, WORLD};
+use crate::local::{JOB_FD, JOB_TOKEN, LocalJob, RANK, WORLD};
 
 pub use handoff::{inherited, sealed};
-pub use output::{Output, OutputLine, OutputStream};
-pub use report::{ExitReason, OutOfMemory, RankExit, Report};
+pub use output::{OutputLine, OutputStream, RankOutput};
+pub use report::{ExitReason, LaunchReport, OutOfMemory, RankExit};
 
 /// Polling interval for ended ranks.
 const LOOK: Duration = Duration::from_millis(20);
@@ -45,6 +45,7 @@ const INSIST: Duration = Duration::from_millis(100);
 
 /// Ranks could not be started. None is left running.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum LaunchError {
     /// The job's segment could not be created.
     #[error(transparent)]
@@ -52,9 +53,7 @@ pub enum LaunchError {
     /// A process could not be started.
     #[error("cannot start rank {rank} as {}: {source}", program.display())]
     Start {
-        /// The rank.
         rank: usize,
-        /// The program.
         program: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -62,7 +61,6 @@ pub enum LaunchError {
     /// The thread that reads a rank's output could not be started.
     #[error("cannot start a thread that reads the output of rank {rank}: {source}")]
     Reader {
-        /// The rank.
         rank: usize,
         /// What the system said.
         source: io::Error,
@@ -70,9 +68,7 @@ pub enum LaunchError {
     /// The file for a rank's output could not be created.
     #[error("cannot write the output of rank {rank} to {}: {source}", path.display())]
     Output {
-        /// The rank.
         rank: usize,
-        /// The file.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -80,7 +76,7 @@ pub enum LaunchError {
 }
 
 /// The ranks to start and how.
-pub struct Launch {
+pub struct RankLauncher {
     program: PathBuf,
     /// The program's argv[0], where it is not its path.
     called: Option<OsString>,
@@ -89,7 +85,7 @@ pub struct Launch {
     inherited: Vec<File>,
     world: usize,
     region: usize,
-    output: Output,
+    output: RankOutput,
     grace: Duration,
     ask: Arc<AtomicBool>,
     save: Arc<AtomicBool>,
@@ -100,7 +96,7 @@ pub struct Launch {
     on_job: Option<Box<dyn Fn(Box<dyn RankObserver>) + Send + Sync>>,
 }
 
-impl Launch {
+impl RankLauncher {
     /// `world` processes of `program`, each with a shared-memory region of `region` bytes.
     pub fn new(program: impl Into<PathBuf>, world: usize, region: usize) -> Self {
         Self {
@@ -111,7 +107,7 @@ impl Launch {
             inherited: Vec::new(),
             world,
             region,
-            output: Output::Inherit,
+            output: RankOutput::Inherit,
             grace: Duration::from_secs(5),
             ask: Arc::default(),
             save: Arc::default(),
@@ -152,7 +148,7 @@ impl Launch {
 
     /// Sets the destination of the ranks' output.
     #[must_use]
-    pub fn output(mut self, output: Output) -> Self {
+    pub fn output(mut self, output: RankOutput) -> Self {
         self.output = output;
         self
     }
@@ -166,7 +162,7 @@ impl Launch {
 
     /// Requests a graceful stop of all ranks when this becomes true: see [`crate::JobControl`].
     ///
-    /// A rank that stops exits with code 130 or 143, or 0 where it was done anyway; see [`Report::asked`]. It may take
+    /// A rank that stops exits with code 130 or 143, or 0 where it was done anyway; see [`LaunchReport::asked`]. It may take
     /// as long as it needs, for instance to save.
     #[must_use]
     pub fn request_stop_when(mut self, ask: Arc<AtomicBool>) -> Self {
@@ -189,7 +185,7 @@ impl Launch {
     }
 
     /// Kills all ranks at a stop request before the first step ([`crate::JobControl::begin_first_step`]), when there is nothing to
-    /// save. See [`Report::before_first_step`].
+    /// save. See [`LaunchReport::before_first_step`].
     #[must_use]
     pub fn ends_before_first_step(mut self) -> Self {
         self.ends_before_first_step = true;
@@ -220,8 +216,8 @@ impl Launch {
     /// Starts the ranks and returns when all have ended.
     ///
     /// It blocks because the kernel ties the ranks' lifetimes to the thread that started them.
-    pub fn run(&self) -> Result<Report, LaunchError> {
-        let job = Job::create(self.world, self.region)?;
+    pub fn run(&self) -> Result<LaunchReport, LaunchError> {
+        let job = LocalJob::create(self.world, self.region)?;
         if let Some(observe) = &self.on_job {
             observe(job.observer());
         }
@@ -231,7 +227,7 @@ impl Launch {
         for rank in 0..self.world {
             let child = self.start(&job, rank)?;
             // Registered first: whatever fails from here on, it is not left behind.
-            ranks.0.push(Rank { child, status: None, signalled: false });
+            ranks.0.push(RankProcess { child, status: None, signalled: false });
             readers
                 .read(rank, &mut ranks.0[rank].child, &self.output)
                 .map_err(|source| LaunchError::Reader { rank, source })?;
@@ -252,11 +248,11 @@ impl Launch {
                 last: job.status(rank).ok().and_then(|status| status.last),
             }
         });
-        Ok(Report { ranks: ends.collect(), first, asked, before_first_step, lost: job.lost() })
+        Ok(LaunchReport { ranks: ends.collect(), first, asked, before_first_step, lost: job.lost() })
     }
 
     #[allow(unsafe_code, reason = "sets up the child between fork and exec")]
-    fn start(&self, job: &Job, rank: usize) -> Result<Child, LaunchError> {
+    fn start(&self, job: &LocalJob, rank: usize) -> Result<Child, LaunchError> {
         let file = job.fd().as_raw_fd();
         let inherited: Vec<i32> = self.inherited.iter().map(AsRawFd::as_raw_fd).chain([file]).collect();
         let launcher = rustix::process::getpid();
@@ -296,7 +292,7 @@ impl Launch {
     }
 
     /// Waits for all ranks to end, and terminates them where needed.
-    fn watch(&self, job: &Job, ranks: &mut Ranks) -> WatchOutcome {
+    fn watch(&self, job: &LocalJob, ranks: &mut Ranks) -> WatchOutcome {
         let mut first = None;
         let mut told: Option<Instant> = None;
         let mut insisted: Option<Instant> = None;
@@ -358,13 +354,13 @@ struct WatchOutcome {
     before_first_step: bool,
 }
 
-struct Rank {
+struct RankProcess {
     child: Child,
     status: Option<ExitStatus>,
     signalled: bool,
 }
 
-impl Rank {
+impl RankProcess {
     /// Only for a child not yet waited for, whose pid is still valid.
     fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), signal)
@@ -372,7 +368,7 @@ impl Rank {
 }
 
 /// The processes started so far; dropping it kills those left.
-struct Ranks(Vec<Rank>);
+struct Ranks(Vec<RankProcess>);
 
 impl Ranks {
     /// Collects ended ranks and returns the first failure. Of several at once, a signal is the cause and an exit code

@@ -10,9 +10,9 @@
 //! A rank that dies, stops or leaves is reported by name, with its step and operation, on every rank that waits for it.
 //!
 //! ```
-//! use zeroth_comm::{JoinOptions, OpName, local::Job};
+//! use zeroth_comm::{JoinOptions, OpName, local::LocalJob};
 //!
-//! let job = Job::create(2, 1 << 20)?;
+//! let job = LocalJob::create(2, 1 << 20)?;
 //! std::thread::scope(|scope| {
 //!     for rank in 0..2 {
 //!         let comm = job.join(rank, &JoinOptions::default()).expect("each rank joins once");
@@ -44,11 +44,11 @@ mod transfer;
 pub use alone::alone;
 pub use comm::{
     Comm, DeviceBarrier, DeviceCounters, Handle, JobControl, Liveness, PeerSlices, PendingTransfer,
-    RankObservation, RankObserver, Windows,
+    RankObservation, RankObserver, SharedWindows,
 };
 pub use error::{CommError, JoinError, LostReason, RankLost};
 pub use join_options::{JoinOptions, Silence, SlowRank, Timing};
 pub use op_name::{LastOp, OpName};
 pub use process::ProcessState;
-pub use progress::Phase;
+pub use progress::RankPhase;
 pub use transfer::Transfer;

@@ -55,13 +55,13 @@ pub struct RankStatus {
 }
 
 /// A job on this machine, created by the launcher and held while it starts ranks.
-pub struct Job {
+pub struct LocalJob {
     file: OwnedFd,
     segment: Arc<Segment>,
     token: JobToken,
 }
 
-impl Job {
+impl LocalJob {
     /// Creates a job of `world` ranks, each with a region of `region` bytes that peers read.
     ///
     /// A larger region moves large messages in fewer rounds; memory is only taken as it is used. There is always room

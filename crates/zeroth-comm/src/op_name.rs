@@ -30,8 +30,8 @@ impl fmt::Display for OpName {
 
 /// The last collective of another rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct LastOp {
-    /// Its step.
     pub step: u64,
     /// Its name, up to 40 bytes.
     pub name: String,

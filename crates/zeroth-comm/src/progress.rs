@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// What a rank is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Phase {
+pub enum RankPhase {
     /// Resolving, allocating, joining.
     #[default]
     Starting,
@@ -18,7 +18,7 @@ pub enum Phase {
     Saving,
 }
 
-impl Phase {
+impl RankPhase {
     const ALL: [Self; 5] = [Self::Starting, Self::Loading, Self::Training, Self::Evaluating, Self::Saving];
 
     /// Its name in status files.
@@ -43,12 +43,12 @@ pub(crate) struct ProgressWords {
 
 impl ProgressWords {
     /// Relaxed: shown to people only.
-    pub(crate) fn get(&self) -> (Phase, u64) {
+    pub(crate) fn get(&self) -> (RankPhase, u64) {
         let phase = self.phase.load(Ordering::Relaxed) as usize;
-        (Phase::ALL.get(phase).copied().unwrap_or_default(), self.step.load(Ordering::Relaxed))
+        (RankPhase::ALL.get(phase).copied().unwrap_or_default(), self.step.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set(&self, phase: Phase, step: Option<u64>) {
+    pub(crate) fn set(&self, phase: RankPhase, step: Option<u64>) {
         self.phase.store(phase as u32, Ordering::Relaxed);
         if let Some(step) = step {
             self.step.store(step, Ordering::Relaxed);

@@ -20,10 +20,10 @@ use crate::op_name::OpName;
 /// `AllToAll` is the communication of a reduce-scatter: the size of a part depends on the receiver (its shard) and not
 /// on the sender, so one row of counts suffices.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum Transfer<'a> {
     /// Every rank's part to every rank.
     AllGather {
-        /// This rank's part.
         send: &'a [u8],
         /// All parts in rank order.
         recv: &'a mut [u8],
@@ -52,7 +52,6 @@ pub enum Transfer<'a> {
     Gather {
         /// The rank that receives.
         root: usize,
-        /// This rank's part.
         send: &'a [u8],
         /// All parts in rank order on `root`, empty elsewhere.
         recv: &'a mut [u8],

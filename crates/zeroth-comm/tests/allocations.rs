@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_comm::{JoinOptions, OpName};
 
 thread_local! {
@@ -32,7 +32,7 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn collectives_allocate_nothing() {
-    let job = Job::create(3, 1000).unwrap();
+    let job = LocalJob::create(3, 1000).unwrap();
     std::thread::scope(|scope| {
         for rank in 0..3 {
             let comm = job.join(rank, &JoinOptions::default()).unwrap();

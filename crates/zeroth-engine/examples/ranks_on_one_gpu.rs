@@ -9,7 +9,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use zeroth_comm::launch::Launch;
+use zeroth_comm::launch::RankLauncher;
 use zeroth_comm::local::{is_launched, join_from_environment};
 use zeroth_comm::{Comm, CommError, DeviceBarrier, DeviceCounters, JoinOptions, OpName};
 use zeroth_cuda::CudaDevice;
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 }
 
 fn launch() -> Outcome<bool> {
-    let report = Launch::new(std::env::current_exe()?, RANKS, 64 << 20).run()?;
+    let report = RankLauncher::new(std::env::current_exe()?, RANKS, 64 << 20).run()?;
     Ok(report.first.is_none())
 }
 

@@ -1,13 +1,13 @@
 //! Collectives over arena spans.
 //!
-//! CPU ranks read each other's arenas through shared windows where they can ([`Windows`]): gathers and reductions copy
+//! CPU ranks read each other's arenas through shared windows where they can ([`SharedWindows`]): gathers and reductions copy
 //! or add straight from the peers' memory, on all threads of a rank. Without windows, bytes go through the ranks'
 //! shared-memory regions.
 
 use std::ops::Range;
 
 use zeroth_base::DType;
-use zeroth_comm::{Comm, OpName, PeerSlices, Transfer, Windows};
+use zeroth_comm::{Comm, OpName, PeerSlices, SharedWindows, Transfer};
 use zeroth_kernel::{
     Device, DeviceError, Kernel, Launch, PeerMapping, Queue, RankSum, Shared, Span, Tier, Transport,
 };
@@ -216,7 +216,7 @@ impl Collectives {
     /// Runs a collective through the windows.
     fn read(
         &mut self,
-        windows: &dyn Windows,
+        windows: &dyn SharedWindows,
         rank: usize,
         name: OpName,
         collective: &Collective,
@@ -266,7 +266,7 @@ impl Collectives {
 
 /// The mappings of all ranks' windows that zero-copy gathers need, each once.
 fn peer_mappings<'w>(
-    windows: &'w dyn Windows,
+    windows: &'w dyn SharedWindows,
     collectives: impl Iterator<Item = &'w Collective>,
     views: u64,
 ) -> Vec<PeerMapping<'w>> {

@@ -157,14 +157,14 @@ fn publish(
 #[cfg(test)]
 mod tests {
     use zeroth_comm::JoinOptions;
-    use zeroth_comm::local::Job;
+    use zeroth_comm::local::LocalJob;
     use zeroth_cpu::CpuDevice;
     use zeroth_kernel::{ByTier, Span};
 
     use super::*;
 
     fn on_two_ranks<R: Send>(rank: impl Fn(&dyn Comm) -> R + Sync) -> Vec<R> {
-        let job = Job::create(2, 4096).unwrap();
+        let job = LocalJob::create(2, 4096).unwrap();
         std::thread::scope(|scope| {
             let start = |number| {
                 let comm = job.join(number, &JoinOptions::default()).unwrap();

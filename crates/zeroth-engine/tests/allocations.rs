@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 
 use job::{BF16, Golden, ROOMY, Setup};
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_engine::{MicroBatch, MicroBatches, RunError, Streams};
 use zeroth_program::Compiled;
@@ -144,7 +144,7 @@ fn assert_no_allocation(golden: &Golden, setup: &Setup) {
     if setup.ranks == 1 {
         rank(golden, setup, &compiled, None, &together);
     } else {
-        let job = Job::create(setup.ranks as usize, 1 << 16).unwrap();
+        let job = LocalJob::create(setup.ranks as usize, 1 << 16).unwrap();
         std::thread::scope(|scope| {
             for number in 0..setup.ranks as usize {
                 let comm = job.join(number, &JoinOptions::default()).unwrap();

@@ -36,8 +36,8 @@ impl KnownGpu {
 /// A GPU that is not in the table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no figures for the GPU `{name}`{}; known: {}", suggestion(*nearest), known())]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct UnknownGpu {
-    /// The given name.
     pub name: String,
     /// The nearest known name, if any.
     pub nearest: Option<&'static str>,

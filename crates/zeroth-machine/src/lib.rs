@@ -8,6 +8,7 @@ mod rates;
 pub use known_gpus::{KnownGpu, UnknownGpu, known_gpu, known_gpus, other_sizes};
 pub use probe::{
     Attempt, ComputeCapability, Cpu, DeviceMemory, Disk, DiskError, Gpu, GpuMemory, Gpus, GroupLimit,
-    HugePages, Library, LibraryState, Limit, Machine, Memory, SharedMemory, Unknown, disk, probe, probe_host,
+    HostMemory, HugePages, Library, LibraryState, Limit, Machine, SharedMemory, Unknown, disk, probe,
+    probe_host,
 };
 pub use rates::Rates;

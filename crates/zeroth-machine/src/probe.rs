@@ -8,12 +8,12 @@ mod disk;
 mod gpu;
 mod memory;
 mod mounts;
+mod notes;
 mod software;
 #[cfg(test)]
 mod test_library;
 mod tree;
 
-use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
@@ -21,9 +21,11 @@ use serde::Serialize;
 pub use cpu::Cpu;
 pub use disk::{Disk, DiskError, disk};
 pub use gpu::{ComputeCapability, Gpu, GpuMemory, Gpus};
-pub use memory::{GroupLimit, HugePages, Limit, Memory, SharedMemory};
+pub use memory::{GroupLimit, HostMemory, HugePages, Limit, SharedMemory};
+pub use notes::Unknown;
 pub use software::{Attempt, Library, LibraryState};
 
+use notes::Notes;
 use tree::Tree;
 
 /// The hardware and software available to this process.
@@ -32,7 +34,7 @@ pub struct Machine {
     /// CPUs and their instruction sets.
     pub cpu: Cpu,
     /// Host memory and its limits.
-    pub memory: Memory,
+    pub memory: HostMemory,
     /// NVIDIA GPUs, or why there are none.
     pub gpus: Gpus,
     /// The disk of the current folder.
@@ -41,15 +43,6 @@ pub struct Machine {
     pub software: Vec<Library>,
     /// Facts that could not be determined.
     pub unknown: Vec<Unknown>,
-}
-
-/// A fact that could not be determined.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Unknown {
-    /// The field: `memory.available`.
-    pub what: &'static str,
-    /// The reason.
-    pub why: String,
 }
 
 /// The memory a rank can plan with on the GPUs of a machine.
@@ -112,33 +105,6 @@ impl Machine {
     pub fn host_memory_total(&self) -> Option<u64> {
         let groups = self.memory.groups.iter().map(|group| group.limit);
         self.memory.total.into_iter().chain(groups).min()
-    }
-}
-
-/// Collects facts that could not be determined.
-#[derive(Debug, Default)]
-struct Notes(Vec<Unknown>);
-
-impl Notes {
-    fn add(&mut self, what: &'static str, why: impl fmt::Display) {
-        self.0.push(Unknown { what, why: why.to_string() });
-    }
-
-    /// The value, or `None` with a note.
-    fn or_note<T>(&mut self, what: &'static str, found: Result<T, impl fmt::Display>) -> Option<T> {
-        found.map_err(|why| self.add(what, why)).ok()
-    }
-
-    /// The parsed contents of a system file, or `None` with a note.
-    fn parse_file<T>(
-        &mut self,
-        what: &'static str,
-        tree: &Tree,
-        path: &str,
-        parse: impl FnOnce(&str) -> Option<T>,
-    ) -> Option<T> {
-        let text = self.or_note(what, tree.read(path))?;
-        self.or_note(what, parse(&text).ok_or_else(|| format!("{path} has an unknown format")))
     }
 }
 

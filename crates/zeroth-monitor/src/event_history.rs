@@ -15,12 +15,11 @@ const MOST_SEAMS: usize = 100;
 
 /// Something that happened to a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Event {
+#[allow(missing_docs, reason = "fields are named for what they hold")]
+pub struct HistoryEvent {
     /// Seconds since 1970.
     pub time: f64,
-    /// Its name.
     pub event: String,
-    /// Its step.
     pub step: Option<u64>,
     /// Details.
     pub detail: String,
@@ -29,7 +28,7 @@ pub struct Event {
 /// events.jsonl.
 #[derive(Default)]
 pub(crate) struct EventHistory {
-    pub(crate) events: VecDeque<Event>,
+    pub(crate) events: VecDeque<HistoryEvent>,
     pub(crate) seams: VecDeque<u64>,
     pub(crate) garbage: u64,
     /// Counts events, to notice new ones.
@@ -95,7 +94,7 @@ impl Lines for EventHistory {
         if self.events.len() == MOST_EVENTS {
             self.events.pop_front();
         }
-        self.events.push_back(Event { time, step, detail: detail(&raw), event: name });
+        self.events.push_back(HistoryEvent { time, step, detail: detail(&raw), event: name });
         self.count += 1;
     }
 

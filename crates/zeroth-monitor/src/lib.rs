@@ -18,11 +18,11 @@ mod terminal;
 mod timeline;
 mod web;
 
-pub use event_history::Event;
+pub use event_history::HistoryEvent;
 pub use report::report;
-pub use run::{CheckpointEntry, OpenError, PlannedTier, Run, Setting};
+pub use run::{ListedCheckpoint, OpenError, PlannedTier, Run, RunSetting};
 pub use snapshot::snapshot;
-pub use status::{Health, Rank};
+pub use status::{Health, MonitoredRank};
 pub use terminal::{TerminalModes, ViewOptions, close_view, draw_once, is_stopped, watch};
 pub use timeline::{Lane, Timeline, TimelineError};
 pub use web::{WebError, WebServer};

@@ -8,10 +8,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::curves::Curves;
-use crate::event_history::{EndState, Event, EventHistory};
+use crate::event_history::{EndState, EventHistory, HistoryEvent};
 use crate::process;
 use crate::series::Series;
-use crate::status::{self, LONGEST_TEXT, Rank, Status, json, text};
+use crate::status::{self, LONGEST_TEXT, MonitoredRank, StatusFile, json, text};
 use crate::tail::Tail;
 
 /// Checkpoints and timelines listed, newest first.
@@ -23,28 +23,20 @@ const LISTING: Duration = Duration::from_secs(2);
 
 /// A run that cannot be watched.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum OpenError {
     /// There is no such folder.
     #[error("there is no folder {}: give the --output of a `zeroth train`", folder.display())]
-    Missing {
-        /// The folder.
-        folder: PathBuf,
-    },
+    Missing { folder: PathBuf },
     /// It cannot be read.
     #[error("cannot read {}: {source}", folder.display())]
-    Unreadable {
-        /// The folder.
-        folder: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Unreadable { folder: PathBuf, source: std::io::Error },
     /// It is not a run.
     #[error(
         "{} contains no run: neither metrics.jsonl nor status.json is there; give the --output of a `zeroth train`{}",
         folder.display(), nested.as_ref().map(|run| format!(", such as {}", run.display())).unwrap_or_default()
     )]
     NoRun {
-        /// The folder.
         folder: PathBuf,
         /// A run inside of it.
         nested: Option<PathBuf>,
@@ -53,8 +45,8 @@ pub enum OpenError {
 
 /// A checkpoint in the run folder.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct CheckpointEntry {
-    /// Its step.
+#[allow(missing_docs, reason = "fields are named for what they hold")]
+pub struct ListedCheckpoint {
     pub step: u64,
     /// Bytes of its files.
     pub bytes: u64,
@@ -64,8 +56,8 @@ pub struct CheckpointEntry {
 
 /// A value of the resolved config.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Setting {
-    /// The key.
+#[allow(missing_docs, reason = "fields are named for what they hold")]
+pub struct RunSetting {
     pub key: String,
     /// Its value as JSON.
     pub value: String,
@@ -85,19 +77,19 @@ pub struct PlannedTier {
 }
 
 /// A run folder that is followed.
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Run {
     /// Its name: `--run-name`, else the folder's.
     pub name: String,
-    /// The folder.
     pub folder: PathBuf,
     metrics: Tail,
     events_tail: Tail,
     pub(crate) curves: Curves,
     log: EventHistory,
-    status: Option<Status>,
+    status: Option<StatusFile>,
     machine: Option<String>,
     plan: Value,
-    checkpoints: Vec<CheckpointEntry>,
+    checkpoints: Vec<ListedCheckpoint>,
     timelines: Vec<String>,
     listed: Option<Instant>,
     /// The last error of reading a file.
@@ -152,7 +144,7 @@ impl Run {
             .into_iter()
             .find_map(|(name, read)| Some(format!("cannot read {name}: {}", read.err()?)));
         self.problem = failed;
-        self.status = Status::read(&self.folder.join("status.json"), self.status.as_ref());
+        self.status = StatusFile::read(&self.folder.join("status.json"), self.status.as_ref());
         if self.listed.is_none_or(|listed| listed.elapsed() >= LISTING) {
             self.listed = Some(Instant::now());
             self.checkpoints = checkpoints(&self.folder.join("checkpoints"));
@@ -181,7 +173,7 @@ impl Run {
 
     /// Whether nothing more will happen.
     pub fn has_ended(&self) -> bool {
-        self.status.as_ref().map_or(self.log.end.is_some(), Status::has_ended)
+        self.status.as_ref().map_or(self.log.end.is_some(), StatusFile::has_ended)
     }
 
     /// The last step.
@@ -210,7 +202,7 @@ impl Run {
     }
 
     /// Its ranks.
-    pub fn ranks(&self) -> Vec<Rank> {
+    pub fn ranks(&self) -> Vec<MonitoredRank> {
         self.status.as_ref().map_or_else(Vec::new, |status| status.ranks(self.machine.as_deref()))
     }
 
@@ -220,7 +212,7 @@ impl Run {
     }
 
     /// Events, oldest first.
-    pub fn events(&self) -> impl DoubleEndedIterator<Item = &Event> {
+    pub fn events(&self) -> impl DoubleEndedIterator<Item = &HistoryEvent> {
         self.log.events.iter()
     }
 
@@ -240,7 +232,7 @@ impl Run {
     }
 
     /// Checkpoints, newest first.
-    pub fn checkpoints(&self) -> &[CheckpointEntry] {
+    pub fn checkpoints(&self) -> &[ListedCheckpoint] {
         &self.checkpoints
     }
 
@@ -272,10 +264,10 @@ impl Run {
     }
 
     /// The resolved config with origins, from origin.json.
-    pub fn settings(&self) -> Vec<Setting> {
+    pub fn settings(&self) -> Vec<RunSetting> {
         let origins = json(&self.folder.join("origin.json"));
         let Some(Value::Object(origins)) = origins else { return Vec::new() };
-        let setting = |(key, entry): (&String, &Value)| Setting {
+        let setting = |(key, entry): (&String, &Value)| RunSetting {
             key: status::shown(key, 100),
             value: status::shown(&entry["value"].to_string(), LONGEST_TEXT),
             origin: text(&entry["detail"]).or_else(|| text(&entry["origin"])).unwrap_or_default(),
@@ -322,13 +314,13 @@ fn numbered(folder: &Path, first: &str, last: &str) -> Vec<(u64, PathBuf)> {
     found
 }
 
-fn checkpoints(folder: &Path) -> Vec<CheckpointEntry> {
+fn checkpoints(folder: &Path) -> Vec<ListedCheckpoint> {
     let entry = |(step, path): (u64, PathBuf)| {
         let files = fs::read_dir(&path).into_iter().flatten().flatten().take(MOST_ENTRIES);
         let bytes = files.filter_map(|file| file.metadata().ok()).filter(fs::Metadata::is_file);
         let modified = fs::metadata(path.join("manifest.json")).and_then(|found| found.modified()).ok()?;
         let time = modified.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs_f64();
-        Some(CheckpointEntry { step, bytes: bytes.map(|found| found.len()).sum(), time })
+        Some(ListedCheckpoint { step, bytes: bytes.map(|found| found.len()).sum(), time })
     };
     numbered(folder, "step-", "").into_iter().filter_map(entry).collect()
 }

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::event_history::Event;
-use crate::run::{CheckpointEntry, PlannedTier, Run, Setting};
-use crate::status::Rank;
+use crate::event_history::HistoryEvent;
+use crate::run::{ListedCheckpoint, PlannedTier, Run, RunSetting};
+use crate::status::MonitoredRank;
 
 /// Points of a curve in a snapshot: more than any screen has columns.
 const POINTS: usize = 1500;
@@ -26,11 +26,11 @@ pub(crate) struct Facts<'a> {
     garbage_lines: u64,
     problem: Option<&'a str>,
     seams: Vec<u64>,
-    ranks: Vec<Rank>,
+    ranks: Vec<MonitoredRank>,
     planned: Vec<PlannedTier>,
     overhead: Option<u64>,
-    checkpoints: &'a [CheckpointEntry],
-    events: Vec<&'a Event>,
+    checkpoints: &'a [ListedCheckpoint],
+    events: Vec<&'a HistoryEvent>,
     timelines: &'a [String],
 }
 
@@ -77,7 +77,7 @@ struct Whole<'a> {
     facts: Facts<'a>,
     curves: Vec<Curve<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    config: Option<Vec<Setting>>,
+    config: Option<Vec<RunSetting>>,
 }
 
 /// A run with what is new in its curves.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zeroth_base::escape_control_characters;
 
-use crate::process::{self, ProcessState};
+use crate::process::{self, ProcessLiveness};
 
 /// The longest JSON file that is read.
 const LONGEST_FILE: u64 = 16 << 20;
@@ -98,16 +98,13 @@ impl Health {
 
 /// A rank, as shown.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Rank {
-    /// Its number.
+#[allow(missing_docs, reason = "fields are named for what they hold")]
+pub struct MonitoredRank {
     pub rank: u64,
-    /// Its machine.
     pub host: String,
-    /// Its process.
     pub pid: Option<u32>,
     #[serde(skip)]
     started: Option<u64>,
-    /// Its state.
     pub health: Health,
     /// Its last completed step.
     pub step: u64,
@@ -123,7 +120,7 @@ pub struct Rank {
 
 /// status.json at one moment.
 #[derive(Debug, Clone)]
-pub(crate) struct Status {
+pub(crate) struct StatusFile {
     time: f64,
     /// When this `time` was first seen, and how old it was then.
     seen: Instant,
@@ -136,11 +133,11 @@ pub(crate) struct Status {
     pub(crate) host: String,
     machine: Option<String>,
     pid: Option<u32>,
-    ranks: Vec<Rank>,
+    ranks: Vec<MonitoredRank>,
     pub(crate) plan: Value,
 }
 
-impl Status {
+impl StatusFile {
     /// Reads the file; `before` tells how long it has not changed.
     pub(crate) fn read(path: &Path, before: Option<&Self>) -> Option<Self> {
         let raw: RawStatus = serde_json::from_value(json(path)?).ok()?;
@@ -190,8 +187,8 @@ impl Status {
         }
         let is_here = own_machine.is_some() && self.machine.as_deref() == own_machine;
         match self.pid.filter(|_| is_here).map(|pid| process::state(pid, None)) {
-            Some(ProcessState::Gone) => "lost",
-            Some(ProcessState::Stopped) => "stopped by a signal",
+            Some(ProcessLiveness::Gone) => "lost",
+            Some(ProcessLiveness::Stopped) => "stopped by a signal",
             // A pid may be used again: then its file tells.
             _ if self.silence() > SILENT => "lost",
             _ => &self.state,
@@ -199,10 +196,10 @@ impl Status {
     }
 
     /// The ranks, with what this machine knows about their processes.
-    pub(crate) fn ranks(&self, own_machine: Option<&str>) -> Vec<Rank> {
+    pub(crate) fn ranks(&self, own_machine: Option<&str>) -> Vec<MonitoredRank> {
         let is_here = own_machine.is_some() && self.machine.as_deref() == own_machine;
         let silence = self.silence();
-        let look = |rank: &Rank| {
+        let look = |rank: &MonitoredRank| {
             let mut rank = rank.clone();
             if self.has_ended() {
                 return rank;
@@ -215,8 +212,8 @@ impl Status {
             }
             let here = rank.pid.filter(|_| is_here).map(|pid| process::state(pid, rank.started));
             rank.health = match here {
-                Some(ProcessState::Gone) => Health::Dead,
-                Some(ProcessState::Stopped) => Health::Stopped,
+                Some(ProcessLiveness::Gone) => Health::Dead,
+                Some(ProcessLiveness::Stopped) => Health::Stopped,
                 _ if rank.health == Health::Stopped => Health::Stopped,
                 _ if rank.heartbeat_age.is_some_and(|age| age > SILENT.as_secs_f64()) => Health::Silent,
                 _ => rank.health,
@@ -233,8 +230,8 @@ fn age(time: f64) -> Duration {
     Duration::try_from_secs_f64((now - time).max(0.0)).unwrap_or(Duration::MAX / 4)
 }
 
-fn read_rank(raw: &Value, number: u64) -> Rank {
-    Rank {
+fn read_rank(raw: &Value, number: u64) -> MonitoredRank {
+    MonitoredRank {
         rank: raw["rank"].as_u64().unwrap_or(number),
         host: text(&raw["host"]).unwrap_or_default(),
         pid: raw["pid"].as_u64().and_then(|pid| pid.try_into().ok()),

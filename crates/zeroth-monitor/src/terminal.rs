@@ -18,7 +18,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::process::{self, ProcessState};
+use crate::process::{self, ProcessLiveness};
 use crate::run::Run;
 pub use saved_modes::{TerminalModes, is_stopped};
 use theme::Theme;
@@ -100,7 +100,7 @@ impl View {
         let mut next = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             if Instant::now() >= next {
-                let is_gone = |run| process::state(run, None) == ProcessState::Gone;
+                let is_gone = |run| process::state(run, None) == ProcessLiveness::Gone;
                 if self.options.run.is_some_and(is_gone) {
                     return Ok(());
                 }

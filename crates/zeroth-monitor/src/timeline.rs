@@ -64,10 +64,9 @@ pub struct Timeline {
 
 /// A queue of a rank.
 #[derive(Debug, Serialize, PartialEq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Lane {
-    /// The rank.
     pub rank: u64,
-    /// The queue.
     pub queue: String,
     /// Begin, duration and name's index of each span.
     pub spans: Vec<(f64, f64, usize)>,

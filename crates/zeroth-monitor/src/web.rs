@@ -41,15 +41,11 @@ const QUIET: Duration = Duration::from_secs(10);
 
 /// The web view could not be started.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum WebError {
     /// The port cannot be used.
     #[error("cannot listen on 127.0.0.1:{port}: {source}; give another --port, or none for a free one")]
-    Port {
-        /// The port.
-        port: u16,
-        /// The system's error.
-        source: io::Error,
-    },
+    Port { port: u16, source: io::Error },
     /// Random numbers for the tokens.
     #[error("cannot draw a token: {0}")]
     Token(io::Error),

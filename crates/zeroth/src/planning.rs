@@ -9,8 +9,8 @@ use zeroth_program::Settings;
 /// State offloaded to disk, which cannot be planned yet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{section}.device is \"nvme\": planning of NVMe offload is not yet built; use \"cpu\" or \"none\"")]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct NvmeOffload {
-    /// The config section.
     pub section: &'static str,
 }
 

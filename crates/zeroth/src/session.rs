@@ -5,7 +5,7 @@
 
 use std::num::NonZeroU64;
 
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinError, JoinOptions};
 use zeroth_config::checked::CheckedConfig;
 use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
@@ -125,7 +125,7 @@ impl Session {
         if ranks == 1 {
             return Ok(vec![body(&mut self.rank(None)?)?]);
         }
-        let job = Job::create(ranks, 1 << 20)?;
+        let job = LocalJob::create(ranks, 1 << 20)?;
         std::thread::scope(|scope| {
             let start = |rank: usize| {
                 let comm = job.join(rank, &JoinOptions::default())?;

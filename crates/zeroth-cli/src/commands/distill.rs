@@ -27,7 +27,7 @@ use zeroth::train::{
 };
 
 use super::data_inputs;
-use super::process_memory::{ProcessMemory, Shortfall};
+use super::process_memory::{MemoryShortfall, ProcessMemory};
 use crate::exit::Exit;
 use crate::kd_args::{DistillCacheArgs, DistillCommand};
 use crate::output::{self, Output};
@@ -247,8 +247,12 @@ fn target(arguments: &DistillCacheArgs, machine: &Machine) -> anyhow::Result<Tar
 }
 
 /// What memory or disk lacks, in words.
-fn lack(arguments: &DistillCacheArgs, manifest: &CacheManifest, memory: Option<Shortfall>) -> Option<String> {
-    if let Some(Shortfall { program, process, free }) = memory {
+fn lack(
+    arguments: &DistillCacheArgs,
+    manifest: &CacheManifest,
+    memory: Option<MemoryShortfall>,
+) -> Option<String> {
+    if let Some(MemoryShortfall { program, process, free }) = memory {
         let process = match process {
             0 => String::new(),
             process => format!(", and the process itself {}", format_bytes(process)),

@@ -9,7 +9,7 @@ use zeroth::cpu::{CpuDevice, Isa, Pool, self_test};
 use zeroth::cuda::CudaDevice;
 use zeroth::kernel::SelfTest;
 use zeroth::kernel::{ByTier, CONFORMANCE_ARENA, Device, DeviceError, conformance};
-use zeroth::machine::bench::{BenchResult, Identity, Part, Profile, ProfileError};
+use zeroth::machine::bench::{BenchPart, BenchResult, Identity, Profile, ProfileError};
 use zeroth::machine::{Gpus, LibraryState, Limit, Machine, probe};
 
 use crate::exit::Exit;
@@ -23,7 +23,7 @@ pub(super) fn run(output: &Output) -> anyhow::Result<Exit> {
     let environment = judge_all(variables);
     let tests = self_test()?;
     let gpu = gpu_tests(&machine);
-    let kept = super::bench::profile::kept(&Identity::of(&machine));
+    let kept = super::machine_profile::kept(&Identity::of(&machine));
     // A machine on which a kernel computes wrong results must not train.
     let of_gpu = gpu.iter().flatten().flat_map(|(_, tests)| tests);
     let all_right = tests.iter().chain(of_gpu).all(|test| test.ok) && !matches!(gpu, Some(Err(_)));
@@ -93,7 +93,7 @@ fn profile_text(kept: &Kept) -> String {
     let mut table = Table::new(&["measured speed", "threads", "best", "median", "unit"], &[1, 2, 3]);
     for (part, kept) in &profile.parts {
         let look = if kept.quick { ", quick" } else { "" };
-        let shown = |line: &&BenchResult| line.limit.is_none() || *part == Part::Step;
+        let shown = |line: &&BenchResult| line.limit.is_none() || *part == BenchPart::Step;
         for line in kept.lines.iter().filter(shown) {
             table.row([
                 format!("{}{look}: {}", part.name(), line.name),

@@ -8,23 +8,21 @@ use serde_json::json;
 use zeroth::base::{counted, format_bytes, grouped};
 use zeroth::data::PairOptions;
 use zeroth::kernel::Tier;
-use zeroth::train::{BatchSize, BeamSettings, End, Generated, Generation};
+use zeroth::train::{BeamSettings, End, Generated, Generation};
 
 use super::generate_sampling::generation;
 use super::generate_sequences;
+use super::generate_setup::{ANSWERS_AT_ONCE, GenerateSetup, end_name};
 use super::generate_stream::Stream;
-use super::generate_text::{Setup, end_name};
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Output};
 
 /// Default number of new tokens.
 const MAX_NEW_TOKENS: u64 = 128;
-/// More cached tokens than prompts of a decoder-only model have: sources are long, and so are many beams.
-pub(super) const SIZE: BatchSize = BatchSize { sequences: 64, tokens: 8192 };
 
 /// The source: tokens as given, or a text after the prefix.
-fn source(setup: &Setup, arguments: &GenerateArgs) -> anyhow::Result<Vec<i32>> {
+fn source(setup: &GenerateSetup, arguments: &GenerateArgs) -> anyhow::Result<Vec<i32>> {
     let given = &arguments.prompt;
     if !given.prompt_ids.is_empty() {
         return Ok(given.prompt_ids.clone());
@@ -50,7 +48,7 @@ fn source(setup: &Setup, arguments: &GenerateArgs) -> anyhow::Result<Vec<i32>> {
 }
 
 pub(super) fn answer(
-    setup: &Setup,
+    setup: &GenerateSetup,
     pairs: &PairOptions,
     arguments: &GenerateArgs,
     output: &Output,
@@ -68,8 +66,13 @@ pub(super) fn answer(
     if arguments.sampling.num_return_sequences > 1 {
         return generate_sequences::sample(setup, &sources[0], &generation, arguments, output);
     }
-    let compiled =
-        setup.model.compile_answers(&sources, max_new_tokens, beams, SIZE, (setup.run, setup.target))?;
+    let compiled = setup.model.compile_answers(
+        &sources,
+        max_new_tokens,
+        beams,
+        ANSWERS_AT_ONCE,
+        (setup.run, setup.target),
+    )?;
     let Some(mut generator) = setup.start(&compiled)? else { return Ok(Exit::DoesNotFit) };
     let logits = if arguments.logits { Some(generator.first_logits(&sources[0], start)?) } else { None };
     let mut stream = Stream::new(&setup.encoder, &setup.stops, &arguments.sampling.stop, !output.is_json());

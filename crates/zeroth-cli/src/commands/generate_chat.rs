@@ -12,8 +12,8 @@ use zeroth::base::counted;
 use zeroth::train::{End, Generation};
 
 use super::generate_sampling::generation;
+use super::generate_setup::{GenerateSetup, end_name};
 use super::generate_stream::Stream;
-use super::generate_text::{Setup, end_name};
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Output};
@@ -29,7 +29,11 @@ const MAX_LINE: u64 = 1 << 20;
 const HELP: &str = "/exit or Ctrl-D leaves, /clear forgets the conversation, /system TEXT sets its system message; \
                     Ctrl-C stops an answer";
 
-pub(super) fn converse(setup: &Setup, arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
+pub(super) fn converse(
+    setup: &GenerateSetup,
+    arguments: &GenerateArgs,
+    output: &Output,
+) -> anyhow::Result<Exit> {
     let encoder = &setup.encoder;
     anyhow::ensure!(
         encoder.tokenizer_vocabulary().is_some(),
@@ -200,7 +204,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn ids(&self, setup: &Setup) -> anyhow::Result<Vec<i32>> {
+    fn ids(&self, setup: &GenerateSetup) -> anyhow::Result<Vec<i32>> {
         if !self.is_chat {
             let texts: Vec<String> =
                 self.turns.iter().map(|turn| format!("{}{}", turn.user, turn.answer)).collect();
@@ -219,7 +223,12 @@ impl Conversation {
     }
 
     /// The tokens of the conversation. The oldest turns are dropped until there is room for an answer.
-    fn fitted(&mut self, setup: &Setup, context: u64, max_new_tokens: u64) -> anyhow::Result<Vec<i32>> {
+    fn fitted(
+        &mut self,
+        setup: &GenerateSetup,
+        context: u64,
+        max_new_tokens: u64,
+    ) -> anyhow::Result<Vec<i32>> {
         let room = max_new_tokens.min(context / 2);
         let mut dropped = 0;
         let ids = loop {

@@ -10,7 +10,7 @@ use zeroth::data::{EvalRow, eval_rows};
 use zeroth::train::{End, Generated, Generation};
 
 use super::data_inputs;
-use super::generate_text::{Setup, end_name};
+use super::generate_setup::{GenerateSetup, end_name};
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Colour, Output};
@@ -28,7 +28,11 @@ struct Answer {
     is_exact: bool,
 }
 
-pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
+pub(super) fn answer(
+    setup: &GenerateSetup,
+    arguments: &GenerateArgs,
+    output: &Output,
+) -> anyhow::Result<Exit> {
     let files = data_inputs::files(&arguments.prompt.data)?;
     let rows = eval_rows(&files, &setup.encoder, arguments.rows.max_eval_samples)?;
     let truncated: Vec<&EvalRow> = rows.iter().filter(|row| row.truncated > 0).collect();
@@ -104,7 +108,7 @@ pub(super) fn answer(setup: &Setup, arguments: &GenerateArgs, output: &Output) -
 }
 
 /// Whether the answer matches, as text or, without a tokenizer, as tokens.
-fn is_exact(setup: &Setup, row: &EvalRow, generated: &Generated) -> bool {
+fn is_exact(setup: &GenerateSetup, row: &EvalRow, generated: &Generated) -> bool {
     let expected = setup.without_stop(&row.expected);
     let answer = match generated.end {
         End::Stop(_) => setup.without_stop(&generated.ids),
@@ -118,7 +122,7 @@ fn is_exact(setup: &Setup, row: &EvalRow, generated: &Generated) -> bool {
 }
 
 /// Formats a row: prompt, answer and expected answer.
-fn shown(setup: &Setup, answer: &Answer, output: &Output) -> String {
+fn shown(setup: &GenerateSetup, answer: &Answer, output: &Output) -> String {
     let mark = if answer.is_exact {
         output.coloured(Colour::Green, "✓")
     } else {
@@ -142,7 +146,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-fn as_json(setup: &Setup, files: &[PathBuf], answers: &[Answer], exact: usize) -> Value {
+fn as_json(setup: &GenerateSetup, files: &[PathBuf], answers: &[Answer], exact: usize) -> Value {
     let one = |answer: &Answer| {
         let Answer { row, generated, is_exact } = answer;
         json!({

@@ -7,14 +7,14 @@ use zeroth::base::{counted, format_bytes};
 use zeroth::kernel::Tier;
 use zeroth::train::{Generated, Generation};
 
+use super::generate_setup::{GenerateSetup, end_name};
 use super::generate_stream::Stream;
-use super::generate_text::{Setup, end_name};
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Output};
 
 pub(super) fn sample(
-    setup: &Setup,
+    setup: &GenerateSetup,
     prompt: &[i32],
     generation: &Generation,
     arguments: &GenerateArgs,

@@ -1,6 +1,5 @@
 //! `generate`: generates text with a model.
 
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
@@ -8,23 +7,18 @@ use anyhow::Context;
 use serde_json::json;
 use zeroth::base::{DType, counted, format_bytes};
 use zeroth::config::resolve::Precision;
-use zeroth::cpu::CpuDevice;
-use zeroth::cuda::CudaDevice;
-use zeroth::data::{Columns, Encoder, EncoderOptions, PairOptions};
+use zeroth::data::{Columns, EncoderOptions};
 use zeroth::job::system_message;
-use zeroth::kernel::{Device, Tier};
+use zeroth::kernel::Tier;
 use zeroth::machine::{Gpus, Machine, probe};
 use zeroth::model::locate;
-use zeroth::program::Compiled;
 use zeroth::program::Target;
-use zeroth::train::{
-    BatchSize, BeamSettings, End, GenerateError, Generated, Generation, Generator, GivenBase, Inference,
-    begin_id, check_adapter_base, stop_ids,
-};
+use zeroth::train::{End, GenerateError, GivenBase, Inference, begin_id, check_adapter_base, stop_ids};
 
 use super::generate_sampling::generation;
+use super::generate_setup::{GenerateSetup, end_name};
 use super::generate_stream::Stream;
-use super::process_memory::{ProcessMemory, Shortfall};
+use super::process_memory::ProcessMemory;
 use super::{generate_answers, generate_chat, generate_rows, generate_sequences, render_templates};
 use crate::cli::DeviceArg;
 use crate::exit::Exit;
@@ -82,7 +76,7 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     let mut stops = stop_ids(&folder);
     // Special tokens have no text that could be found.
     stops.extend(stop_texts.iter().filter_map(|text| encoder.special_token(text)));
-    let setup = Setup { model, encoder, run, target, machine, memory, stops, system, pairs, beams };
+    let setup = GenerateSetup { model, encoder, run, target, machine, memory, stops, system, pairs, beams };
     let PromptArgs { text, file, prompt_ids, data } = &arguments.prompt;
     let ended = if !data.is_empty() {
         generate_rows::answer(&setup, arguments, output)
@@ -111,102 +105,12 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     }
 }
 
-/// A model with its device and compute dtype.
-pub(super) struct Setup {
-    pub(super) model: Inference,
-    pub(super) encoder: Encoder,
-    pub(super) run: DType,
-    pub(super) target: Target,
-    machine: Machine,
-    memory: ProcessMemory,
-    /// End-of-text token ids.
-    pub(super) stops: Vec<i32>,
-    /// The system message (`--system`).
-    pub(super) system: Option<String>,
-    /// Set for encoder-decoder models.
-    pub(super) pairs: Option<PairOptions>,
-    pub(super) beams: BeamSettings,
-}
-
-impl Setup {
-    /// Loads the weights; prints an error and returns `None` if the program does not fit.
-    pub(super) fn start<'c>(&'c self, compiled: &'c Compiled) -> anyhow::Result<Option<Generator<'c>>> {
-        if let Some(shortfall) = self.memory.shortfall(compiled, &self.machine) {
-            output::error(&misfit(compiled, shortfall));
-            return Ok(None);
-        }
-        let arenas = compiled.memory.arenas();
-        let device: Box<dyn Device> = match self.target {
-            Target::Cpu { threads } => Box::new(CpuDevice::new(threads, arenas)?),
-            Target::Cuda => Box::new(CudaDevice::open(0, arenas)?),
-        };
-        Ok(Some(self.model.start(compiled, device)?))
-    }
-
-    /// Compiles the program that continues prompts, or answers sources, in batches. Of an encoder-decoder the batch has the size
-    /// for sources.
-    pub(super) fn compile_batch(
-        &self,
-        prompts: &[Vec<i32>],
-        max_new_tokens: u64,
-    ) -> Result<Compiled, GenerateError> {
-        let Self { model, run, target, beams, .. } = self;
-        match self.pairs {
-            Some(_) => model.compile_answers(
-                prompts,
-                max_new_tokens,
-                *beams,
-                generate_answers::SIZE,
-                (*run, *target),
-            ),
-            None => model.compile_batch(prompts, max_new_tokens, BatchSize::default(), *run, *target),
-        }
-    }
-
-    /// Continues prompts, or answers sources; `each` and `done` are those of [`Generator::generate_batch`].
-    pub(super) fn continue_batch(
-        &self,
-        generator: &mut Generator<'_>,
-        prompts: &[Vec<i32>],
-        generation: &Generation,
-        each: &mut dyn FnMut(usize, i32) -> ControlFlow<()>,
-        done: &mut dyn FnMut(usize, Generated),
-    ) -> Result<(), GenerateError> {
-        match &self.pairs {
-            None => generator.generate_batch(prompts, generation, each, done),
-            Some(pairs) => {
-                generator.answer((prompts, pairs.pairs.start.token), generation, self.beams, each, done)
-            }
-        }
-    }
-
-    /// Decodes tokens without the end-of-text token; `None` without a tokenizer.
-    pub(super) fn text(&self, ids: &[i32]) -> Option<String> {
-        self.encoder.tokenizer_vocabulary().map(|_| self.encoder.decode(self.without_stop(ids)))
-    }
-
-    /// Tokens without the end-of-text token.
-    pub(super) fn without_stop<'a>(&self, ids: &'a [i32]) -> &'a [i32] {
-        ids.split_last().filter(|(last, _)| self.stops.contains(last)).map_or(ids, |(_, before)| before)
-    }
-}
-
-/// The finish reason in JSON.
-pub(super) fn end_name(end: End) -> &'static str {
-    match end {
-        End::Length => "length",
-        End::Stop(_) => "stop",
-        End::Positions => "positions",
-        End::Stopped => "stopped",
-    }
-}
-
 fn is_failure(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(GenerateError::Run(_) | GenerateError::NotFinite { .. }))
 }
 
 /// The prompt's tokens. An empty prompt becomes the begin-of-text token, as in transformers.
-fn prompt(arguments: &GenerateArgs, folder: &Path, setup: &Setup) -> anyhow::Result<Vec<i32>> {
+fn prompt(arguments: &GenerateArgs, folder: &Path, setup: &GenerateSetup) -> anyhow::Result<Vec<i32>> {
     let encoder = &setup.encoder;
     let ids = &arguments.prompt.prompt_ids;
     if !ids.is_empty() {
@@ -255,24 +159,12 @@ fn target(arguments: &GenerateArgs, machine: &Machine) -> anyhow::Result<Target>
     })
 }
 
-/// The error if the program does not fit into free memory.
-fn misfit(compiled: &Compiled, shortfall: Shortfall) -> String {
-    let Shortfall { program, process, free } = shortfall;
-    let process = match process {
-        0 => String::new(),
-        process => format!(", and {} for the process itself", format_bytes(process)),
-    };
-    format!(
-        "the model needs {}, {} of them for the cached keys and values of {}{process}, but {} are free: fewer \
-         --max-new-tokens or --bf16 may fit",
-        format_bytes(program),
-        format_bytes(compiled.cache_bytes()),
-        counted(compiled.program.cached_tokens, "token"),
-        format_bytes(free)
-    )
-}
-
-fn speak(setup: &Setup, folder: &Path, arguments: &GenerateArgs, output: &Output) -> anyhow::Result<Exit> {
+fn speak(
+    setup: &GenerateSetup,
+    folder: &Path,
+    arguments: &GenerateArgs,
+    output: &Output,
+) -> anyhow::Result<Exit> {
     let prompt = prompt(arguments, folder, setup)?;
     let max_new_tokens = arguments.max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
     let generation = generation(&arguments.sampling, max_new_tokens, &setup.stops)?;

@@ -15,7 +15,7 @@ pub(super) struct ProcessMemory {
 
 /// A program that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shortfall {
+pub(super) struct MemoryShortfall {
     /// Bytes of the program in the memory that is short.
     pub(super) program: u64,
     /// Bytes of the process beside it, in host memory.
@@ -30,12 +30,17 @@ impl ProcessMemory {
     }
 
     /// What is missing for a program, of what is free now.
-    pub(super) fn shortfall(self, compiled: &Compiled, machine: &Machine) -> Option<Shortfall> {
+    pub(super) fn shortfall(self, compiled: &Compiled, machine: &Machine) -> Option<MemoryShortfall> {
         let device = machine.device_memory().map(|memory| memory.free);
         self.shortfall_of(compiled, device, probe_host().host_memory_available())
     }
 
-    fn shortfall_of(self, compiled: &Compiled, device: Option<u64>, host: Option<u64>) -> Option<Shortfall> {
+    fn shortfall_of(
+        self,
+        compiled: &Compiled,
+        device: Option<u64>,
+        host: Option<u64>,
+    ) -> Option<MemoryShortfall> {
         let overhead = Overhead::of_inference(compiled);
         let process = overhead.total - overhead.process.min(self.at_start);
         let arenas = compiled.memory.arenas();
@@ -45,7 +50,7 @@ impl ProcessMemory {
         };
         let lacks = |program: u64, process: u64, free: Option<u64>| {
             let free = free.filter(|free| *free < program + process)?;
-            Some(Shortfall { program, process, free })
+            Some(MemoryShortfall { program, process, free })
         };
         lacks(on_device, 0, device).or_else(|| lacks(on_host, process, host))
     }

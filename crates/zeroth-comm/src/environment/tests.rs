@@ -43,13 +43,13 @@ const SLURM: [(&str, &str); 6] = [
     ("SLURM_NNODES", "1"),
 ];
 
-fn place(launcher: Launcher, rank: usize, world: usize, job: &str) -> LaunchedRank {
+fn place(launcher: ExternalLauncher, rank: usize, world: usize, job: &str) -> LaunchedRank {
     LaunchedRank { rank, world, local_rank: rank, local_world: world, job: job.to_owned(), launcher }
 }
 
 #[test]
 fn each_launcher_is_told_from_its_variables() {
-    use Launcher::{Mpich, OpenMpi, Slurm, Torchrun};
+    use ExternalLauncher::{Mpich, OpenMpi, Slurm, Torchrun};
     for (variables, expected) in [
         (&TORCHRUN[..], Some(place(Torchrun, 1, 3, "torchrun-none-localhost-29500-0"))),
         (&OPEN_MPI[..], Some(place(OpenMpi, 1, 2, "openmpi-825688065"))),
@@ -71,7 +71,10 @@ fn deepspeeds_launcher_counts_as_torchrun() {
         ("MASTER_ADDR", "127.0.0.1"),
         ("MASTER_PORT", "29500"),
     ];
-    assert_eq!(find(&variables), Ok(Some(place(Launcher::Torchrun, 0, 2, "torchrun-127.0.0.1-29500"))));
+    assert_eq!(
+        find(&variables),
+        Ok(Some(place(ExternalLauncher::Torchrun, 0, 2, "torchrun-127.0.0.1-29500")))
+    );
 }
 
 #[test]
@@ -80,16 +83,16 @@ fn of_nested_launchers_the_innermost_counts() {
     let one_task =
         [&SLURM[..], &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_LOCALID", "0")]].concat();
     for (inner, launcher) in [
-        (&TORCHRUN[..], Launcher::Torchrun),
-        (&OPEN_MPI[..], Launcher::OpenMpi),
-        (&MPICH[..], Launcher::Mpich),
+        (&TORCHRUN[..], ExternalLauncher::Torchrun),
+        (&OPEN_MPI[..], ExternalLauncher::OpenMpi),
+        (&MPICH[..], ExternalLauncher::Mpich),
     ] {
         let found = find(&[&one_task[..], inner].concat()).unwrap().unwrap();
         assert_eq!(found.launcher, launcher);
     }
     // srun --mpi=pmi2 sets PMI_RANK besides its own, and no local numbers.
     let pmi = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("PMI_JOBID", "77.0")];
-    assert_eq!(find(&[&SLURM[..], &pmi].concat()).unwrap().unwrap().launcher, Launcher::Slurm);
+    assert_eq!(find(&[&SLURM[..], &pmi].concat()).unwrap().unwrap().launcher, ExternalLauncher::Slurm);
 }
 
 #[test]
@@ -126,9 +129,15 @@ fn many_machines_are_refused_as_not_yet() {
         ("SLURM_STEP_NUM_NODES", "1"),
         ("SLURM_STEP_NUM_TASKS", "4"),
     ];
-    assert_eq!(find(&[&SLURM[..], &step].concat()), Ok(Some(place(Launcher::Slurm, 3, 4, "slurm-77-0"))));
+    assert_eq!(
+        find(&[&SLURM[..], &step].concat()),
+        Ok(Some(place(ExternalLauncher::Slurm, 3, 4, "slurm-77-0")))
+    );
     let error = find(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]).unwrap_err();
-    assert_eq!(error, LauncherError::ManyMachines { launcher: Launcher::Mpich, world: 2, here: None });
+    assert_eq!(
+        error,
+        LauncherError::ManyMachines { launcher: ExternalLauncher::Mpich, world: 2, here: None }
+    );
 }
 
 #[test]

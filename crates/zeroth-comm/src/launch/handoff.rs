@@ -7,7 +7,7 @@ use std::io;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 /// Creates a memory file, filled by `write` and then sealed. It is closed on exec, except in ranks that
-/// [inherit](super::Launch::inherit) it.
+/// [inherit](super::RankLauncher::inherit) it.
 pub fn sealed(write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(rustix::fs::memfd_create("zeroth-handoff", flags)?);

@@ -27,10 +27,10 @@ pub enum OutputStream {
 
 /// A line that a rank wrote; displayed as `[rank 3] …`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct OutputLine {
     /// The rank that wrote it.
     pub rank: usize,
-    /// The stream.
     pub stream: OutputStream,
     /// The line without its end; invalid UTF-8 is replaced.
     pub text: String,
@@ -44,7 +44,7 @@ impl fmt::Display for OutputLine {
 
 /// Where the output of ranks goes.
 #[derive(Clone)]
-pub enum Output {
+pub enum RankOutput {
     /// To the launcher's own streams, as it is.
     Inherit,
     /// To a function, line by line, from a thread for each stream.
@@ -53,7 +53,7 @@ pub enum Output {
     Files(PathBuf),
 }
 
-impl Output {
+impl RankOutput {
     pub(super) fn attach(&self, rank: usize, command: &mut Command) -> Result<(), LaunchError> {
         // Ranks share a terminal; one that reads from it would be stopped or take another's input.
         command.stdin(Stdio::null());
@@ -88,8 +88,8 @@ impl Default for Readers {
 }
 
 impl Readers {
-    pub(super) fn read(&mut self, rank: usize, child: &mut Child, output: &Output) -> io::Result<()> {
-        let Output::Lines(write) = output else { return Ok(()) };
+    pub(super) fn read(&mut self, rank: usize, child: &mut Child, output: &RankOutput) -> io::Result<()> {
+        let RankOutput::Lines(write) = output else { return Ok(()) };
         let streams = [
             child.stdout.take().map(|pipe| (OutputStream::Out, Box::new(pipe) as Box<dyn Read + Send>)),
             child.stderr.take().map(|pipe| (OutputStream::Err, Box::new(pipe) as Box<dyn Read + Send>)),

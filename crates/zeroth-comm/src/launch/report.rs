@@ -14,17 +14,12 @@ const STOPPED: [i32; 2] = [130, 143];
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum ExitReason {
     /// It exited.
-    Exited {
-        /// Its exit code.
-        code: i32,
-    },
+    Exited { code: i32 },
     /// It was killed by a signal.
-    Killed {
-        /// The signal's number.
-        signal: i32,
-    },
+    Killed { signal: i32 },
     /// Unknown.
     Unknown,
 }
@@ -110,10 +105,9 @@ impl fmt::Display for OutOfMemory {
 
 /// How one rank ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct RankExit {
-    /// The rank.
     pub rank: usize,
-    /// Its process.
     pub pid: u32,
     /// How it ended.
     pub how: ExitReason,
@@ -121,7 +115,6 @@ pub struct RankExit {
     pub by_launcher: bool,
     /// Set if it was OOM-killed.
     pub out_of_memory: Option<OutOfMemory>,
-    /// Its last collective.
     pub last: Option<LastOp>,
 }
 
@@ -143,20 +136,20 @@ impl fmt::Display for RankExit {
 
 /// How a job ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct LaunchReport {
     /// Every rank, in order.
     pub ranks: Vec<RankExit>,
     /// The rank whose failure ended the job.
     pub first: Option<usize>,
-    /// Whether a graceful stop was requested ([`super::Launch::request_stop_when`]).
+    /// Whether a graceful stop was requested ([`super::RankLauncher::request_stop_when`]).
     pub asked: bool,
-    /// Whether the launcher killed the ranks before their first step ([`super::Launch::ends_before_first_step`]).
+    /// Whether the launcher killed the ranks before their first step ([`super::RankLauncher::ends_before_first_step`]).
     pub before_first_step: bool,
     /// The lost rank reported to the others.
     pub lost: Option<RankLost>,
 }
 
-impl Report {
+impl LaunchReport {
     /// Whether every rank exited with code 0.
     pub fn success(&self) -> bool {
         self.ranks.iter().all(|end| end.how == ExitReason::Exited { code: 0 })
@@ -164,13 +157,13 @@ impl Report {
 
     /// Whether every rank stopped gracefully on request, at least one of them early.
     ///
-    /// Ranks that were done anyway are a [`Report::success`] instead.
+    /// Ranks that were done anyway are a [`LaunchReport::success`] instead.
     pub fn stopped_on_request(&self) -> bool {
         self.ranks.iter().all(|end| !end.by_launcher && end.how.is_well(self.asked)) && !self.success()
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for LaunchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.success() {
             return write!(f, "{} rank(s) ended well", self.ranks.len());
@@ -214,7 +207,8 @@ mod tests {
             RankExit { by_launcher: true, ..end(0, ExitReason::Killed { signal: 15 }) },
             RankExit { out_of_memory: Some(starved), ..end(1, ExitReason::Killed { signal: 9 }) },
         ];
-        let report = Report { ranks, first: Some(1), asked: false, before_first_step: false, lost: None };
+        let report =
+            LaunchReport { ranks, first: Some(1), asked: false, before_first_step: false, lost: None };
         assert!(!report.success());
         assert_eq!(
             report.to_string(),
@@ -233,8 +227,13 @@ mod tests {
                 by_launcher,
                 ..end(rank, ExitReason::Exited { code: *code })
             });
-            let report =
-                Report { ranks: ranks.collect(), first: None, asked, before_first_step: false, lost: None };
+            let report = LaunchReport {
+                ranks: ranks.collect(),
+                first: None,
+                asked,
+                before_first_step: false,
+                lost: None,
+            };
             report.stopped_on_request()
         };
         assert!(stopped([130, 130], true, false));

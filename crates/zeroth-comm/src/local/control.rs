@@ -10,7 +10,7 @@ use super::rank_slot::{FREE, LEFT};
 use super::segment::Segment;
 use crate::comm::{JobControl, RankObservation, RankObserver};
 use crate::process::{Process, ProcessState};
-use crate::progress::Phase;
+use crate::progress::RankPhase;
 
 const OPEN: u32 = 0;
 const BEGUN: u32 = 1;
@@ -40,7 +40,7 @@ impl JobControl for LocalControl {
         self.segment.header().save_requests.load(Ordering::Relaxed)
     }
 
-    fn publish_progress(&self, phase: Phase, step: Option<u64>) {
+    fn publish_progress(&self, phase: RankPhase, step: Option<u64>) {
         self.segment.slot(self.rank).progress().set(phase, step);
     }
 
@@ -92,17 +92,17 @@ impl RankObserver for LocalObserver {
 mod tests {
     use super::*;
     use crate::comm::Handle;
-    use crate::local::Job;
+    use crate::local::LocalJob;
     use crate::{JoinOptions, OpName};
 
     #[test]
     fn a_job_is_stopped_or_begun_and_never_both() {
-        let job = Job::create(2, 0).unwrap();
+        let job = LocalJob::create(2, 0).unwrap();
         let [first, second] = [0, 1].map(|rank| job.join(rank, &JoinOptions::default()).unwrap().control());
         assert!(first.begin_first_step() && second.begin_first_step() && first.begin_first_step());
         assert!(!second.stop_before_first_step() && !job.stop_before_first_step());
 
-        let job = Job::create(1, 0).unwrap();
+        let job = LocalJob::create(1, 0).unwrap();
         let only = job.join(0, &JoinOptions::default()).unwrap().control();
         assert!(job.stop_before_first_step() && only.stop_before_first_step());
         assert!(!only.begin_first_step());
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn every_rank_sees_what_the_launcher_asks_for() {
-        let job = Job::create(2, 0).unwrap();
+        let job = LocalJob::create(2, 0).unwrap();
         let ranks = [0, 1].map(|rank| job.join(rank, &JoinOptions::default()).unwrap().control());
         for rank in &ranks {
             assert!(!rank.is_stop_requested() && rank.save_requests() == 0);
@@ -125,18 +125,18 @@ mod tests {
 
     #[test]
     fn a_rank_is_observed_from_joining_to_leaving() {
-        let job = Job::create(1, 0).unwrap();
+        let job = LocalJob::create(1, 0).unwrap();
         let observer = job.observer();
         assert_eq!(observer.look(0).state, ProcessState::Absent);
         let comm = job.join(0, &JoinOptions::default()).unwrap();
-        comm.control().publish_progress(Phase::Training, Some(7));
+        comm.control().publish_progress(RankPhase::Training, Some(7));
         comm.all_gather(OpName::new(7, "gather", 3), &[1], &mut [0], &[1]).and_then(Handle::wait).unwrap();
         let seen = observer.look(0);
-        assert_eq!((seen.state, seen.phase, seen.step), (ProcessState::Running, Phase::Training, 7));
+        assert_eq!((seen.state, seen.phase, seen.step), (ProcessState::Running, RankPhase::Training, 7));
         assert_eq!(seen.process.unwrap().0, std::process::id());
         assert_eq!(seen.last.unwrap().name, "gather");
-        comm.control().publish_progress(Phase::Saving, None);
-        assert_eq!((observer.look(0).phase, observer.look(0).step), (Phase::Saving, 7));
+        comm.control().publish_progress(RankPhase::Saving, None);
+        assert_eq!((observer.look(0).phase, observer.look(0).step), (RankPhase::Saving, 7));
         drop(comm);
         assert!(observer.look(0).left);
     }

@@ -11,7 +11,7 @@ use super::peer_monitor::PeerMonitor;
 use super::segment::{Segment, SegmentLayout};
 use super::shm_channel::ShmChannel;
 use super::wait;
-use crate::comm::{Comm, DeviceBarrier, Handle, JobControl, PendingTransfer, Windows};
+use crate::comm::{Comm, DeviceBarrier, Handle, JobControl, PendingTransfer, SharedWindows};
 use crate::error::{CommError, JoinError, LostReason};
 use crate::join_options::JoinOptions;
 use crate::op_name::OpName;
@@ -91,8 +91,8 @@ impl Comm for LocalComm {
         Ok(Handle::new(self, ticket, op, transfer))
     }
 
-    fn windows(&self) -> Option<&dyn Windows> {
-        self.segment.window(self.rank).map(|_| self as &dyn Windows)
+    fn windows(&self) -> Option<&dyn SharedWindows> {
+        self.segment.window(self.rank).map(|_| self as &dyn SharedWindows)
     }
 
     fn device_barrier(&self) -> Option<Box<dyn DeviceBarrier>> {

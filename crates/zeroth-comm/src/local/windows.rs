@@ -8,12 +8,12 @@ use rustix::fs::FallocateFlags;
 use super::local_comm::LocalComm;
 use super::mapped_window::MappedWindow;
 use super::segment::WINDOW;
-use crate::comm::{Comm, PeerSlices, Windows};
+use crate::comm::{Comm, PeerSlices, SharedWindows};
 use crate::error::{CommError, LostReason};
 use crate::op_name::OpName;
 use crate::transfer::Transfer;
 
-impl Windows for LocalComm {
+impl SharedWindows for LocalComm {
     fn own(&self) -> (BorrowedFd<'_>, u64) {
         self.of(self.rank)
     }

@@ -5,11 +5,11 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::socket::{JobSocket, Listening};
-use super::wire::{self, JoinRequest, Kind};
+use super::wire::{self, JoinRequest, MessageKind};
 use super::{LOOK, RendezvousError, SPEAK, WaitPolicy, WaitReporter, same_user};
 use crate::comm::Comm;
 use crate::join_options::JoinOptions;
-use crate::local::Job;
+use crate::local::LocalJob;
 
 /// How long rank 0 of a previous job may take to end: launchers restart ranks.
 const PREDECESSOR: Duration = Duration::from_secs(5);
@@ -53,7 +53,7 @@ impl Coordinator {
     }
 
     /// Creates the job, sends it to all other ranks with `message`, and joins it as rank 0 once all have it. `region` is as
-    /// in [`Job::create`].
+    /// in [`LocalJob::create`].
     pub fn begin(
         mut self,
         region: usize,
@@ -63,14 +63,14 @@ impl Coordinator {
         if message.len() > wire::MOST {
             return Err(RendezvousError::MessageSize { bytes: message.len(), most: wire::MOST });
         }
-        let job = Job::create(self.world, region)?;
+        let job = LocalJob::create(self.world, region)?;
         let token = job.token().to_string();
         let policy = self.policy.clone();
         let (began, mut reporter) = (Instant::now(), WaitReporter::new(&policy));
         loop {
             while let Some((stream, request, pid)) = self.next_request()? {
                 // A rank that has ended since its request does not count.
-                if wire::send(&stream, Kind::Admission, Some((job.fd(), &token)), message).is_ok() {
+                if wire::send(&stream, MessageKind::Admission, Some((job.fd(), &token)), message).is_ok() {
                     self.come[request.rank as usize] = Some(pid);
                 }
             }
@@ -93,7 +93,7 @@ impl Coordinator {
             match self.next_request() {
                 Ok(Some((stream, request, pid))) => {
                     // A rank that does not receive it sees the socket close.
-                    let _ = wire::send(&stream, Kind::Refusal, None, reason.as_bytes());
+                    let _ = wire::send(&stream, MessageKind::Refusal, None, reason.as_bytes());
                     self.come[request.rank as usize] = Some(pid);
                 }
                 Ok(None) => std::thread::sleep(LOOK),
@@ -151,7 +151,7 @@ impl Coordinator {
             match self.judge(&stream, has_spoken) {
                 Ok(Ok((request, pid))) => return Ok(Some((stream, request, pid))),
                 Ok(Err(reason)) => {
-                    let _ = wire::send(&stream, Kind::Rejected, None, reason.as_bytes());
+                    let _ = wire::send(&stream, MessageKind::Rejected, None, reason.as_bytes());
                     self.reject(reason);
                 }
                 // Not a rank, or one that has ended: there is no one to answer.

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use super::socket::JobSocket;
-use super::wire::{self, JoinRequest, Kind};
+use super::wire::{self, JoinRequest, MessageKind};
 use super::{RendezvousError, SPEAK, WaitPolicy, WaitReporter, same_user};
 use crate::comm::Comm;
 use crate::error::JoinError;
@@ -99,11 +99,11 @@ fn answer(stream: &UnixStream, rank: usize, name: &str) -> Result<Admission, Ren
     })?;
     let reason = || String::from_utf8_lossy(&answer.text).into_owned();
     match (answer.kind, answer.segment) {
-        (Kind::Admission, Some((file, token))) => {
+        (MessageKind::Admission, Some((file, token))) => {
             let token = token.parse().map_err(|why: &str| malformed(format!("the token {why}")))?;
             Ok(Admission { file, token, rank, message: answer.text })
         }
-        (Kind::Rejected, _) => Err(RendezvousError::Rejected { rank, reason: reason() }),
+        (MessageKind::Rejected, _) => Err(RendezvousError::Rejected { rank, reason: reason() }),
         _ => Err(RendezvousError::Refused { reason: reason() }),
     }
 }

@@ -61,7 +61,7 @@ impl JoinRequest {
 /// The kind of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     /// Accepted; the segment is attached.
     Admission = 1,
     /// The job is cancelled.
@@ -71,8 +71,8 @@ pub(super) enum Kind {
 }
 
 /// Rank 0's answer.
-pub(super) struct Answer {
-    pub(super) kind: Kind,
+pub(super) struct JoinAnswer {
+    pub(super) kind: MessageKind,
     pub(super) text: Vec<u8>,
     /// If accepted: the segment, and its token as text.
     pub(super) segment: Option<(OwnedFd, String)>,
@@ -81,7 +81,7 @@ pub(super) struct Answer {
 /// Sends an answer; `segment` only if accepted.
 pub(super) fn send(
     mut stream: &UnixStream,
-    kind: Kind,
+    kind: MessageKind,
     segment: Option<(BorrowedFd<'_>, &str)>,
     text: &[u8],
 ) -> io::Result<()> {
@@ -118,7 +118,7 @@ pub(super) fn arrives(stream: &UnixStream) -> io::Result<bool> {
     }
 }
 
-pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Answer> {
+pub(super) fn receive(mut stream: &UnixStream) -> io::Result<JoinAnswer> {
     let mut head = [0_u8; HEAD];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut along = RecvAncillaryBuffer::new(&mut space);
@@ -136,9 +136,9 @@ pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Answer> {
     stream.read_exact(&mut head[got.bytes..])?;
     check_magic(&head)?;
     let kind = match head[MAGIC.len()] {
-        1 => Kind::Admission,
-        2 => Kind::Refusal,
-        3 => Kind::Rejected,
+        1 => MessageKind::Admission,
+        2 => MessageKind::Refusal,
+        3 => MessageKind::Rejected,
         _ => return Err(wrong("an answer of unknown kind")),
     };
     let token = String::from_utf8_lossy(&head[MAGIC.len() + 1..][..TOKEN]).into_owned();
@@ -149,11 +149,11 @@ pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Answer> {
     let mut text = vec![0; len as usize];
     stream.read_exact(&mut text)?;
     let segment = match (kind, file) {
-        (Kind::Admission, Some(file)) => Some((file, token)),
-        (Kind::Admission, None) => return Err(wrong("an admission without a segment")),
+        (MessageKind::Admission, Some(file)) => Some((file, token)),
+        (MessageKind::Admission, None) => return Err(wrong("an admission without a segment")),
         _ => None,
     };
-    Ok(Answer { kind, text, segment })
+    Ok(JoinAnswer { kind, text, segment })
 }
 
 fn check_magic(bytes: &[u8]) -> io::Result<()> {

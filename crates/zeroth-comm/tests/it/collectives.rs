@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use zeroth_comm::local::{Job, join};
+use zeroth_comm::local::{LocalJob, join};
 use zeroth_comm::{Comm, CommError, JoinError, JoinOptions, LostReason, OpName, RankLost, SlowRank, Timing};
 
 use crate::model::{Case, Kind, cases};
@@ -19,7 +19,7 @@ fn ranks<T: Send>(
     options: &JoinOptions,
     rank: impl Fn(Box<dyn Comm>) -> T + Sync,
 ) -> Vec<T> {
-    let job = Job::create(world, region).unwrap();
+    let job = LocalJob::create(world, region).unwrap();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..world)
             .map(|number| {
@@ -193,7 +193,7 @@ fn a_slow_rank_is_a_warning_and_a_rank_that_never_comes_an_error() {
     assert_eq!((slow.rank, slow.last.as_ref().unwrap().step), (1, 4));
     assert!(slow.to_string().contains("for rank 1, which lives and is after step 4, op test#2"), "{slow}");
 
-    let job = Job::create(2, 0).unwrap();
+    let job = LocalJob::create(2, 0).unwrap();
     let short = Timing { join: Duration::from_millis(300), ..short };
     let alone = job.join(0, &JoinOptions::default().timing(short)).unwrap();
     // Publishing the first round of a barrier needs nobody; its wait does.
@@ -205,7 +205,7 @@ fn a_slow_rank_is_a_warning_and_a_rank_that_never_comes_an_error() {
 
 #[test]
 fn joining_needs_the_token_a_free_rank_and_the_right_world() {
-    let (job, other) = (Job::create(2, 0).unwrap(), Job::create(2, 0).unwrap());
+    let (job, other) = (LocalJob::create(2, 0).unwrap(), LocalJob::create(2, 0).unwrap());
     let options = JoinOptions::default();
     assert!(matches!(join(job.fd(), other.token(), 0, &options), Err(JoinError::Token)));
     assert!(matches!(job.join(2, &options), Err(JoinError::Rank { rank: 2, world: 2 })));
@@ -255,7 +255,7 @@ proptest! {
                 let mut buffers: Vec<_> = pair.iter().map(|case| case.buffers(comm.rank())).collect();
                 let mut handles = Vec::new();
                 for (case, buffers) in pair.iter().zip(&mut buffers) {
-                    handles.push(case.start(&comm, buffers).unwrap());
+                    handles.push(case.start(&*comm, buffers).unwrap());
                     pause();
                 }
                 for handle in handles {

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
-use zeroth_comm::launch::{Launch, Output, OutputLine, inherited, sealed};
+use zeroth_comm::launch::{OutputLine, RankLauncher, RankOutput, inherited, sealed};
 
 #[test]
 fn every_rank_gets_all_of_it_and_cannot_change_it() {
@@ -15,8 +15,9 @@ fn every_rank_gets_all_of_it_and_cannot_change_it() {
         "wc -c < /proc/self/fd/$HANDED; (echo y > /proc/self/fd/$HANDED) 2> /dev/null || echo sealed";
     let lines: Arc<Mutex<Vec<String>>> = Arc::default();
     let keep = Arc::clone(&lines);
-    let output = Output::Lines(Arc::new(move |line: OutputLine| keep.lock().unwrap().push(line.to_string())));
-    let launch = Launch::new("/bin/sh", 2, 0).arguments(["-c", script]).output(output);
+    let output =
+        RankOutput::Lines(Arc::new(move |line: OutputLine| keep.lock().unwrap().push(line.to_string())));
+    let launch = RankLauncher::new("/bin/sh", 2, 0).arguments(["-c", script]).output(output);
     let report = launch.variable("HANDED", number).inherit(file).run().unwrap();
     assert!(report.success(), "{report}");
     let mut lines = lines.lock().unwrap().clone();

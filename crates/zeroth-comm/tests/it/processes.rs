@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, getpid, kill_process};
-use zeroth_comm::launch::{ExitReason, Launch, Output, OutputLine, Report};
-use zeroth_comm::local::{JOB_FD, JOB_TOKEN, Job, RANK, WORLD, join_from_environment};
+use zeroth_comm::launch::{ExitReason, LaunchReport, OutputLine, RankLauncher, RankOutput};
+use zeroth_comm::local::{JOB_FD, JOB_TOKEN, LocalJob, RANK, WORLD, join_from_environment};
 use zeroth_comm::{Comm, JoinOptions, OpName, Timing};
 
 use crate::model;
@@ -75,22 +75,26 @@ fn lose(comm: &dyn Comm, signal: Signal) {
     }
 }
 
-fn launch(role: &str, world: usize) -> Launch {
-    Launch::new(std::env::current_exe().unwrap(), world, REGION).arguments(ARGUMENTS).variable(ROLE, role)
+fn launch(role: &str, world: usize) -> RankLauncher {
+    RankLauncher::new(std::env::current_exe().unwrap(), world, REGION)
+        .arguments(ARGUMENTS)
+        .variable(ROLE, role)
 }
 
 /// Runs a launch and keeps the lines of its ranks.
-fn run(launch: Launch) -> (Report, Vec<OutputLine>) {
+fn run(launch: RankLauncher) -> (LaunchReport, Vec<OutputLine>) {
     let lines: Arc<Mutex<Vec<OutputLine>>> = Arc::default();
     let keep = Arc::clone(&lines);
-    let report =
-        launch.output(Output::Lines(Arc::new(move |line| keep.lock().unwrap().push(line)))).run().unwrap();
+    let report = launch
+        .output(RankOutput::Lines(Arc::new(move |line| keep.lock().unwrap().push(line))))
+        .run()
+        .unwrap();
     let lines = lines.lock().unwrap().clone();
     (report, lines)
 }
 
 /// A rank with no launcher that would tell it of the others: it must find out by itself.
-fn unwatched(job: &Job, role: &str, rank: usize) -> Command {
+fn unwatched(job: &LocalJob, role: &str, rank: usize) -> Command {
     let file = job.fd().as_raw_fd();
     let mut command = Command::new(std::env::current_exe().unwrap());
     // In the child only: other tests of this process start children too, which must not inherit it.
@@ -111,13 +115,13 @@ fn unwatched(job: &Job, role: &str, rank: usize) -> Command {
     command
 }
 
-fn start_unwatched(job: &Job, role: &str) -> Vec<Child> {
+fn start_unwatched(job: &LocalJob, role: &str) -> Vec<Child> {
     (0..job.world()).map(|rank| unwatched(job, role, rank).spawn().unwrap()).collect()
 }
 
 /// Ends the last of three ranks in the middle of an all_gather; what the other two were told.
 fn told(role: &str) -> Vec<String> {
-    let job = Job::create(3, REGION).unwrap();
+    let job = LocalJob::create(3, REGION).unwrap();
     let mut ranks = start_unwatched(&job, role);
     let mut victim = ranks.pop().unwrap();
     let told = ranks
@@ -190,7 +194,7 @@ fn ranks_that_do_not_end_by_themselves_get_sigterm_and_then_sigkill() {
         0) while :; do sleep 0.1; done;; \
         1) trap '' TERM; while :; do sleep 0.1; done;; \
         *) sleep 0.3; echo goodbye; echo trouble >&2; exit 4;; esac";
-    let sh = Launch::new("/bin/sh", 3, 0).arguments(["-c", script]).grace(Duration::from_millis(300));
+    let sh = RankLauncher::new("/bin/sh", 3, 0).arguments(["-c", script]).grace(Duration::from_millis(300));
     let (report, lines) = run(sh);
     let shown: Vec<String> =
         report.ranks.iter().map(|end| format!("{} {}", end.how, end.by_launcher)).collect();
@@ -207,7 +211,7 @@ fn ranks_that_do_not_end_by_themselves_get_sigterm_and_then_sigkill() {
 fn a_launcher_that_is_told_to_stop_ends_all_ranks_and_blames_none() {
     let stop = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&stop);
-    let output = Output::Lines(Arc::new(move |line: OutputLine| {
+    let output = RankOutput::Lines(Arc::new(move |line: OutputLine| {
         if line.text.contains("pid") {
             set.store(true, Ordering::Relaxed);
         }
@@ -222,8 +226,8 @@ fn a_launcher_that_is_told_to_stop_ends_all_ranks_and_blames_none() {
 #[test]
 fn output_goes_to_one_file_for_each_rank_and_stream_and_nothing_else_is_left() {
     let folder = tempfile::tempdir().unwrap();
-    let sh = Launch::new("/bin/sh", 2, 0).arguments(["-c", "echo $ZEROTH_RANK of $ZEROTH_WORLD"]);
-    assert!(sh.output(Output::Files(folder.path().to_owned())).run().unwrap().success());
+    let sh = RankLauncher::new("/bin/sh", 2, 0).arguments(["-c", "echo $ZEROTH_RANK of $ZEROTH_WORLD"]);
+    assert!(sh.output(RankOutput::Files(folder.path().to_owned())).run().unwrap().success());
     let mut files: Vec<_> =
         std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     files.sort();
@@ -233,7 +237,7 @@ fn output_goes_to_one_file_for_each_rank_and_stream_and_nothing_else_is_left() {
 
 #[test]
 fn a_program_that_is_not_there_is_an_error_that_names_it() {
-    let error = Launch::new("no-such-program", 2, 0).run().unwrap_err().to_string();
+    let error = RankLauncher::new("no-such-program", 2, 0).run().unwrap_err().to_string();
     assert!(error.contains("rank 0 as no-such-program"), "{error}");
 }
 
@@ -272,7 +276,7 @@ fn running(pid: i32) -> bool {
 
 #[test]
 fn an_environment_that_is_not_the_jobs_is_refused_with_the_reason() {
-    let (job, other) = (Job::create(2, REGION).unwrap(), Job::create(2, REGION).unwrap());
+    let (job, other) = (LocalJob::create(2, REGION).unwrap(), LocalJob::create(2, REGION).unwrap());
     let token = other.token().to_string();
     for (name, value, reason) in [
         (JOB_TOKEN, token.as_str(), "Token"),
@@ -293,7 +297,7 @@ fn an_environment_that_is_not_the_jobs_is_refused_with_the_reason() {
 
 #[test]
 fn the_segment_is_gone_with_its_last_holder() {
-    let job = Job::create(2, REGION).unwrap();
+    let job = LocalJob::create(2, REGION).unwrap();
     let inode = rustix::fs::fstat(job.fd()).unwrap().st_ino.to_string();
     let ranks = start_unwatched(&job, "exchange");
     assert!(holders(&inode).contains(&std::process::id()));

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use zeroth_comm::JoinOptions;
-use zeroth_comm::launch::Launch;
+use zeroth_comm::OpName;
+use zeroth_comm::launch::RankLauncher;
 use zeroth_comm::local::join_from_environment;
-use zeroth_comm::{Comm, OpName};
 
 const ROLE: &str = "ZEROTH_COMM_TEST";
 /// Whole pages: the system rounds.
@@ -22,7 +22,7 @@ const LIMIT: u64 = 64_000_000;
 fn started_process() {
     match std::env::var(ROLE).as_deref() {
         Ok("launcher") => {
-            let report = Launch::new(std::env::current_exe().unwrap(), 2, 0)
+            let report = RankLauncher::new(std::env::current_exe().unwrap(), 2, 0)
                 .arguments(["starved::started_process", "--exact", "--ignored", "--nocapture"])
                 .variable(ROLE, "rank")
                 .planned(300_000_000)

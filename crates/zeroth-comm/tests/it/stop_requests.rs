@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::SIGTERM;
-use zeroth_comm::launch::{ExitReason, Launch, Output, OutputLine, Report};
+use zeroth_comm::launch::{ExitReason, LaunchReport, OutputLine, RankLauncher, RankOutput};
 use zeroth_comm::local::join_from_environment;
 use zeroth_comm::{Comm, JoinOptions, OpName};
 
@@ -64,18 +64,18 @@ fn steps(comm: &dyn Comm) {
 }
 
 /// Runs three ranks. `on_line` gets each line of their output, and the flag that requests a stop.
-fn run(role: &str, on_line: fn(&OutputLine, &AtomicBool)) -> Report {
+fn run(role: &str, on_line: fn(&OutputLine, &AtomicBool)) -> LaunchReport {
     let ask = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ask);
     ranks(role, 3)
         .request_stop_when(ask)
-        .output(Output::Lines(Arc::new(move |line| on_line(&line, &flag))))
+        .output(RankOutput::Lines(Arc::new(move |line| on_line(&line, &flag))))
         .run()
         .unwrap()
 }
 
-fn ranks(role: &str, world: usize) -> Launch {
-    Launch::new(std::env::current_exe().unwrap(), world, 0)
+fn ranks(role: &str, world: usize) -> RankLauncher {
+    RankLauncher::new(std::env::current_exe().unwrap(), world, 0)
         .arguments(["stop_requests::rank_process", "--exact", "--ignored", "--nocapture"])
         .variable(ROLE, role)
 }
@@ -121,7 +121,7 @@ fn rank_that_fails_after_a_stop_request_has_failed() {
 
 #[test]
 fn exit_code_130_without_a_stop_request_is_a_failure() {
-    let report = Launch::new("/bin/sh", 1, 0).arguments(["-c", "exit 130"]).run().unwrap();
+    let report = RankLauncher::new("/bin/sh", 1, 0).arguments(["-c", "exit 130"]).run().unwrap();
     assert!(!report.asked && !report.stopped_on_request());
     assert_eq!(report.first, Some(0));
 }
@@ -135,7 +135,7 @@ fn on_stop_request_is_called_once() {
         .on_stop_request(move || {
             count.fetch_add(1, Ordering::Relaxed);
         })
-        .output(Output::Lines(Arc::new(|_| ())))
+        .output(RankOutput::Lines(Arc::new(|_| ())))
         .run()
         .unwrap();
     assert!(report.stopped_on_request(), "{report}");
@@ -154,7 +154,7 @@ fn rank_that_handles_the_first_sigterm_is_ended_by_the_next_one() {
     let report = ranks("insisted on", 1)
         .stop_when(stop)
         .grace(Duration::from_mins(5))
-        .output(Output::Lines(Arc::new(ready)))
+        .output(RankOutput::Lines(Arc::new(ready)))
         .run()
         .unwrap();
     assert_eq!(report.ranks[0].how, ExitReason::Killed { signal: 15 }, "{report}");
@@ -169,7 +169,7 @@ fn stop_request_before_the_first_step_kills_ranks_at_once() {
         .request_stop_when(ask)
         .on_stop_request(|| unreachable!("they are not asked"))
         .ends_before_first_step()
-        .output(Output::Lines(Arc::new(move |line| ask_once_started(&line, &flag))))
+        .output(RankOutput::Lines(Arc::new(move |line| ask_once_started(&line, &flag))))
         .run()
         .unwrap();
     assert!(report.before_first_step && !report.stopped_on_request(), "{report}");
@@ -186,7 +186,7 @@ fn stop_request_after_the_first_step_has_begun_is_graceful() {
     let report = ranks("begins", 2)
         .request_stop_when(ask)
         .ends_before_first_step()
-        .output(Output::Lines(Arc::new(begun)))
+        .output(RankOutput::Lines(Arc::new(begun)))
         .run()
         .unwrap();
     assert!(report.stopped_on_request() && !report.before_first_step, "{report}");

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use rustix::mm::{MapFlags, ProtFlags};
-use zeroth_comm::local::Job;
-use zeroth_comm::{Comm, CommError, JoinOptions, LostReason, OpName, Windows};
+use zeroth_comm::local::LocalJob;
+use zeroth_comm::{Comm, CommError, JoinOptions, LostReason, OpName, SharedWindows};
 
 const BYTES: usize = 3 * 4096 + 100;
 
@@ -29,7 +29,7 @@ fn write(own: &mut [u8], rank: usize, step: u64) {
     own.iter_mut().enumerate().for_each(|(at, byte)| *byte = value(rank, step, at));
 }
 
-fn windows(comm: &dyn Comm) -> &dyn Windows {
+fn windows(comm: &dyn Comm) -> &dyn SharedWindows {
     comm.windows().expect("a local job has windows")
 }
 
@@ -42,7 +42,7 @@ fn on_ranks<R: Send>(
     options: &JoinOptions,
     rank: impl Fn(Box<dyn Comm>) -> R + Sync,
 ) -> Vec<R> {
-    let job = Job::create(world, 1000).unwrap();
+    let job = LocalJob::create(world, 1000).unwrap();
     std::thread::scope(|scope| {
         let start = |number| {
             let comm = job.join(number, options).unwrap();
@@ -140,7 +140,7 @@ fn a_rank_that_leaves_or_meets_elsewhere_is_named() {
 
 #[test]
 fn the_memory_of_a_rank_that_has_left_is_given_back() {
-    let job = Job::create(2, 1000).unwrap();
+    let job = LocalJob::create(2, 1000).unwrap();
     let (own, other) = std::thread::scope(|scope| {
         let joined = [0, 1].map(|rank| job.join(rank, &JoinOptions::default()).unwrap());
         let [first, second] = joined.map(|comm| {

@@ -81,9 +81,9 @@ const ZEROTH: &[Variable] = &[
     of("ZEROTH_JOB_FD", "The shared memory of a job, handed to its ranks.", Honoured, OURS),
     of("ZEROTH_JOB_TOKEN", "What a rank must know to join a job.", Honoured, OURS),
     of(
-        "ZEROTH_TOLD",
+        "ZEROTH_HANDOFF_FD",
         "What the launcher has read and decided for all ranks: the config's text, memory they may take, token caches, the \
-         checkpoint to go on from.",
+         checkpoint to resume from.",
         Honoured,
         OURS,
     ),

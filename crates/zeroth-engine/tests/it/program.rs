@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use zeroth_comm::JoinOptions;
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, Rank};
 use zeroth_graph::{Backward, Graph};
@@ -50,7 +50,7 @@ fn a_stage_that_zero_does_not_have_is_refused() {
 fn ranks_that_lay_memory_out_differently_are_refused_with_what_differs() {
     let golden = model((64, 4, 2, 2, 200, false));
     let compiled = [1, 2].map(|threads| golden.compile(&Setup { ranks: 2, threads, ..Setup::default() }));
-    let job = Job::create(2, 1 << 16).unwrap();
+    let job = LocalJob::create(2, 1 << 16).unwrap();
     let refused = std::thread::scope(|scope| {
         let ranks = [0, 1].map(|rank| {
             let comm = job.join(rank, &JoinOptions::default()).unwrap();

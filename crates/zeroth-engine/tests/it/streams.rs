@@ -9,7 +9,7 @@ mod second_forward;
 
 use std::sync::Mutex;
 
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, FurtherInput, LossCounts, MicroBatch, Rank, RunError, State, StreamBatch};
@@ -269,7 +269,7 @@ fn assert_trains(graph: &Graph, settings: &Settings, ranks: usize, words: &str) 
     if ranks == 1 {
         rank(&compiled, None, ranks, &found);
     } else {
-        let job = Job::create(ranks, 1 << 16).unwrap();
+        let job = LocalJob::create(ranks, 1 << 16).unwrap();
         std::thread::scope(|scope| {
             for number in 0..ranks {
                 let comm = job.join(number, &JoinOptions::default()).unwrap();

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_program::{Gather, Settings};
 
@@ -13,7 +13,7 @@ use crate::job::{BF16, F32, Golden, ROOMY, Setup};
 fn how_they_meet(golden: &Golden, gather: Option<Gather>) -> Vec<Option<String>> {
     let settings = Settings { stage: 3, types: BF16, gather, ..ROOMY };
     let compiled = golden.compile(&Setup { ranks: 2, settings, ..Setup::default() });
-    let job = Job::create(2, 1 << 16).unwrap();
+    let job = LocalJob::create(2, 1 << 16).unwrap();
     std::thread::scope(|scope| {
         let ranks = [0, 1].map(|rank| {
             let comm = job.join(rank, &JoinOptions::default()).unwrap();
@@ -58,7 +58,7 @@ fn train_without_windows() {
         }
     }
     let has_windows = || {
-        let job = Job::create(1, 0).unwrap();
+        let job = LocalJob::create(1, 0).unwrap();
         let comm = job.join(0, &JoinOptions::default()).unwrap();
         comm.windows().is_some()
     };

@@ -9,7 +9,7 @@ use zeroth_kernel::DeviceError;
 
 /// The unit of a rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Unit {
+pub enum RateUnit {
     /// 10^9 floating-point operations per second.
     #[serde(rename = "GFLOP/s")]
     Gflops,
@@ -21,7 +21,7 @@ pub enum Unit {
     Tokens,
 }
 
-impl Unit {
+impl RateUnit {
     /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
@@ -34,8 +34,8 @@ impl Unit {
 
 /// The best and the median of many bursts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Rate {
-    /// The largest rate.
     pub best: f64,
     /// The median; the upper one of an even number.
     pub median: f64,
@@ -60,22 +60,17 @@ impl Rate {
 
 /// An error that stops a measurement.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum BenchError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The file of the disk benchmark failed.
     #[error("cannot measure the disk with {}: {source}; --dir names another folder", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
     /// The folder has too little space for that file.
     #[error("{} has {free} bytes free and the measurement writes {needed}; --dir names another folder", folder.display())]
     NoRoom {
-        /// The folder.
         folder: PathBuf,
         /// Bytes free.
         free: u64,
@@ -90,7 +85,7 @@ type Burst = Box<dyn FnMut() -> Result<f64, BenchError>>;
 pub struct Benchmark {
     name: String,
     threads: usize,
-    unit: Unit,
+    unit: RateUnit,
     limit: Option<String>,
     burst: Burst,
 }
@@ -100,7 +95,7 @@ impl Benchmark {
     pub fn new(
         name: impl Into<String>,
         threads: usize,
-        unit: Unit,
+        unit: RateUnit,
         burst: impl FnMut() -> Result<f64, BenchError> + 'static,
     ) -> Self {
         Self { name: name.into(), threads, unit, limit: None, burst: Box::new(burst) }
@@ -110,7 +105,7 @@ impl Benchmark {
     pub fn of_seconds(
         name: impl Into<String>,
         threads: usize,
-        unit: Unit,
+        unit: RateUnit,
         amount: f64,
         mut burst: impl FnMut() -> Result<f64, BenchError> + 'static,
     ) -> Self {
@@ -127,27 +122,24 @@ impl Benchmark {
 
 /// The limit of a benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct LimitRate {
     /// The name of the limit.
     pub name: String,
-    /// Its best burst.
     pub best: f64,
-    /// Its median.
     pub median: f64,
 }
 
 /// The result of a benchmark: one row of a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct BenchResult {
-    /// The benchmark.
     pub name: String,
     /// Threads or ranks.
     pub threads: usize,
     /// The unit of the rates.
-    pub unit: Unit,
-    /// The best burst.
+    pub unit: RateUnit,
     pub best: f64,
-    /// The median.
     pub median: f64,
     /// Its limit; `None` for a limit itself.
     pub limit: Option<LimitRate>,
@@ -160,7 +152,7 @@ impl BenchResult {
     pub fn new(
         name: impl Into<String>,
         threads: usize,
-        unit: Unit,
+        unit: RateUnit,
         rate: Rate,
         limit: Option<(&str, Rate)>,
     ) -> Self {
@@ -216,9 +208,10 @@ mod tests {
     #[test]
     fn best_and_median_ignore_the_warm_up() {
         let mut next = [100.0, 3.0, 1.0, 2.0].into_iter();
-        let line = Benchmark::new("x", 1, Unit::Gflops, move || Ok(next.next().expect("one burst a round")));
-        let limit = Benchmark::new("limit", 1, Unit::Gflops, || Ok(4.0));
-        let other = Benchmark::new("limit", 2, Unit::Gflops, || Ok(9.0));
+        let line =
+            Benchmark::new("x", 1, RateUnit::Gflops, move || Ok(next.next().expect("one burst a round")));
+        let limit = Benchmark::new("limit", 1, RateUnit::Gflops, || Ok(4.0));
+        let other = Benchmark::new("limit", 2, RateUnit::Gflops, || Ok(9.0));
         let measured = measure(vec![other, limit, line.limited_by("limit")], 3, &mut |_| {}).unwrap();
         assert_eq!((measured[2].best, measured[2].median), (3.0, 2.0));
         assert_eq!(measured[2].limit.as_ref().map(|limit| limit.best), Some(4.0));
@@ -232,13 +225,13 @@ mod tests {
             Err(BenchError::File { path: "gone".into(), source: io::Error::from(io::ErrorKind::NotFound) })
         };
         let error =
-            measure(vec![Benchmark::new("x", 1, Unit::Gigabytes, missing)], 3, &mut |_| {}).unwrap_err();
+            measure(vec![Benchmark::new("x", 1, RateUnit::Gigabytes, missing)], 3, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("gone"), "{error}");
     }
 
     #[test]
     fn a_rate_is_the_amount_per_second() {
-        let line = Benchmark::of_seconds("x", 1, Unit::Gigabytes, 6e9, || Ok(2.0));
+        let line = Benchmark::of_seconds("x", 1, RateUnit::Gigabytes, 6e9, || Ok(2.0));
         assert_eq!(measure(vec![line], 1, &mut |_| {}).unwrap()[0].best, 3.0);
     }
 }

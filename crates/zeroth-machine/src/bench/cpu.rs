@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use zeroth_base::DType;
 
-use super::{Benchmark, Unit};
+use super::{Benchmark, RateUnit};
 use zeroth_cpu::{Isa, Pool};
 use zeroth_kernel::DeviceError;
 
@@ -48,7 +48,7 @@ pub fn cpu_peak_benchmarks(threads: usize) -> Result<Vec<Benchmark>, DeviceError
     let names: &[&'static str] = if isa == Isa::Amx { &[TILES, TILES_FROM_L2, F32] } else { &[F32] };
     let line = |name: &'static str| {
         let (pool, barrier) = (Pool::start(threads)?, Barrier::new(threads));
-        Ok(Benchmark::new(name, threads, Unit::Gflops, move || {
+        Ok(Benchmark::new(name, threads, RateUnit::Gflops, move || {
             let (start, done) = (Instant::now(), AtomicU64::new(0));
             pool.run(threads, |_, _| {
                 // So that every thread runs one burst.

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use super::operands::{Operands, random};
-use super::{BenchError, Benchmark, Unit};
+use super::{BenchError, Benchmark, RateUnit};
 use crate::disk;
 
 /// Bytes per O_DIRECT read or write, and threads that issue them.
@@ -130,7 +130,7 @@ pub fn disk_benchmarks(folder: &Path, bytes: usize) -> Result<Vec<Benchmark>, Be
         let name = if write { "write" } else { "read" };
         let (own, mut operands) = (Rc::clone(&scratch), random_blocks::<THREADS>(BLOCK)?);
         // Written before the first measurement, so that its blocks are allocated.
-        lines.push(Benchmark::of_seconds(limit(name), 1, Unit::Gigabytes, bytes as f64, move || {
+        lines.push(Benchmark::of_seconds(limit(name), 1, RateUnit::Gigabytes, bytes as f64, move || {
             let mut blocks = operands.split();
             if !own.whole.get() {
                 own.write(blocks[0]).map_err(|error| own.failed(error))?;
@@ -144,7 +144,7 @@ pub fn disk_benchmarks(folder: &Path, bytes: usize) -> Result<Vec<Benchmark>, Be
             let done = if write { own.write(piece) } else { own.read(piece) };
             done.map_err(|error| own.failed(error))
         };
-        let line = Benchmark::of_seconds(title, 1, Unit::Gigabytes, bytes as f64, run);
+        let line = Benchmark::of_seconds(title, 1, RateUnit::Gigabytes, bytes as f64, run);
         lines.push(line.limited_by(limit(name)));
     }
     Ok(lines)

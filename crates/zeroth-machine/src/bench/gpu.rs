@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use zeroth_base::DType;
 
-use super::{BenchError, Benchmark, MatmulKind, Unit, fill_random};
+use super::{BenchError, Benchmark, MatmulKind, RateUnit, fill_random};
 use crate::{Gpus, Machine, known_gpu};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::{ByTier, LinearDims};
@@ -45,14 +45,14 @@ pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, 
     let datasheet = known.map(|(gpu, _)| format!("bf16 peak of the datasheet ({gpu})"));
     let mut lines = Vec::new();
     if let (Some(title), Some((_, tflops))) = (&datasheet, known) {
-        lines.push(Benchmark::new(title.clone(), 1, Unit::Gflops, move || Ok(1e3 * tflops)));
+        lines.push(Benchmark::new(title.clone(), 1, RateUnit::Gflops, move || Ok(1e3 * tflops)));
     }
     let flop = REPEATS as f64 * 2.0 * (size as f64).powi(3);
     for (at, (dtype, kernel)) in all().enumerate() {
         let form = MatmulKind::ALL[at % MatmulKind::ALL.len()];
         let launch = Launch { kernel, dtype, scratch };
         let title = format!("{name}: {dtype} {} {size}x{size}x{size}", form.name());
-        let line = Benchmark::of_seconds(title, 1, Unit::Gflops, flop, burst(&device, launch));
+        let line = Benchmark::of_seconds(title, 1, RateUnit::Gflops, flop, burst(&device, launch));
         lines.push(match &datasheet {
             Some(limit) if dtype == DType::Bf16 => line.limited_by(limit.clone()),
             _ => line,
@@ -68,7 +68,7 @@ pub fn gpu_benchmarks(machine: &Machine, size: usize) -> Result<Vec<Benchmark>, 
     let launch = Launch { kernel: convert, dtype: DType::Bf16, scratch };
     let bytes = (REPEATS as u64 * 6 * elements) as f64;
     let title = format!("{name}: convert f32 to bf16");
-    lines.push(Benchmark::of_seconds(title, 1, Unit::Gigabytes, bytes, burst(&device, launch)));
+    lines.push(Benchmark::of_seconds(title, 1, RateUnit::Gigabytes, bytes, burst(&device, launch)));
     Ok(lines)
 }
 

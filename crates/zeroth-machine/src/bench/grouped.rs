@@ -11,7 +11,7 @@ use zeroth_cpu::{
 use zeroth_kernel::{DeviceError, GroupedLinearDims};
 
 use super::operands::{Operands, of, random};
-use super::{Benchmark, MatmulBench, MatmulKind, Unit};
+use super::{Benchmark, MatmulBench, MatmulKind, RateUnit};
 
 /// How rows are split over experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub fn grouped_benchmarks(
         let mut dense = MatmulBench::<bf16>::new(threads, form, [m, n, k])?;
         let (name, flop) = (format!("bf16 dense {} {m}x{n}x{k}", form.name()), dense.flop());
         let run = move || Ok(dense.run());
-        lines.push(Benchmark::of_seconds(name.clone(), threads, Unit::Gflops, flop, run));
+        lines.push(Benchmark::of_seconds(name.clone(), threads, RateUnit::Gflops, flop, run));
         for &split in splits {
             lines.push(grouped(threads, form, split, experts, shape)?.limited_by(name.as_str()));
         }
@@ -123,7 +123,7 @@ fn grouped(
     };
     let name = format!("bf16 grouped {} {experts} experts, {}", form.name(), split.name());
     let flop = 2.0 * rows as f64 * inputs as f64 * outputs as f64;
-    Ok(Benchmark::of_seconds(name, threads, Unit::Gflops, flop, run))
+    Ok(Benchmark::of_seconds(name, threads, RateUnit::Gflops, flop, run))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use zeroth_base::DType;
 
 use super::operands::{Operands, of, random};
-use super::{Benchmark, TILES, Unit, matmul_limit};
+use super::{Benchmark, RateUnit, TILES, matmul_limit};
 use zeroth_cpu::{
     AttentionSaved, ContextSlices, Dropout, Isa, Pool, attention, attention_backward,
     attention_backward_scratch, attention_scratch, dropout, head_loss_backward, head_loss_backward_rounded,
@@ -134,7 +134,7 @@ fn lines_of<T: Element>(threads: usize, shapes: &[[usize; 3]]) -> Result<Vec<Ben
             let name = format!("{} {} {m}x{n}x{k}", T::DTYPE, form.name());
             let run = move || Ok(matmul.run());
             let flop = 2.0 * m as f64 * n as f64 * k as f64;
-            lines.push(Benchmark::of_seconds(name, threads, Unit::Gflops, flop, run).limited_by(limit));
+            lines.push(Benchmark::of_seconds(name, threads, RateUnit::Gflops, flop, run).limited_by(limit));
         }
     }
     Ok(lines)
@@ -158,7 +158,7 @@ pub fn adapter_benchmarks(
         let mut matmul = MatmulBench::<bf16>::new(threads, form, shape)?;
         let name = format!("bf16 adapter {name} {rows}x{width}, rank {rank}");
         let run = move || Ok(matmul.run());
-        lines.push(Benchmark::of_seconds(name, threads, Unit::Gigabytes, bytes, run));
+        lines.push(Benchmark::of_seconds(name, threads, RateUnit::Gigabytes, bytes, run));
     }
     let key = |row| RowKey { sample: row, position: 0, epoch: 0 };
     let keys: Vec<RowKey> = (0..rows as u64).map(key).collect();
@@ -174,7 +174,7 @@ pub fn adapter_benchmarks(
         Ok(start.elapsed().as_secs_f64())
     };
     let name = format!("bf16 adapter dropout {rows}x{width}");
-    lines.push(Benchmark::of_seconds(name, threads, Unit::Gigabytes, 2.0 * bytes, run));
+    lines.push(Benchmark::of_seconds(name, threads, RateUnit::Gigabytes, 2.0 * bytes, run));
     Ok(lines)
 }
 
@@ -257,7 +257,8 @@ pub fn attention_benchmarks(
             let name = format!("bf16 attention {what} {sequences}x{length}, {heads} heads, {kv_heads} kv");
             let run = move || Ok(attention.run(backward));
             lines.push(
-                Benchmark::of_seconds(name, threads, Unit::Gflops, matmuls * matmul, run).limited_by(limit),
+                Benchmark::of_seconds(name, threads, RateUnit::Gflops, matmuls * matmul, run)
+                    .limited_by(limit),
             );
         }
     }
@@ -304,7 +305,7 @@ pub fn head_loss_benchmarks(threads: usize, dims: HeadLossDims) -> Result<Vec<Be
         Ok(start.elapsed().as_secs_f64())
     };
     let name = format!("bf16 head_loss with gradients {rows}x{hidden}x{vocab}");
-    Ok(vec![Benchmark::of_seconds(name, threads, Unit::Gflops, flop, run).limited_by(limit)])
+    Ok(vec![Benchmark::of_seconds(name, threads, RateUnit::Gflops, flop, run).limited_by(limit)])
 }
 
 #[cfg(test)]

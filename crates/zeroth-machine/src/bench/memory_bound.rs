@@ -9,7 +9,7 @@ use zeroth_base::ActivationFn;
 
 use super::memory::{copy as copy_past, triad};
 use super::operands::{Operands, of, random};
-use super::{Benchmark, COPY, TRIAD, Unit};
+use super::{Benchmark, COPY, RateUnit, TRIAD};
 use zeroth_cpu::{
     Master, Moments, Pool, block_squares, convert, convert_and_check_finite, copy, embedding_backward, fill,
     gated_activation, gated_activation_backward, optimize, rms_norm_backward, rms_norm_residual,
@@ -341,7 +341,7 @@ fn benchmarks(
                 Ok(start.elapsed().as_secs_f64())
             };
             let bytes = bytes(sizes) as f64;
-            let line = Benchmark::of_seconds(*name, pool.threads(), Unit::Gigabytes, bytes, burst);
+            let line = Benchmark::of_seconds(*name, pool.threads(), RateUnit::Gigabytes, bytes, burst);
             benchmarks.push(match *name {
                 TRIAD | COPY => line,
                 "copy" => line.limited_by(COPY),

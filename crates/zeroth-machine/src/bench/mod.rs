@@ -15,7 +15,7 @@ mod memory_bound;
 mod operands;
 mod profile;
 
-pub use benchmark::{BenchError, BenchResult, Benchmark, LimitRate, Rate, Unit, measure};
+pub use benchmark::{BenchError, BenchResult, Benchmark, LimitRate, Rate, RateUnit, measure};
 pub use cpu::{F32, TILES, TILES_FROM_L2, cpu_peak_benchmarks, matmul_limit, run_peak_loop};
 pub use disk::disk_benchmarks;
 pub use gpu::gpu_benchmarks;
@@ -27,4 +27,4 @@ pub use matmuls::{
 pub use memory::{COPY, TRIAD, copy};
 pub use memory_bound::{MemoryBoundSizes, memory_bound_benchmarks, optimizer_benchmarks};
 pub use operands::fill_random;
-pub use profile::{Identity, Part, Profile, ProfileError, ProfilePart};
+pub use profile::{BenchPart, Identity, Profile, ProfileError, ProfilePart};

@@ -21,7 +21,7 @@ const VERSION: u32 = 1;
 /// A part of the benchmarks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum BenchPart {
     /// Matmuls, attention, head and memory-bound kernels.
     Kernels,
     /// The optimizer.
@@ -34,7 +34,7 @@ pub enum Part {
     Step,
 }
 
-impl Part {
+impl BenchPart {
     /// All parts, in the order they are measured.
     pub const ALL: [Self; 5] = [Self::Kernels, Self::Optimizer, Self::Collectives, Self::Disk, Self::Step];
 
@@ -52,6 +52,7 @@ impl Part {
 
 /// The identity of a machine, as far as speed goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Identity {
     /// The CPU's name.
     #[serde(rename = "processor")]
@@ -65,7 +66,6 @@ pub struct Identity {
     /// The ISA of the kernels: amx, avx512, avx2, neon or portable.
     #[serde(rename = "path")]
     pub isa: String,
-    /// The GPUs' names.
     pub gpus: Vec<String>,
 }
 
@@ -107,6 +107,7 @@ impl Identity {
 
 /// One part of a profile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct ProfilePart {
     /// The version of zeroth that measured.
     pub zeroth: String,
@@ -114,52 +115,34 @@ pub struct ProfilePart {
     pub measured_at: u64,
     /// Whether it was measured with --quick.
     pub quick: bool,
-    /// The results.
     pub lines: Vec<BenchResult>,
 }
 
 /// The benchmark results of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Profile {
     /// The format of the file.
     pub version: u32,
-    /// The machine.
     pub machine: Identity,
-    /// The measured parts.
-    pub parts: BTreeMap<Part, ProfilePart>,
+    pub parts: BTreeMap<BenchPart, ProfilePart>,
 }
 
 /// A profile cannot be read or written.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum ProfileError {
     /// The file cannot be read.
     #[error("cannot read the machine's profile {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// The file is not a profile, or one of another format.
     #[error("{} is no profile of format {VERSION}: {problem}; `zeroth bench` writes a new one", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
+    Format { path: PathBuf, problem: String },
     /// The profile is of another machine.
     #[error(
         "{} is the profile of another machine ({found}); this one is {here}: `zeroth bench` measures it", path.display()
     )]
-    Other {
-        /// The file.
-        path: PathBuf,
-        /// Its machine.
-        found: String,
-        /// This one.
-        here: String,
-    },
+    Other { path: PathBuf, found: String, here: String },
     /// The file cannot be written.
     #[error(transparent)]
     Write(#[from] PublishError),
@@ -172,7 +155,7 @@ impl Profile {
     }
 
     /// Replaces the results of a part.
-    pub fn put(&mut self, part: Part, quick: bool, lines: Vec<BenchResult>) {
+    pub fn put(&mut self, part: BenchPart, quick: bool, lines: Vec<BenchResult>) {
         let zeroth = env!("CARGO_PKG_VERSION").to_owned();
         let measured_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.parts.insert(part, ProfilePart { zeroth, measured_at, quick, lines });
@@ -221,7 +204,7 @@ impl Profile {
 
     /// The rate of a kernel benchmark.
     pub fn rate(&self, name: &str, threads: usize) -> Option<Rate> {
-        let lines = &self.parts.get(&Part::Kernels)?.lines;
+        let lines = &self.parts.get(&BenchPart::Kernels)?.lines;
         let line = lines.iter().find(|line| line.name == name && line.threads == threads)?;
         Some(Rate { best: line.best, median: line.median })
     }
@@ -238,7 +221,7 @@ impl Profile {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Unit;
+    use super::super::RateUnit;
     use super::*;
 
     fn here() -> Identity {
@@ -255,12 +238,18 @@ mod tests {
     fn measured() -> Profile {
         let rate = Rate { best: 2350.1, median: 1.0 / 3.0 };
         let lines = vec![
-            BenchResult::new(TILES, 1, Unit::Gflops, rate, None),
-            BenchResult::new(F32, 1, Unit::Gflops, Rate { best: 170.0, median: 160.0 }, Some((TILES, rate))),
-            BenchResult::new(F32, 2, Unit::Gflops, Rate { best: 300.0, median: 290.0 }, None),
+            BenchResult::new(TILES, 1, RateUnit::Gflops, rate, None),
+            BenchResult::new(
+                F32,
+                1,
+                RateUnit::Gflops,
+                Rate { best: 170.0, median: 160.0 },
+                Some((TILES, rate)),
+            ),
+            BenchResult::new(F32, 2, RateUnit::Gflops, Rate { best: 300.0, median: 290.0 }, None),
         ];
         let mut profile = Profile::new(here());
-        profile.put(Part::Kernels, true, lines);
+        profile.put(BenchPart::Kernels, true, lines);
         profile
     }
 
@@ -273,7 +262,7 @@ mod tests {
         written.write(&path).unwrap();
         assert_eq!(Profile::read(&path, &here()).unwrap(), Some(written.clone()));
         // Another part joins, and the first stays.
-        written.put(Part::Disk, false, Vec::new());
+        written.put(BenchPart::Disk, false, Vec::new());
         written.write(&path).unwrap();
         assert_eq!(Profile::read(&path, &here()).unwrap(), Some(written));
     }

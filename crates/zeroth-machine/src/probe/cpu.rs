@@ -6,14 +6,14 @@ use serde::Serialize;
 
 use zeroth_cpu::{InstructionSets, KernelIsa};
 
-use super::Notes;
 use super::cgroup::{Version, groups};
+use super::notes::Notes;
 use super::tree::Tree;
 
 /// The CPUs this process may use.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Cpu {
-    /// The CPU's name.
     pub model: Option<String>,
     /// Logical CPUs in the process's affinity mask.
     pub allowed: Option<u32>,

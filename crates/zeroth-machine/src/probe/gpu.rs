@@ -8,24 +8,19 @@ use std::fmt::{self, Write};
 
 use serde::Serialize;
 
-use super::Notes;
+use super::notes::Notes;
 use driver::{Attribute, CallFailed, Driver, NO_DEVICE, NotOpened};
 use nvml::Nvml;
 
 /// The GPUs of this machine, or why there are none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum Gpus {
     /// The driver library is missing.
-    NoDriver {
-        /// The loader's error.
-        why: String,
-    },
+    NoDriver { why: String },
     /// The driver reports no device to this process.
-    NoDevice {
-        /// The driver's error.
-        why: String,
-    },
+    NoDevice { why: String },
     /// The driver does not work.
     Failed {
         /// What failed.
@@ -42,6 +37,7 @@ pub enum Gpus {
 
 /// A GPU, or a MIG instance of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Gpu {
     /// Its number for this process.
     pub index: u32,
@@ -49,7 +45,6 @@ pub struct Gpu {
     pub name: String,
     /// Its name in NVIDIA's tools: `GPU-…`, `MIG-…`.
     pub uuid: Option<String>,
-    /// Its compute capability.
     pub compute_capability: ComputeCapability,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,

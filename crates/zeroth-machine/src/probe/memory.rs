@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::Notes;
 use super::cgroup::{Groups, Version, groups};
+use super::notes::Notes;
 use super::tree::Tree;
 
 /// Host memory, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Memory {
+pub struct HostMemory {
     /// Memory of the machine.
     pub total: Option<u64>,
     /// MemAvailable: what can be allocated without swapping.
@@ -31,8 +31,8 @@ pub struct Memory {
 
 /// The memory limit of one cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct GroupLimit {
-    /// The group's folder.
     pub group: PathBuf,
     /// Its limit; of a version 2 group the lower of `memory.max` and `memory.high`.
     pub limit: u64,
@@ -76,7 +76,7 @@ pub struct SharedMemory {
 }
 
 /// Probes host memory.
-pub(super) fn probe(tree: &Tree, notes: &mut Notes) -> Memory {
+pub(super) fn probe(tree: &Tree, notes: &mut Notes) -> HostMemory {
     const MEMINFO: &str = "/proc/meminfo";
     let mut meminfo = |what, name| notes.parse_file(what, tree, MEMINFO, |text| meminfo_field(text, name));
     let total = meminfo("memory.total", "MemTotal");
@@ -92,7 +92,7 @@ pub(super) fn probe(tree: &Tree, notes: &mut Notes) -> Memory {
         total: found.f_blocks.saturating_mul(found.f_frsize),
         free: found.f_bavail.saturating_mul(found.f_frsize),
     });
-    Memory {
+    HostMemory {
         total,
         available,
         swap_total,
@@ -218,7 +218,7 @@ SwapFree:              0 kB
     const V2_MOUNT: (&str, &str) =
         ("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n");
 
-    fn probed(files: &[(&str, &str)]) -> (Memory, Notes) {
+    fn probed(files: &[(&str, &str)]) -> (HostMemory, Notes) {
         let mut notes = Notes::default();
         let memory = probe(&Recorded::new(files.iter().copied()).tree, &mut notes);
         (memory, notes)
@@ -280,7 +280,7 @@ SwapFree:              0 kB
         );
     }
 
-    fn version_1(limit: &str, hierarchical: u64) -> Memory {
+    fn version_1(limit: &str, hierarchical: u64) -> HostMemory {
         let stat = format!(
             "cache 1073741824\nrss 2147483648\ninactive_file 4096\nhierarchical_memory_limit {hierarchical}\n\
              total_cache 1073741824\ntotal_inactive_file 536870912\n"

@@ -8,7 +8,7 @@ use zeroth_base::counted;
 
 use super::theme::Theme;
 use crate::figures::{ago, bytes, duration, of_curve};
-use crate::run::{Run, Setting};
+use crate::run::{Run, RunSetting};
 
 /// `● name · training · 120/2000 ████░░ · 2m 03s left`.
 pub(super) fn head(
@@ -84,7 +84,7 @@ fn panel(frame: &mut Frame<'_>, area: Rect, title: String, lines: Vec<Line<'_>>,
 pub(super) fn ranks(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: u16, theme: Theme) {
     let ranks = run.ranks();
     let is_wide = area.width >= 60;
-    let line = |rank: &crate::status::Rank| {
+    let line = |rank: &crate::status::MonitoredRank| {
         let (mark, style) = theme.health(rank.health);
         let age = rank.heartbeat_age.filter(|_| !run.has_ended());
         let age = age.map(|age| format!("{age:.1}s")).unwrap_or_default();
@@ -102,7 +102,7 @@ pub(super) fn ranks(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: u16, t
         Line::from(spans)
     };
     // Those that need attention first, where not all fit.
-    let mut ordered: Vec<&crate::status::Rank> = ranks.iter().collect();
+    let mut ordered: Vec<&crate::status::MonitoredRank> = ranks.iter().collect();
     if ranks.len() > usize::from(area.height.saturating_sub(3)) {
         ordered.sort_by_key(|rank| (!rank.health.is_bad(), rank.rank));
     }
@@ -121,7 +121,7 @@ pub(super) fn ranks(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: u16, t
 /// Memory of a rank beside the plan: measured peaks, and planned bytes by tier and category.
 pub(super) fn memory(frame: &mut Frame<'_>, area: Rect, run: &Run, theme: Theme) {
     let ranks = run.ranks();
-    let most = |of: fn(&crate::status::Rank) -> Option<u64>| ranks.iter().filter_map(of).max();
+    let most = |of: fn(&crate::status::MonitoredRank) -> Option<u64>| ranks.iter().filter_map(of).max();
     let (pss, gpu) = (most(|rank| rank.pss_bytes), most(|rank| rank.gpu_bytes));
     let tiers = run.planned();
     // On a CPU the device's memory is the host's.
@@ -175,7 +175,7 @@ fn short(category: &str) -> &str {
 }
 
 pub(super) fn events(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: u16, theme: Theme) {
-    let line = |event: &crate::event_history::Event| {
+    let line = |event: &crate::event_history::HistoryEvent| {
         let style = if event.event == "rank_lost" { theme.bad() } else { Theme::TITLE };
         Line::from(vec![
             Span::styled(format!("{:>11} ", ago(event.time)), theme.dim()),
@@ -192,7 +192,7 @@ pub(super) fn events(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: u16, 
 }
 
 pub(super) fn checkpoints(frame: &mut Frame<'_>, area: Rect, run: &Run, theme: Theme) {
-    let line = |entry: &crate::run::CheckpointEntry| {
+    let line = |entry: &crate::run::ListedCheckpoint| {
         Line::raw(format!("step {:>8}  {:>9}  {}", entry.step, bytes(entry.bytes), ago(entry.time)))
     };
     let mut lines: Vec<Line<'_>> = run.checkpoints().iter().map(line).collect();
@@ -204,7 +204,7 @@ pub(super) fn checkpoints(frame: &mut Frame<'_>, area: Rect, run: &Run, theme: T
 
 pub(super) fn config(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: &mut u16, theme: Theme) {
     let settings = run.settings();
-    let shown = |setting: &Setting| setting.origin != "default";
+    let shown = |setting: &RunSetting| setting.origin != "default";
     let (mut set, defaults): (Vec<_>, Vec<_>) = settings.into_iter().partition(shown);
     set.extend(defaults);
     let [width, height] = [area.width, area.height].map(|size| size.saturating_sub(2));
@@ -220,8 +220,8 @@ pub(super) fn config(frame: &mut Frame<'_>, area: Rect, run: &Run, scroll: &mut 
 }
 
 /// A setting on one line, or, where it is too long, its key above its value. Nothing is cut off.
-fn setting_lines(setting: &Setting, column: usize, width: usize, theme: Theme) -> Vec<Line<'static>> {
-    let Setting { key, value, origin } = setting;
+fn setting_lines(setting: &RunSetting, column: usize, width: usize, theme: Theme) -> Vec<Line<'static>> {
+    let RunSetting { key, value, origin } = setting;
     let style = if origin == "default" { theme.dim() } else { Theme::TITLE };
     let length = |text: &str| text.chars().count();
     if length(key).max(column) + length(value) + length(origin) + 3 <= width {

@@ -6,7 +6,7 @@ use std::process::Child;
 
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use crate::process::{self, ProcessState};
+use crate::process::{self, ProcessLiveness};
 
 /// Leaves the alternate screen, shows the cursor, and ends colours.
 const LEAVE: &[u8] = b"\x1b[?1049l\x1b[?25h\x1b[0m\r\n";
@@ -32,5 +32,5 @@ impl TerminalModes {
 
 /// Whether a view in a child process is stopped, and so neither draws nor reads keys.
 pub fn is_stopped(child: &Child) -> bool {
-    process::state(child.id(), None) == ProcessState::Stopped
+    process::state(child.id(), None) == ProcessLiveness::Stopped
 }

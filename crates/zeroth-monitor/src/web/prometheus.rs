@@ -62,7 +62,7 @@ pub(super) fn text(runs: &[Run]) -> String {
         })
     });
     family(&mut text, "zeroth_state", "1 for the state of the run.", states);
-    let of_ranks = |value: fn(&crate::status::Rank) -> Option<f64>| {
+    let of_ranks = |value: fn(&crate::status::MonitoredRank) -> Option<f64>| {
         runs.iter().flat_map(move |run| {
             let ranks = run.ranks().into_iter();
             ranks.filter_map(move |rank| {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 use zeroth_base::unfinished_path;
-use zeroth_comm::{Phase, ProcessState, RankObservation, RankObserver};
+use zeroth_comm::{ProcessState, RankObservation, RankObserver, RankPhase};
 use zeroth_machine::{Gpu, GpuMemory};
 
 use super::events::{EventLog, RunEvent, now};
@@ -348,7 +348,7 @@ impl Writer {
     ) -> Vec<u8> {
         let ranks = self.last.as_deref().filter(|_| !is_short).unwrap_or_default();
         let phase =
-            self.last.as_ref().and_then(|ranks| ranks.first()).map_or(Phase::Starting, |rank| rank.phase);
+            self.last.as_ref().and_then(|ranks| ranks.first()).map_or(RankPhase::Starting, |rank| rank.phase);
         let state = match end {
             Some(RunState::Done) => "done",
             Some(RunState::Stopped) => "stopped",
@@ -433,7 +433,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let writer = StatusWriter::start(folder.path(), facts(), free());
         let control = alone();
-        control.publish_progress(Phase::Training, Some(5));
+        control.publish_progress(RankPhase::Training, Some(5));
         writer.observe(control.observer());
         writer.finish(RunState::Done);
         let status = json(&folder.path().join("status.json"));

@@ -9,12 +9,12 @@ use std::time::Instant;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::bf16;
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, CommError, JoinError, JoinOptions, OpName};
 use zeroth_cpu::{Arena, Pool};
 use zeroth_engine::{BenchedCollective, CollectiveBench, RunError};
 use zeroth_kernel::{DeviceError, Span};
-use zeroth_machine::bench::{BenchResult, COPY, Rate, Unit, copy, fill_random};
+use zeroth_machine::bench::{BenchResult, COPY, Rate, RateUnit, copy, fill_random};
 
 /// Size of a rank's region in the shared segment, as in real runs.
 const REGION: usize = 8 << 20;
@@ -125,7 +125,7 @@ pub fn collectives(
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Vec<BenchResult>, CollectivesError> {
     // Peers are mapped once per job, so each size needs its own.
-    let jobs = sizes.iter().map(|_| Job::create(ranks, REGION)).collect::<Result<Vec<_>, _>>()?;
+    let jobs = sizes.iter().map(|_| LocalJob::create(ranks, REGION)).collect::<Result<Vec<_>, _>>()?;
     let rank = |rank: usize| -> Result<Vec<Vec<f64>>, CollectivesError> {
         let mut members = Vec::with_capacity(sizes.len());
         for (job, bytes) in jobs.iter().zip(sizes) {
@@ -169,7 +169,7 @@ pub fn collectives(
             let name = format!("{}, {} MiB", kind.name(), bytes >> 20);
             let (against, beside) = (format!("{COPY}, {} MiB", bytes >> 20), place > 0);
             let limit = beside.then_some((against.as_str(), limit));
-            lines.push(BenchResult::new(name, ranks, Unit::Gigabytes, rate(place, kind), limit));
+            lines.push(BenchResult::new(name, ranks, RateUnit::Gigabytes, rate(place, kind), limit));
         }
     }
     Ok(lines)
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn collectives_deliver_the_other_ranks_data() {
-        let job = Job::create(2, REGION).unwrap();
+        let job = LocalJob::create(2, REGION).unwrap();
         let bytes = 1 << 16;
         let found = std::thread::scope(|scope| {
             let threads = [0, 1].map(|rank| {

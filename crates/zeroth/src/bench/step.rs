@@ -12,7 +12,7 @@ use zeroth_cpu::{Isa, Pool};
 use zeroth_engine::InstructionTime;
 use zeroth_graph::Op;
 use zeroth_kernel::DeviceError;
-use zeroth_machine::bench::{BenchResult, Rate, Unit, matmul_limit, run_peak_loop};
+use zeroth_machine::bench::{BenchResult, Rate, RateUnit, matmul_limit, run_peak_loop};
 use zeroth_machine::probe;
 use zeroth_model::{Batch, Family, ForwardError, ModelConfig, ModelError, ModelSizes, forward, table};
 use zeroth_program::Action;
@@ -86,10 +86,9 @@ const LENGTH: usize = 512;
 
 /// Parameters of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct StepBenchOptions {
-    /// The model.
     pub size: ModelSize,
-    /// The ZeRO stage.
     pub stage: u8,
     /// bf16 or f32.
     pub dtype: DType,
@@ -105,6 +104,7 @@ pub struct StepBenchOptions {
 
 /// An error of the benchmark.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum StepBenchError {
     /// Invalid model sizes.
     #[error(transparent)]
@@ -124,7 +124,6 @@ pub enum StepBenchError {
         format_bytes(*needed), counted(*ranks as u64, "rank"), format_bytes(*available)
     )]
     Memory {
-        /// Requested ranks.
         ranks: usize,
         /// Bytes needed by all ranks.
         needed: u64,
@@ -264,8 +263,8 @@ pub fn whole_step(
     let limit = (limit, Rate::of(limits));
     let threads = options.ranks * options.threads;
     let lines = [
-        BenchResult::new(name.clone(), threads, Unit::Gflops, rate(flop / 1e9), Some(limit)),
-        BenchResult::new(name, threads, Unit::Tokens, rate(tokens as f64), None),
+        BenchResult::new(name.clone(), threads, RateUnit::Gflops, rate(flop / 1e9), Some(limit)),
+        BenchResult::new(name, threads, RateUnit::Tokens, rate(tokens as f64), None),
     ];
     Ok(StepReport {
         lines,

@@ -1,144 +1,22 @@
 //! A run's data: tokenised once by the launcher, and opened by every rank.
 
-use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use zeroth_base::{counted, grouped};
 use zeroth_data::{
-    Columns, ColumnsError, DataError, Encoder, EncoderError, EncoderOptions, LengthLimits, Packing,
-    PairOptions, PrepareOptions, Prepared, Samples, Truncation, check_trained, prepare_with_progress,
+    Columns, Encoder, EncoderOptions, LengthLimits, Packing, PairOptions, PrepareOptions, Prepared, Samples,
+    Truncation, check_trained, prepare_with_progress,
 };
 use zeroth_model::ModelConfig;
-use zeroth_train::{SplitError, split_dataset};
+use zeroth_train::split_dataset;
 
+use super::data_error::DataRequestError;
 use super::data_files::{data_files, refuse_output_inside, system_message, token_cache};
 use super::events::{OnEvent, ResolveEvent};
 use super::handoff::LauncherHandoff;
 use super::longest_row;
-use super::pairs::PairRequest;
-
-/// The rows of a run.
-#[derive(Debug, Clone)]
-pub struct DataRequest {
-    /// Files, folders or patterns.
-    pub paths: Vec<PathBuf>,
-    /// Those of the evaluation; none where the run does not evaluate.
-    pub evaluation_paths: Vec<PathBuf>,
-    /// The share of the samples that is evaluated on instead.
-    pub split_ratio: Option<f64>,
-    /// How rows are tokenised.
-    pub reading: ReadingRequest,
-    /// Whether rows are packed into sequences.
-    pub packing: bool,
-    /// Only the first so many rows.
-    pub max_samples: Option<u64>,
-    /// Samples per micro-batch of a rank in evaluations; those of training if not given.
-    pub evaluation_micro_batch: Option<u64>,
-}
-
-impl DataRequest {
-    /// The rows of these files, shorter than the model's maximum length, at most 2,048 tokens.
-    pub fn new(paths: Vec<PathBuf>) -> Self {
-        Self {
-            paths,
-            evaluation_paths: Vec::new(),
-            split_ratio: None,
-            reading: ReadingRequest::default(),
-            packing: false,
-            max_samples: None,
-            evaluation_micro_batch: None,
-        }
-    }
-}
-
-/// How rows are tokenised.
-#[derive(Debug, Clone, Default)]
-pub struct ReadingRequest {
-    /// Other names of columns, as in `question=query`.
-    pub columns: Vec<String>,
-    /// The system message of conversations that have none, or a .txt file with it.
-    pub system: Option<String>,
-    /// Maximum tokens of a row.
-    pub max_length: Option<u64>,
-    /// Handling of longer rows.
-    pub truncation: Truncation,
-    /// Sources and targets of an encoder-decoder.
-    pub pairs: PairRequest,
-    /// The command of this program that runs [`zeroth_data::render_templates`]; `None` renders chat templates in this
-    /// process.
-    pub template_command: Option<&'static str>,
-}
-
-/// Data that cannot be read as asked for.
-#[derive(Debug, thiserror::Error)]
-pub enum DataRequestError {
-    /// A mapping of columns is wrong.
-    #[error(transparent)]
-    Columns(#[from] ColumnsError),
-    /// The tokenizer cannot be used.
-    #[error(transparent)]
-    Encoder(#[from] EncoderError),
-    /// Rows cannot be read.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// Nothing can be held out.
-    #[error(transparent)]
-    Split(#[from] SplitError),
-    /// The file of a system message cannot be read.
-    #[error("cannot read --system {given}")]
-    SystemFile {
-        /// Its path.
-        given: String,
-        /// The reason.
-        source: io::Error,
-    },
-    /// A system message without text.
-    #[error("--system is empty: leave the flag out for no system message")]
-    EmptySystem,
-    /// A system message for a model without chat template.
-    #[error(
-        "--system is for chat templates, and {family} is an encoder-decoder model: --source-prefix puts a text before every \
-         source"
-    )]
-    SystemOfPairs {
-        /// The model's family.
-        family: &'static str,
-    },
-    /// A flag of encoder-decoder models for another one.
-    #[error(
-        "{flag} is for encoder-decoder models such as t5, and {family} is decoder-only: it reads source and target as one \
-         sequence; leave it out ({instead})"
-    )]
-    NotPairs {
-        /// The flag.
-        flag: &'static str,
-        /// The model's family.
-        family: &'static str,
-        /// What to do instead.
-        instead: &'static str,
-    },
-    /// The output's path cannot be resolved.
-    #[error(transparent)]
-    Output(io::Error),
-    /// The output lies among the data.
-    #[error(
-        "--output {} is inside {flag} {}: a later run would read its files as data; choose a folder outside",
-        output.display(),
-        folder.display()
-    )]
-    OutputInside {
-        /// The output.
-        output: PathBuf,
-        /// The flag of the data.
-        flag: &'static str,
-        /// The folder of data.
-        folder: PathBuf,
-    },
-    /// Chat templates cannot be rendered by this program.
-    #[error("cannot find this executable to render chat templates")]
-    NoExecutable(#[source] io::Error),
-}
+use super::request::{DataRequest, ReadingRequest};
 
 /// Tokenisation settings.
 #[derive(Debug)]

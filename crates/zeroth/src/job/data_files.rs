@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use zeroth_base::counted;
 use zeroth_data::{CacheFolder, find_files};
 
-use super::data::DataRequestError;
+use super::data_error::DataRequestError;
 
 /// The data files behind paths, and a note that names files of folders that are no data.
 pub fn data_files(paths: &[PathBuf]) -> Result<(Vec<PathBuf>, Option<String>), DataRequestError> {

@@ -6,7 +6,7 @@ use zeroth_model::ModelError;
 use zeroth_train::checkpoint::CheckpointError;
 use zeroth_train::{ResumeError, RunLengthError, ScheduleError};
 
-use super::data::DataRequestError;
+use super::data_error::DataRequestError;
 use super::handoff::InputsError;
 use super::lora::LoraRequestError;
 use super::resume::ResumeRequestError;

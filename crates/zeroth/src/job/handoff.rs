@@ -15,14 +15,15 @@ use zeroth_model::{ModelError, locate, read_config};
 use zeroth_plan::Budget;
 use zeroth_train::{ModelFiles, ModelFilesError};
 
-use super::JobRequest;
-use super::teacher::DistillRequestError;
+use super::request::JobRequest;
+use super::teacher::TeacherConfig;
 
 /// The environment variable with the handoff's file descriptor.
-pub const HANDOFF_VARIABLE: &str = "ZEROTH_TOLD";
+pub const HANDOFF_VARIABLE: &str = "ZEROTH_HANDOFF_FD";
 
 /// Inputs that cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum InputsError {
     /// The config.
     #[error(transparent)]
@@ -35,12 +36,7 @@ pub enum InputsError {
     Files(#[from] ModelFilesError),
     /// Its config.json, as it was read.
     #[error("{origin}")]
-    ModelConfig {
-        /// The file.
-        origin: String,
-        /// The reason.
-        source: io::Error,
-    },
+    ModelConfig { origin: String, source: io::Error },
     /// What a launcher passed.
     #[error("{HANDOFF_VARIABLE} is invalid: it is set by zeroth's launcher for its ranks; unset it")]
     Handoff(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -71,11 +67,10 @@ pub struct LauncherHandoff {
 
 /// Input files as read at start, as they may change during a run.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Inputs {
     config: Source,
-    /// The model folder.
     pub folder: PathBuf,
-    /// Its config.json.
     pub model: Map<String, Value>,
     /// That file's name, for messages.
     pub origin: String,
@@ -83,26 +78,6 @@ pub struct Inputs {
     pub files: ModelFiles,
     /// The teacher's config.json, if there is a teacher.
     pub teacher: Option<TeacherConfig>,
-}
-
-/// The config.json of a teacher.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TeacherConfig {
-    /// The teacher's folder.
-    pub folder: PathBuf,
-    /// Its contents.
-    pub map: Map<String, Value>,
-    /// That file's name for messages.
-    pub origin: String,
-}
-
-impl TeacherConfig {
-    /// Reads it.
-    pub fn read(name: &str) -> Result<Self, DistillRequestError> {
-        let folder = locate(name).map_err(DistillRequestError::Teacher)?;
-        let (map, origin) = read_config(&folder).map_err(DistillRequestError::Teacher)?;
-        Ok(Self { folder, map, origin })
-    }
 }
 
 /// The same inputs, serialised for another process.

@@ -10,8 +10,8 @@ use zeroth_train::LoraJob;
 
 /// The adapters that are asked for. `None` leaves a value to the adapter that the run starts from, or to its default.
 #[derive(Debug, Clone, Default)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct LoraRequest {
-    /// The rank.
     pub rank: Option<u64>,
     /// The scale is alpha / rank.
     pub alpha: Option<f64>,
@@ -33,6 +33,7 @@ pub struct LoraRequest {
 
 /// Adapters that cannot be trained.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum LoraRequestError {
     /// The adapter folder cannot be used.
     #[error("--adapter: {0}")]
@@ -44,7 +45,6 @@ pub enum LoraRequestError {
         differences.join("; ")
     )]
     OtherShape {
-        /// The adapter folder.
         folder: PathBuf,
         /// Each flag with both values.
         differences: Vec<String>,
@@ -57,7 +57,6 @@ pub enum LoraRequestError {
         missing.as_ref().map(|name| format!(" without `{name}`")).unwrap_or_default()
     )]
     OtherTargets {
-        /// The adapter folder.
         folder: PathBuf,
         /// Matrices of the adapter.
         own: usize,

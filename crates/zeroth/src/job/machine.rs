@@ -7,20 +7,12 @@ use zeroth_machine::{Gpus, Machine, Rates, probe, probe_host};
 use zeroth_plan::{Budget, Processes};
 use zeroth_program::Settings;
 
-use super::{JobError, JobRequest};
+use super::error::JobError;
+use super::request::{DeviceKind, JobRequest};
 use crate::planning::is_open;
 
 /// Size of each rank's shared-memory send region; larger messages are sent in pieces of half of it.
 pub const REGION: usize = 8 << 20;
-
-/// The devices that run kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceKind {
-    /// CPUs.
-    Cpu,
-    /// NVIDIA GPUs.
-    Cuda,
-}
 
 /// GPUs of a machine.
 pub fn gpus(machine: &Machine) -> u64 {

@@ -4,6 +4,7 @@
 //! what was asked for. Ranks resolve the same request with the [`LauncherHandoff`] of their launcher.
 
 mod data;
+mod data_error;
 mod data_files;
 mod error;
 mod events;
@@ -21,22 +22,24 @@ mod strategies;
 mod teacher;
 mod weights;
 
-pub use data::{DataRequest, DataRequestError, Reading, ReadingRequest};
+pub use data::Reading;
+pub use data_error::DataRequestError;
 pub use data_files::{data_files, nearest_existing, refuse_output_inside, system_message, token_cache};
 pub use error::JobError;
 pub use events::{OnEvent, ResolveEvent};
-pub use handoff::{HANDOFF_VARIABLE, InheritedInputs, Inputs, InputsError, LauncherHandoff, TeacherConfig};
+pub use handoff::{HANDOFF_VARIABLE, InheritedInputs, Inputs, InputsError, LauncherHandoff};
 pub use lora::{LoraRequest, LoraRequestError, ResolvedLora};
-pub use machine::{DeviceKind, REGION, cpus, free_device_memory, gpus, processes, usual_ranks};
+pub use machine::{REGION, cpus, free_device_memory, gpus, processes, usual_ranks};
 pub use pairs::{PairLengths, PairRequest};
 pub use rank_facts::{RankFacts, collectives_asked, differences as rank_differences};
-pub use request::JobRequest;
+pub use request::{DataRequest, DeviceKind, JobRequest, ReadingRequest};
 pub use resolve::resolve;
 pub use resolved_job::ResolvedJob;
 pub use resume::{ResumeRequestError, is_inside, newest_resumable_or_none, run_name};
 pub use row_length::longest_row;
 pub use strategies::{DEFAULT_STEPS, Every, LOGGING_STEPS, StepCount, Strategies, StrategyRequest};
 pub use teacher::{
-    DistillRequest, DistillRequestError, Student, check_tokens, open_teacher, teacher_placement,
+    DistillRequest, DistillRequestError, Student, TeacherConfig, check_tokens, open_teacher,
+    teacher_placement,
 };
 pub use weights::JobWeightsError;

@@ -5,7 +5,7 @@ use std::path::Path;
 use zeroth_data::{DecoderStart, PairLimits, PairOptions, Pairs};
 use zeroth_model::ModelConfig;
 
-use super::data::DataRequestError;
+use super::data_error::DataRequestError;
 
 /// Sources and targets of an encoder-decoder.
 #[derive(Debug, Clone, Default)]

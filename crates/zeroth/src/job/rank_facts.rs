@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use zeroth_cpu::Isa;
 use zeroth_machine::{Gpus, LibraryState, Machine};
 
-use super::machine::DeviceKind;
+use super::request::DeviceKind;
 
 /// Libraries that choose or are kernels.
 const LIBRARIES: [&str; 3] = ["cublasLt", "cudnn", "nvrtc"];

@@ -4,15 +4,16 @@ use std::path::PathBuf;
 
 use zeroth_base::DType;
 use zeroth_config::resolve::Flags;
+use zeroth_data::Truncation;
 
-use super::data::DataRequest;
 use super::lora::LoraRequest;
-use super::machine::DeviceKind;
+use super::pairs::PairRequest;
 use super::strategies::StrategyRequest;
 use super::teacher::DistillRequest;
 
 /// The job that is asked for. `None` leaves a value to the checkpoint, the machine or its default.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct JobRequest {
     /// A Hugging Face folder, or a name in the local Hugging Face cache.
     pub model: String,
@@ -22,7 +23,6 @@ pub struct JobRequest {
     pub flags: Flags,
     /// Whether the precision is that of the model's config.json.
     pub precision_of_model: bool,
-    /// The rows.
     pub data: DataRequest,
     /// Epochs, unless the flags have a number of steps.
     pub epochs: Option<f64>,
@@ -44,11 +44,9 @@ pub struct JobRequest {
     pub max_skipped_steps: u64,
     /// The dtype of the trained model.
     pub save_dtype: Option<DType>,
-    /// The run folder.
     pub output: PathBuf,
     /// `auto`, or the checkpoint or run to resume from.
     pub resume: Option<String>,
-    /// The run's name.
     pub run_name: Option<String>,
     /// The devices to train on.
     pub device: Option<DeviceKind>,
@@ -91,4 +89,65 @@ impl JobRequest {
             host_memory: None,
         }
     }
+}
+
+/// The rows of a run.
+#[derive(Debug, Clone)]
+pub struct DataRequest {
+    /// Files, folders or patterns.
+    pub paths: Vec<PathBuf>,
+    /// Those of the evaluation; none where the run does not evaluate.
+    pub evaluation_paths: Vec<PathBuf>,
+    /// The share of the samples that is evaluated on instead.
+    pub split_ratio: Option<f64>,
+    /// How rows are tokenised.
+    pub reading: ReadingRequest,
+    /// Whether rows are packed into sequences.
+    pub packing: bool,
+    /// Only the first so many rows.
+    pub max_samples: Option<u64>,
+    /// Samples per micro-batch of a rank in evaluations; those of training if not given.
+    pub evaluation_micro_batch: Option<u64>,
+}
+
+impl DataRequest {
+    /// The rows of these files, shorter than the model's maximum length, at most 2,048 tokens.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        Self {
+            paths,
+            evaluation_paths: Vec::new(),
+            split_ratio: None,
+            reading: ReadingRequest::default(),
+            packing: false,
+            max_samples: None,
+            evaluation_micro_batch: None,
+        }
+    }
+}
+
+/// How rows are tokenised.
+#[derive(Debug, Clone, Default)]
+pub struct ReadingRequest {
+    /// Other names of columns, as in `question=query`.
+    pub columns: Vec<String>,
+    /// The system message of conversations that have none, or a .txt file with it.
+    pub system: Option<String>,
+    /// Maximum tokens of a row.
+    pub max_length: Option<u64>,
+    /// Handling of longer rows.
+    pub truncation: Truncation,
+    /// Sources and targets of an encoder-decoder.
+    pub pairs: PairRequest,
+    /// The command of this program that runs [`zeroth_data::render_templates`]; `None` renders chat templates in this
+    /// process.
+    pub template_command: Option<&'static str>,
+}
+
+/// The devices that run kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// CPUs.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
 }

@@ -12,8 +12,8 @@ use zeroth_train::checkpoint::Checkpoint;
 
 use super::data::Reading;
 use super::handoff::{Inputs, LauncherHandoff};
-use super::machine::DeviceKind;
 use super::rank_facts::RankFacts;
+use super::request::DeviceKind;
 use super::strategies::Strategies;
 use crate::planning;
 

@@ -35,6 +35,7 @@ const ANEW: &str = "repair or restore one of them, or start over with --overwrit
 
 /// A checkpoint that cannot be resumed from.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum ResumeRequestError {
     /// It cannot be read.
     #[error(transparent)]
@@ -56,12 +57,7 @@ pub enum ResumeRequestError {
     },
     /// The checkpoints of a run cannot be listed.
     #[error("{} cannot be read: {ANEW}", folder.display())]
-    Unreadable {
-        /// Their folder.
-        folder: PathBuf,
-        /// The reason.
-        source: Box<CheckpointError>,
-    },
+    Unreadable { folder: PathBuf, source: Box<CheckpointError> },
     /// All checkpoints of a run are damaged.
     #[error(
         "{} has checkpoints, but none of them is valid:\n  {}\n{ANEW}",
@@ -69,7 +65,6 @@ pub enum ResumeRequestError {
         refused.join("\n  ")
     )]
     AllDamaged {
-        /// The run folder.
         run: PathBuf,
         /// Each with its error.
         refused: Vec<String>,
@@ -82,7 +77,6 @@ pub enum ResumeRequestError {
     TrainBatch {
         /// The one of the config.
         given: u64,
-        /// The checkpoint's.
         kept: u64,
     },
     /// Steps remain, and the optimizer's state is not there.
@@ -93,9 +87,7 @@ pub enum ResumeRequestError {
         folder.display()
     )]
     WeightsOnly {
-        /// The checkpoint.
         folder: PathBuf,
-        /// Its step.
         step: u64,
         /// Steps of the run.
         steps: u64,

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use zeroth_base::grouped;
 use zeroth_config::check::Report;
 use zeroth_config::checked::{CheckedConfig, ConfigError};
@@ -10,7 +12,7 @@ use zeroth_data::{
     DataError, EncoderError, Samples, TokenizerDifference, tokenizer_difference, tokenizer_ids,
 };
 use zeroth_graph::DistillSpec;
-use zeroth_model::{ModelConfig, ModelError, WeightsError};
+use zeroth_model::{ModelConfig, ModelError, WeightsError, locate, read_config};
 use zeroth_program::TeacherPlacement;
 use zeroth_train::checkpoint::BaseEntry;
 use zeroth_train::{
@@ -18,10 +20,9 @@ use zeroth_train::{
     TeacherWeights,
 };
 
-use super::handoff::TeacherConfig;
-
 /// What a run distils from. `None` leaves a value to the cache, or to its default.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct DistillRequest {
     /// The teacher's folder or name.
     pub teacher: Option<String>,
@@ -33,7 +34,6 @@ pub struct DistillRequest {
     pub alpha: f64,
     /// The temperature of both distributions.
     pub temperature: Option<f64>,
-    /// The divergence.
     pub beta: Option<f64>,
     /// Whether the divergence is multiplied by the squared temperature.
     pub squared: Option<bool>,
@@ -43,8 +43,28 @@ pub struct DistillRequest {
     pub tail: bool,
 }
 
+/// The config.json of a teacher.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
+pub struct TeacherConfig {
+    pub folder: PathBuf,
+    pub map: Map<String, Value>,
+    /// That file's name for messages.
+    pub origin: String,
+}
+
+impl TeacherConfig {
+    /// Reads it.
+    pub fn read(name: &str) -> Result<Self, DistillRequestError> {
+        let folder = locate(name).map_err(DistillRequestError::Teacher)?;
+        let (map, origin) = read_config(&folder).map_err(DistillRequestError::Teacher)?;
+        Ok(Self { folder, map, origin })
+    }
+}
+
 /// A teacher or a cache that does not suit the run.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum DistillRequestError {
     /// Neither is given.
     #[error("a run that distils has a teacher or a cache")]
@@ -74,32 +94,19 @@ pub enum DistillRequestError {
     #[error(
         "--teacher-deepspeed {given}: offload_param.device \"nvme\" is not yet built; use \"cpu\" or \"none\""
     )]
-    Nvme {
-        /// The config.
-        given: String,
-    },
+    Nvme { given: String },
     /// A student with two streams.
     #[error(
         "--model {name} is an encoder-decoder model ({family}): distillation is not yet built for its two streams; leave out --teacher \
          and --kd-cache, or give a decoder-only student"
     )]
-    PairedStudent {
-        /// The student.
-        name: String,
-        /// Its family.
-        family: &'static str,
-    },
+    PairedStudent { name: String, family: &'static str },
     /// A teacher with two streams.
     #[error(
         "--teacher {name} is an encoder-decoder model ({family}): its predictions are those of a decoder's targets, not of the \
          student's tokens; give a decoder-only teacher"
     )]
-    PairedTeacher {
-        /// The teacher.
-        name: String,
-        /// Its family.
-        family: &'static str,
-    },
+    PairedTeacher { name: String, family: &'static str },
     /// A teacher with fewer positions than rows have tokens.
     #[error(
         "--teacher {name} has {} positions (max_position_embeddings), fewer than the {} of --max-length: give \
@@ -108,9 +115,7 @@ pub enum DistillRequestError {
         grouped(*.max_length)
     )]
     Positions {
-        /// The teacher.
         name: String,
-        /// Its positions.
         positions: u64,
         /// Maximum tokens of a row.
         max_length: u64,
@@ -122,16 +127,7 @@ pub enum DistillRequestError {
         grouped(*.vocab),
         grouped(*.students)
     )]
-    Vocabulary {
-        /// The teacher.
-        name: String,
-        /// Its ids.
-        vocab: u64,
-        /// The student.
-        student: String,
-        /// The student's ids.
-        students: u64,
-    },
+    Vocabulary { name: String, vocab: u64, student: String, students: u64 },
     /// Only one side has a tokenizer.
     #[error(
         "{without} has no tokenizer.json, and {with} has one: {SAME_TOKENS}; copy tokenizer.json there if both models were \
@@ -140,7 +136,6 @@ pub enum DistillRequestError {
     OneTokenizer {
         /// The model with one.
         with: String,
-        /// The model without.
         without: String,
     },
     /// The tokenizers differ.
@@ -148,14 +143,7 @@ pub enum DistillRequestError {
         "--teacher {name} has another tokenizer than the student {student}: {how}; {SAME_TOKENS}; give a teacher of the student's \
          tokenizer"
     )]
-    Tokenizer {
-        /// The teacher.
-        name: String,
-        /// The student.
-        student: String,
-        /// The difference.
-        how: String,
-    },
+    Tokenizer { name: String, student: String, how: String },
     /// The teacher's tokenizer has ids without embedding.
     #[error(
         "--teacher {name} has an embedding of {} ids (vocab_size), fewer than the {} of its tokenizer.json: it has no \
@@ -164,7 +152,6 @@ pub enum DistillRequestError {
         grouped(*.ids)
     )]
     Embedding {
-        /// The teacher.
         name: String,
         /// Ids of its embedding.
         vocab: u64,
@@ -180,11 +167,8 @@ pub enum DistillRequestError {
     UnknownToken {
         /// Its place in the sample.
         place: usize,
-        /// The sample.
         sample: u64,
-        /// The token.
         id: i32,
-        /// The teacher.
         name: String,
         /// Ids of its embedding.
         vocab: u64,
@@ -199,12 +183,11 @@ const OFFLOAD: &str = "zero_optimization.offload_param.device";
 
 /// The student that a teacher must suit.
 #[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Student<'a> {
     /// Its name in messages.
     pub name: &'a str,
-    /// Its folder.
     pub folder: &'a Path,
-    /// Its config.
     pub config: &'a ModelConfig,
     /// Maximum tokens of a row.
     pub max_length: u64,

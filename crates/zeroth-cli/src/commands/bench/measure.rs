@@ -8,12 +8,12 @@ use zeroth::bench::{
 };
 use zeroth::kernel::HeadLossDims;
 use zeroth::machine::bench::{
-    BenchError, BenchResult, Benchmark, MemoryBoundSizes, Part, attention_benchmarks, cpu_peak_benchmarks,
-    disk_benchmarks, gpu_benchmarks, head_loss_benchmarks, matmul_benchmarks, measure,
+    BenchError, BenchPart, BenchResult, Benchmark, MemoryBoundSizes, attention_benchmarks,
+    cpu_peak_benchmarks, disk_benchmarks, gpu_benchmarks, head_loss_benchmarks, matmul_benchmarks, measure,
     memory_bound_benchmarks, optimizer_benchmarks,
 };
 
-use super::BenchRun;
+use super::bench_run::BenchRun;
 use crate::exit::Exit;
 use crate::output;
 
@@ -56,7 +56,7 @@ impl From<StepBenchError> for Stopped {
 /// Runs a group of benchmarks; `step` receives the full report of a training step.
 pub(super) fn part(
     bench: &BenchRun<'_>,
-    part: Part,
+    part: BenchPart,
     step: &mut Option<StepReport>,
 ) -> Result<Vec<BenchResult>, Stopped> {
     let arguments = bench.arguments;
@@ -65,25 +65,25 @@ pub(super) fn part(
     counts.dedup();
     let rounds = bench.rounds;
     match part {
-        Part::Kernels => {
+        BenchPart::Kernels => {
             let mut lines = run(computing(&counts, arguments.quick)?, rounds, "matmuls, attention and head")?;
             lines.extend(run(memory_bound_benchmarks(&counts, sizes)?, rounds, "norms, casts and copies")?);
             let size = if arguments.quick { 2048 } else { 4096 };
             lines.extend(run(gpu_benchmarks(&bench.machine, size)?, rounds, "GPU matmuls")?);
             Ok(lines)
         }
-        Part::Optimizer => Ok(run(optimizer_benchmarks(&counts, sizes)?, rounds, "optimizer")?),
-        Part::Collectives => {
+        BenchPart::Optimizer => Ok(run(optimizer_benchmarks(&counts, sizes)?, rounds, "optimizer")?),
+        BenchPart::Collectives => {
             let parts: &[usize] = if arguments.quick { &[16 << 20] } else { &[16 << 20, 64 << 20] };
-            let progress = Progress::new("collectives", rounds);
+            let progress = ProgressLine::new("collectives", rounds);
             Ok(collectives(arguments.ranks as usize, parts, rounds, &|round| progress.tell(round))?)
         }
-        Part::Disk => {
+        BenchPart::Disk => {
             let bytes = if arguments.quick { 64 << 20 } else { 1 << 30 };
             // A round writes and reads twice as much; more rounds add little.
             Ok(run(disk_benchmarks(&arguments.dir, bytes)?, rounds.min(5), "disk")?)
         }
-        Part::Step => {
+        BenchPart::Step => {
             let ranks = arguments.ranks as usize;
             let options = StepBenchOptions {
                 size: arguments.size.into(),
@@ -94,7 +94,7 @@ pub(super) fn part(
                 steps: rounds,
                 length: arguments.quick.then_some(128),
             };
-            let progress = Progress::new("step", rounds + 1);
+            let progress = ProgressLine::new("step", rounds + 1);
             let report = whole_step(&options, &|step| progress.tell(step))?;
             let lines = report.lines.to_vec();
             *step = Some(report);
@@ -124,18 +124,18 @@ fn computing(counts: &[usize], quick: bool) -> Result<Vec<Benchmark>, Stopped> {
 }
 
 fn run(lines: Vec<Benchmark>, rounds: usize, what: &'static str) -> Result<Vec<BenchResult>, BenchError> {
-    let progress = Progress::new(what, rounds);
+    let progress = ProgressLine::new(what, rounds);
     measure(lines, rounds, &mut |round| progress.tell(round))
 }
 
 /// A progress line on a terminal, cleared when done.
-struct Progress {
+struct ProgressLine {
     what: &'static str,
     rounds: usize,
     terminal: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     fn new(what: &'static str, rounds: usize) -> Self {
         Self { what, rounds, terminal: std::io::stderr().is_terminal() }
     }
@@ -147,7 +147,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         if self.terminal {
             output::over("");

@@ -1,43 +1,30 @@
 //! `bench`: measures this machine against its limits, and saves the result as its profile.
 
+mod bench_run;
 mod measure;
-pub(super) mod profile;
 mod show;
 
 use anyhow::{bail, ensure};
-use zeroth::bench::StepReport;
 use zeroth::cpu::Isa;
-use zeroth::machine::bench::{BenchResult, Identity, Part, Profile};
-use zeroth::machine::{Machine, probe};
+use zeroth::machine::bench::{BenchPart, Identity, Profile};
+use zeroth::machine::probe;
 
+use bench_run::{BenchFindings, BenchRun};
+
+use super::machine_profile;
 use crate::bench_args::BenchArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 
-/// The resolved arguments.
-struct BenchRun<'a> {
-    arguments: &'a BenchArgs,
-    machine: Machine,
-    parts: Vec<Part>,
-    threads: usize,
-    rounds: usize,
-}
-
-/// The results.
-struct Found {
-    machine: Identity,
-    quick: bool,
-    rounds: usize,
-    parts: Vec<(Part, Vec<BenchResult>)>,
-    step: Option<StepReport>,
-}
-
 pub(super) fn run(arguments: &BenchArgs, output: &Output) -> anyhow::Result<Exit> {
     let bench = resolve(arguments)?;
     let identity = Identity::of(&bench.machine);
-    let place =
-        if arguments.no_save { None } else { Some(profile::place(arguments.profile.as_ref(), &identity)?) };
-    let mut found = Found {
+    let place = if arguments.no_save {
+        None
+    } else {
+        Some(machine_profile::place(arguments.profile.as_ref(), &identity)?)
+    };
+    let mut found = BenchFindings {
         machine: identity,
         quick: arguments.quick,
         rounds: bench.rounds,
@@ -71,17 +58,19 @@ pub(super) fn run(arguments: &BenchArgs, output: &Output) -> anyhow::Result<Exit
 fn resolve(arguments: &BenchArgs) -> anyhow::Result<BenchRun<'_>> {
     Isa::chosen()?;
     let machine = probe();
-    let mut parts: Vec<Part> = arguments.parts.iter().map(|part| Part::from(*part)).collect();
-    if arguments.ranks == 1 && parts.contains(&Part::Collectives) {
+    let mut parts: Vec<BenchPart> = arguments.parts.iter().map(|part| BenchPart::from(*part)).collect();
+    if arguments.ranks == 1 && parts.contains(&BenchPart::Collectives) {
         bail!("collectives need at least 2 ranks: raise --ranks");
     }
     if parts.is_empty() {
-        parts =
-            Part::ALL.into_iter().filter(|part| arguments.ranks > 1 || *part != Part::Collectives).collect();
+        parts = BenchPart::ALL
+            .into_iter()
+            .filter(|part| arguments.ranks > 1 || *part != BenchPart::Collectives)
+            .collect();
     }
     parts.sort_unstable();
     parts.dedup();
-    if parts.contains(&Part::Disk) {
+    if parts.contains(&BenchPart::Disk) {
         let dir = &arguments.dir;
         ensure!(dir.is_dir(), "--dir {} is not a folder: give one on the disk to measure", dir.display());
     }
@@ -91,7 +80,7 @@ fn resolve(arguments: &BenchArgs) -> anyhow::Result<BenchRun<'_>> {
 }
 
 /// Merges the results into the machine's profile. Returns a note if an invalid profile was replaced.
-fn save(path: &std::path::Path, found: &Found) -> anyhow::Result<Option<String>> {
+fn save(path: &std::path::Path, found: &BenchFindings) -> anyhow::Result<Option<String>> {
     let (mut profile, note) = match Profile::read(path, &found.machine) {
         Ok(profile) => (profile.unwrap_or_else(|| Profile::new(found.machine.clone())), None),
         Err(error) => (Profile::new(found.machine.clone()), Some(format!("note: replaced: {error}"))),

@@ -5,15 +5,15 @@ use std::path::Path;
 use serde_json::{Value, json};
 use zeroth::base::{format_bytes, grouped};
 use zeroth::bench::{StepReport, StepShares};
-use zeroth::machine::bench::{BenchResult, Part};
+use zeroth::machine::bench::{BenchPart, BenchResult};
 
-use super::Found;
+use super::bench_run::BenchFindings;
 use crate::output::Output;
 use crate::table::Table;
 
 /// The table of a group; preceded by a blank line unless first.
-pub(super) fn part(part: Part, lines: &[BenchResult], first: bool, output: &Output) -> String {
-    let across = if part == Part::Collectives { "ranks" } else { "threads" };
+pub(super) fn part(part: BenchPart, lines: &[BenchResult], first: bool, output: &Output) -> String {
+    let across = if part == BenchPart::Collectives { "ranks" } else { "threads" };
     let head =
         [part.name(), across, "best", "median", "unit", "best %", "median %", "of the limit, in this run"];
     let mut table = Table::new(&head, &[1, 2, 3, 5, 6]);
@@ -47,7 +47,7 @@ fn figure(value: f64) -> String {
 }
 
 /// Text below the tables: a step's time by phase, and the profile's path.
-pub(super) fn end(found: &Found, profile: Option<&Path>) -> String {
+pub(super) fn end(found: &BenchFindings, profile: Option<&Path>) -> String {
     let step = found.step.as_ref().map_or_else(String::new, step_text);
     let kept = profile
         .map_or_else(String::new, |path| format!("\nsaved as this machine's profile: {}\n", path.display()));
@@ -69,7 +69,7 @@ fn step_text(step: &StepReport) -> String {
 }
 
 /// The results as one JSON object.
-pub(super) fn json(found: &Found, profile: Option<&Path>) -> Value {
+pub(super) fn json(found: &BenchFindings, profile: Option<&Path>) -> Value {
     let parts: serde_json::Map<String, Value> =
         found.parts.iter().map(|(part, lines)| (part.name().to_owned(), json!(lines))).collect();
     json!({

@@ -125,7 +125,7 @@ pub(super) struct Refusal {
 
 /// What a rank tells the others before the first step.
 #[derive(Serialize, Deserialize)]
-struct RankReport {
+struct RankReadiness {
     /// The exit code and the reason of a rank that cannot take part.
     refusal: Option<(u8, String)>,
     /// What it may differ in.
@@ -139,15 +139,15 @@ pub(super) fn exchange(
     own: Result<&Map<String, Value>, &Refusal>,
 ) -> anyhow::Result<Option<Exit>> {
     let own = match own {
-        Ok(facts) => RankReport { refusal: None, facts: facts.clone() },
+        Ok(facts) => RankReadiness { refusal: None, facts: facts.clone() },
         Err(Refusal { exit, why }) => {
-            RankReport { refusal: Some((*exit as u8, why.clone())), facts: Map::new() }
+            RankReadiness { refusal: Some((*exit as u8, why.clone())), facts: Map::new() }
         }
     };
     let all = comm
         .gather_texts(OpName::new(0, "agreement", 0), &serde_json::to_string(&own)?)
         .context("ranks could not exchange their settings")?;
-    let all: Vec<RankReport> = all
+    let all: Vec<RankReadiness> = all
         .iter()
         .map(|report| serde_json::from_str(report))
         .collect::<Result<_, _>>()

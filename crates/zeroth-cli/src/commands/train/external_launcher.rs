@@ -9,8 +9,9 @@ use zeroth::program::Compiled;
 
 use super::agreement::Refusal;
 use super::live::LiveStatus;
+use super::prepare::prepare_run;
 use super::rank::Agreed;
-use super::{agreement, prepare_run, rank, resolve_job, summary};
+use super::{agreement, rank, resolve_job, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};

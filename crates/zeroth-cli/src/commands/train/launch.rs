@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use zeroth::comm::LostReason;
 use zeroth::comm::launch::{
-    ExitReason, Launch, Output as RankOutput, OutputLine, OutputStream, Report, sealed,
+    ExitReason, LaunchReport, OutputLine, OutputStream, RankLauncher, RankOutput, sealed,
 };
 use zeroth::job::{HANDOFF_VARIABLE, LauncherHandoff, REGION, newest_resumable_or_none};
 
 use super::live::LiveStatus;
-use super::{PreparedRun, summary};
+use super::prepared_run::PreparedRun;
+use super::summary;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
@@ -92,7 +93,7 @@ pub(super) fn many(
 }
 
 /// The exit code of a run that did not fail.
-fn exit_of(report: &Report, signals: &Signals) -> Exit {
+fn exit_of(report: &LaunchReport, signals: &Signals) -> Exit {
     let stopped = report.ranks.iter().any(|end| end.how != ExitReason::Exited { code: 0 });
     match signals.stop_requested() {
         Some(signal) if stopped => Exit::after(signal),
@@ -106,7 +107,7 @@ fn once(
     handoff: &LauncherHandoff,
     signals: &Signals,
     status: &LiveStatus,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<LaunchReport> {
     let PreparedRun { resolved_job, compiled, folder, .. } = run;
     let logs: Vec<File> = (0..resolved_job.ranks)
         .map(|rank| {
@@ -132,7 +133,7 @@ fn once(
         .to_text()?;
     let handoff = sealed(|file| file.write_all(handoff.as_bytes()))?;
     let arenas = compiled.memory.arenas().sum();
-    let report = Launch::of_this_program(resolved_job.ranks as usize, REGION)
+    let report = RankLauncher::of_this_program(resolved_job.ranks as usize, REGION)
         .arguments(run_file::for_ranks())
         .variable(HANDOFF_VARIABLE, handoff.as_raw_fd().to_string())
         .inherit(handoff)

@@ -7,15 +7,16 @@ use std::sync::Arc;
 
 use serde_json::json;
 use zeroth::base::publish;
-use zeroth::comm::launch::Report;
-use zeroth::comm::{JobControl, Phase, RankObserver};
+use zeroth::comm::launch::LaunchReport;
+use zeroth::comm::{JobControl, RankObserver, RankPhase};
 use zeroth::kernel::Tier;
 use zeroth::machine::{Gpus, probe};
 use zeroth::program::Target;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{EventLog, RunEvent, RunFacts, RunState, StatusWriter, TrainEvent, WriteGate};
 
-use super::{PreparedRun, summary};
+use super::prepared_run::PreparedRun;
+use super::summary;
 use crate::exit::Exit;
 use crate::signals::Signals;
 
@@ -65,7 +66,7 @@ impl LiveStatus {
     }
 
     /// Reports the rank that ended the job.
-    pub(super) fn ranks_lost(&self, report: &Report) {
+    pub(super) fn ranks_lost(&self, report: &LaunchReport) {
         let Some(rank) = report.lost.as_ref().map(|lost| lost.rank).or(report.first) else { return };
         let Some(end) = report.ranks.get(rank) else { return };
         // One that was stopped is killed by the launcher in the end: its peers know better.
@@ -109,24 +110,24 @@ impl<'a> LiveRank<'a> {
     pub(super) fn handle(&mut self, event: &TrainEvent<'_>) {
         match event {
             TrainEvent::TransportChosen(_) | TrainEvent::StepProfile(_) | TrainEvent::Note(_) => {}
-            TrainEvent::Loading { .. } => self.control.publish_progress(Phase::Loading, None),
-            TrainEvent::Loaded => self.control.publish_progress(Phase::Training, None),
+            TrainEvent::Loading { .. } => self.control.publish_progress(RankPhase::Loading, None),
+            TrainEvent::Loaded => self.control.publish_progress(RankPhase::Training, None),
             TrainEvent::Step(step) => {
-                self.control.publish_progress(Phase::Training, Some(step.step));
+                self.control.publish_progress(RankPhase::Training, Some(step.step));
                 if step.skipped {
                     self.event(&RunEvent::Skip { step: step.step });
                 }
             }
-            TrainEvent::EvalStarting => self.control.publish_progress(Phase::Evaluating, None),
+            TrainEvent::EvalStarting => self.control.publish_progress(RankPhase::Evaluating, None),
             TrainEvent::Eval(found, _) => {
-                self.control.publish_progress(Phase::Training, None);
+                self.control.publish_progress(RankPhase::Training, None);
                 self.event(&RunEvent::Eval { step: found.step, eval_loss: found.eval_loss });
             }
             TrainEvent::CheckpointStarting(_) | TrainEvent::Exporting => {
-                self.control.publish_progress(Phase::Saving, None);
+                self.control.publish_progress(RankPhase::Saving, None);
             }
             TrainEvent::CheckpointSaved { step, stalled } => {
-                self.control.publish_progress(Phase::Training, None);
+                self.control.publish_progress(RankPhase::Training, None);
                 let stalled_ms = stalled.as_secs_f64() * 1e3;
                 self.event(&RunEvent::Save { step: *step, stalled_ms });
             }

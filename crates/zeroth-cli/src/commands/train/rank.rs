@@ -22,8 +22,9 @@ use zeroth::train::{
 };
 
 use super::live::{LiveRank, LiveStatus};
+use super::prepared_run::PreparedRun;
 use super::reporter::ProgressReporter;
-use super::{PreparedRun, agreement, checkpoints, resolve_job, summary};
+use super::{agreement, checkpoints, resolve_job, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;

@@ -20,7 +20,7 @@ use zeroth::train::{Distillation, Interval, Job, ReportPlan, Reporters, StepMetr
 
 use super::resolve_job::report_to;
 use crate::cli::TrainArgs;
-use crate::commands::bench::profile;
+use crate::commands::machine_profile;
 use crate::output;
 use crate::sanitize::sanitize;
 use crate::terminal::{Meter, Terminal};
@@ -269,11 +269,11 @@ fn distilled(step: &StepMetrics) -> Option<[f64; 2]> {
 fn peak(resolved_job: &ResolvedJob, target: Target) -> Option<f64> {
     let dtype = resolved_job.job.settings.types.compute;
     if let Target::Cpu { threads } = target {
-        if !profile::is_any_kept() {
+        if !machine_profile::is_any_kept() {
             return None;
         }
         let machine = Identity::of(&probe());
-        let (_, profile) = profile::kept(&machine).ok()??;
+        let (_, profile) = machine_profile::kept(&machine).ok()??;
         let threads = (resolved_job.ranks as usize * threads).min(machine.threads as usize);
         return profile.peak_flops(dtype, threads);
     }

@@ -9,7 +9,7 @@ use zeroth::train::{
     exported_step, loss_curves, progress, read_evaluation_losses, read_losses, summarize_steps,
 };
 
-use super::PreparedRun;
+use super::prepared_run::PreparedRun;
 use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::signals::Signals;

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 
 use serde_json::Value;
 use zeroth_base::DType;
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::CpuDevice;
 use zeroth_cuda::CudaDevice;
@@ -497,7 +497,7 @@ fn on_ranks(ranks: u64, run: &(dyn Fn(Option<Box<dyn Comm>>) + Sync)) {
     if ranks == 1 {
         return run(None);
     }
-    let job = Job::create(ranks as usize, 1 << 16).unwrap();
+    let job = LocalJob::create(ranks as usize, 1 << 16).unwrap();
     std::thread::scope(|scope| {
         for rank in 0..ranks as usize {
             let comm = job.join(rank, &JoinOptions::default()).unwrap();

@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 
 use zeroth_base::PositionBuckets;
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, MicroBatch, MicroBatches, Rank, RunError, State, StreamBatch, Streams};
@@ -293,7 +293,7 @@ fn trained_bits(graph: &Graph, ranks: usize, settings: &Settings, chaos: Option<
     if ranks == 1 {
         run(None);
     } else {
-        let job = Job::create(ranks, 1 << 16).unwrap();
+        let job = LocalJob::create(ranks, 1 << 16).unwrap();
         std::thread::scope(|scope| {
             for number in 0..ranks {
                 let comm = job.join(number, &JoinOptions::default()).unwrap();

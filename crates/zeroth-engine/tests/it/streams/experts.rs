@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use zeroth_base::DType;
 use zeroth_comm::JoinOptions;
-use zeroth_comm::local::Job;
+use zeroth_comm::local::LocalJob;
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, Rank, StepRecord};
 use zeroth_graph::reference::Data;
@@ -233,7 +233,7 @@ fn over_ranks(ranks: usize, rank: &(dyn Fn(Option<Box<dyn zeroth_comm::Comm>>) +
     if ranks == 1 {
         return rank(None);
     }
-    let job = Job::create(ranks, 1 << 16).unwrap();
+    let job = LocalJob::create(ranks, 1 << 16).unwrap();
     std::thread::scope(|scope| {
         for number in 0..ranks {
             let comm = job.join(number, &JoinOptions::default()).unwrap();

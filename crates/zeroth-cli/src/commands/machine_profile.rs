@@ -1,4 +1,4 @@
-//! Location of the machine's profile, and access for other commands.
+//! Location of the machine's profile, which `bench` writes and other commands read.
 
 use std::path::PathBuf;
 
@@ -23,13 +23,13 @@ fn folder() -> Option<PathBuf> {
 
 /// Whether any profile exists. Checking whether it belongs to this machine requires probing its GPUs, which takes
 /// time and memory.
-pub(in crate::commands) fn is_any_kept() -> bool {
+pub(super) fn is_any_kept() -> bool {
     let files = folder().and_then(|folder| std::fs::read_dir(folder).ok());
     files.is_some_and(|mut files| files.next().is_some())
 }
 
 /// This machine's saved profile, and its file.
-pub(in crate::commands) fn kept(machine: &Identity) -> Result<Option<(PathBuf, Profile)>, ProfileError> {
+pub(super) fn kept(machine: &Identity) -> Result<Option<(PathBuf, Profile)>, ProfileError> {
     let Some(path) = default_location(machine) else { return Ok(None) };
     Ok(Profile::read(&path, machine)?.map(|profile| (path, profile)))
 }
