@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 use zeroth_base::nearest;
 
-use super::token_row::{kind, shortened};
+use super::row_problem::{kind, shortened};
 use super::{MessageProblem, RowProblem};
 
 /// The role that is trained by default.

@@ -3,7 +3,6 @@
 //! All of its files are optional, since ready tokens need none; a row that needs a missing one is reported with that
 //! row.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -16,6 +15,7 @@ use super::chat_template::{Sources, TemplateContext};
 use super::columns::Columns;
 use super::conversation::{Conversation, role};
 use super::date::Date;
+use super::folder_file::{read, read_object};
 use super::pair_rows;
 use super::pairs::{PairOptions, Pairs};
 use super::renderer::ChatTemplate;
@@ -422,27 +422,6 @@ fn sentencepiece_file(folder: &Path) -> Option<&'static str> {
 fn text_of(path: &Path, bytes: Vec<u8>) -> Result<String, EncoderError> {
     let not_text = |error| EncoderError::Read { path: path.to_owned(), source: io::Error::other(error) };
     String::from_utf8(bytes).map_err(not_text)
-}
-
-/// The file's bytes; `None` if it does not exist.
-pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, EncoderError> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(EncoderError::Read { path: path.to_owned(), source }),
-    }
-}
-
-/// The file's JSON object; empty if the file does not exist.
-pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, EncoderError> {
-    let Some(bytes) = read(path)? else { return Ok(Map::new()) };
-    read_object_of(path, &bytes)
-}
-
-/// The JSON object of a file with this content.
-pub(super) fn read_object_of(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, EncoderError> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| EncoderError::Json { path: path.to_owned(), message: error.to_string() })
 }
 
 fn fingerprint(

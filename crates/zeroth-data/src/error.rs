@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use zeroth_base::{counted, format_bytes, was};
 
-use super::find_files::ENDINGS;
+use super::file_format::ENDINGS;
 use super::row_limits::MAX_ROW_BYTES;
 use super::source::Codec;
 use super::{RowNumber, RowProblem};

@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use super::find_files::extension;
+/// Name endings of data files in a folder; each may be followed by `.gz`, `.zst` or `.zstd`.
+pub(super) const ENDINGS: [&str; 7] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "jsonlines"];
+const COMPRESSED: [&str; 3] = ["gz", "zst", "zstd"];
 
 /// How a text is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,4 +109,13 @@ fn is_name(field: &[u8]) -> bool {
     let bare = field.strip_prefix(b"\"").and_then(|field| field.strip_suffix(b"\"")).unwrap_or(field);
     let fits = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-. ".contains(byte);
     bare.first().is_some_and(u8::is_ascii_alphabetic) && bare.iter().all(fits)
+}
+
+/// The lower-case extension of a file, without that of its compression.
+pub(super) fn extension(path: &Path) -> Option<String> {
+    let lower = |path: &Path| path.extension()?.to_str().map(str::to_ascii_lowercase);
+    match lower(path) {
+        Some(extension) if COMPRESSED.contains(&extension.as_str()) => lower(Path::new(path.file_stem()?)),
+        other => other,
+    }
 }

@@ -8,10 +8,7 @@ use glob::MatchOptions;
 use walkdir::{DirEntry, WalkDir};
 
 use super::DataError;
-
-/// Name endings of data files in a folder; each may be followed by `.gz`, `.zst` or `.zstd`.
-pub(super) const ENDINGS: [&str; 7] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "jsonlines"];
-const COMPRESSED: [&str; 3] = ["gz", "zst", "zstd"];
+use super::file_format::{ENDINGS, extension};
 
 /// Metadata that `datasets` writes beside its data.
 const METADATA: [&str; 4] = ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
@@ -93,15 +90,6 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
 fn is_data(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| !METADATA.contains(&name))
         && extension(path).is_some_and(|extension| ENDINGS.contains(&extension.as_str()))
-}
-
-/// The lower-case extension of a file, without that of its compression.
-pub(super) fn extension(path: &Path) -> Option<String> {
-    let lower = |path: &Path| path.extension()?.to_str().map(str::to_ascii_lowercase);
-    match lower(path) {
-        Some(extension) if COMPRESSED.contains(&extension.as_str()) => lower(Path::new(path.file_stem()?)),
-        other => other,
-    }
 }
 
 /// Checks all files before the first is read.

@@ -20,6 +20,7 @@ mod error;
 mod eval_rows;
 mod file_format;
 mod find_files;
+mod folder_file;
 mod held_out;
 mod index_builder;
 mod line_reader;

@@ -7,7 +7,8 @@ use super::conversation::{ASSISTANT, Conversation, role};
 use super::pairs::PairOptions;
 use super::row_fields::{Pair, RowFields};
 use super::row_format::Format;
-use super::token_row::{TokenLists, shortened};
+use super::row_problem::shortened;
+use super::token_row::TokenLists;
 use super::tokenizer::{TextTokenizer, TruncationSide};
 use super::{Columns, Encoded, IGNORED, RowProblem};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::encoder::read_object;
+use super::folder_file::read_object;
 use super::{EncoderError, IGNORED};
 
 /// Maximum lengths of a sample's two sequences, the end-of-text token included. Longer ones are truncated.

@@ -3,7 +3,7 @@
 use super::RowProblem;
 use super::columns::{Columns, NAMES};
 use super::conversation::{ASSISTANT, Conversation};
-use super::token_row::{kind, shortened};
+use super::row_problem::{kind, shortened};
 use serde_json::{Map, Value};
 use zeroth_base::nearest;
 

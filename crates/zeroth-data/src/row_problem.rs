@@ -1,5 +1,6 @@
 //! Problems with single rows.
 
+use serde_json::Value;
 use zeroth_base::{counted, format_bytes, grouped, nearest};
 
 use super::IGNORED;
@@ -533,4 +534,23 @@ fn listed(keys: &[String]) -> String {
         text.push(format!("and {} more", keys.len() - SHOWN));
     }
     text.join(", ")
+}
+
+/// A JSON value's type, for messages.
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// A JSON value, shortened for messages.
+pub(super) fn shortened(value: &Value) -> String {
+    const SHOWN: usize = 40;
+    let text = value.to_string();
+    if text.chars().count() <= SHOWN { text } else { text.chars().take(SHOWN).chain(['…']).collect() }
 }

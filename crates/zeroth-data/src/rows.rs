@@ -13,9 +13,9 @@ use super::file_format::{TextFormat, detect};
 use super::line_reader::Lines;
 use super::parquet_rows::ParquetRows;
 use super::row_limits::has_too_many_values;
+use super::row_problem::kind;
 use super::source::{Codec, Source};
 use super::table_reader::{Header, Record, TableRecords};
-use super::token_row::kind;
 use super::{DataError, RowNumber, RowProblem};
 
 /// An unparsed row.

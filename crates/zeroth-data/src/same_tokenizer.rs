@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::EncoderError;
-use super::encoder::{read, read_object_of};
+use super::folder_file::{read, read_object_of};
 
 /// How the tokenizers of two model folders differ.
 #[derive(Debug, Clone, PartialEq, Eq)]

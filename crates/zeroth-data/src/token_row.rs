@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::columns::Columns;
+use super::row_problem::{kind, shortened};
 use super::{Encoded, IGNORED, RowProblem};
 
 /// The lists of a row.
@@ -84,23 +85,4 @@ fn without_padding(mask: &[i64]) -> Result<usize, RowProblem> {
         Some(place) => Err(RowProblem::PaddingInside { place }),
         None => Ok(end),
     }
-}
-
-/// A JSON value's type, for messages.
-pub(super) fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}
-
-/// A JSON value, shortened for messages.
-pub(super) fn shortened(value: &Value) -> String {
-    const SHOWN: usize = 40;
-    let text = value.to_string();
-    if text.chars().count() <= SHOWN { text } else { text.chars().take(SHOWN).chain(['…']).collect() }
 }

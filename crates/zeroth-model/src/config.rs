@@ -5,7 +5,6 @@ use zeroth_graph::NormOptions;
 
 use crate::family::Family;
 use crate::layer::{AttentionModule, Layer};
-use crate::rope::Rope;
 
 /// A model as its `config.json` describes it, written by transformers 4 or 5. Where a field is absent it has the
 /// value that transformers gives it.
@@ -58,45 +57,6 @@ pub struct TargetTokens {
     pub pad: Option<u64>,
     /// The end of a target, the first where there are several: `eos_token_id`.
     pub eos: Option<u64>,
-}
-
-/// A function between the matrices of a feed-forward part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x · sigmoid(x)`.
-    Silu,
-    /// `max(x, 0)`.
-    Relu,
-    /// Gelu by the error function.
-    Gelu,
-    /// Gelu by its tanh approximation.
-    GeluTanh,
-}
-
-impl Activation {
-    /// The names transformers has for them.
-    pub(crate) const WORDS: [(&'static str, Self); 6] = [
-        ("silu", Self::Silu),
-        ("swish", Self::Silu),
-        ("relu", Self::Relu),
-        ("gelu", Self::Gelu),
-        ("gelu_new", Self::GeluTanh),
-        ("gelu_pytorch_tanh", Self::GeluTanh),
-    ];
-}
-
-/// How attention knows where a token stands.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Positions {
-    /// Queries and keys are rotated.
-    Rope(Rope),
-    /// A learned bias for each head and bucket of distances (T5).
-    Relative {
-        /// Rows of the table.
-        buckets: u64,
-        /// All larger distances share the last bucket.
-        max_distance: u64,
-    },
 }
 
 impl ModelConfig {

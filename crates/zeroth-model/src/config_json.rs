@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use zeroth_base::DType;
 
 use crate::architecture::{Bias, Decoder, MixtureConfig, Stack, Windows};
-use crate::config::{Activation, ModelConfig, Positions};
+use crate::config::ModelConfig;
 use crate::decoder::AUX_LOSS_COEFFICIENT;
 use crate::family::Family;
-use crate::layer::{AttentionModule, ExpertsModule, Layer};
+use crate::layer::{Activation, AttentionModule, ExpertsModule, Layer, Positions};
 use crate::rope::{Rope, RopeScaling};
 use crate::t5;
 

@@ -9,12 +9,12 @@ use zeroth_graph::NormOptions;
 
 use self::block::{BlockOfConfig, ExpertsOfConfig};
 use crate::architecture::{Bias, Decoder, MixtureConfig, Windows};
-use crate::config::{Activation, ModelConfig};
+use crate::config::ModelConfig;
 use crate::error::FieldError;
 use crate::family::Family;
 use crate::fields::{Fields, Given, check_attention_width, read_dtype};
 use crate::init::INITIALIZER_RANGE;
-use crate::layer::{Layer, NormModule};
+use crate::layer::{Activation, Layer, NormModule};
 use crate::limits::{
     MAX_BLOCKS, MAX_EXPERTS, MAX_EXPERTS_OF_ALL_BLOCKS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH,
 };

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::config::{ModelConfig, Positions};
+use crate::config::ModelConfig;
+use crate::layer::Positions;
 use crate::rope::RopeScaling;
 
 /// Fields of a config.json that change nothing of what is computed, or that others repeat.

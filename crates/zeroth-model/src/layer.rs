@@ -3,7 +3,7 @@
 
 use zeroth_graph::NormOptions;
 
-use crate::config::{Activation, Positions};
+use crate::rope::Rope;
 use crate::table::{Parameter, ParameterKind, ParameterRole, Part, Unit, UnitName};
 
 /// A block: its parts in the order of execution. Experts can only be the last.
@@ -129,6 +129,45 @@ pub struct ExpertsModule {
     pub activation: Activation,
 }
 
+/// A function between the matrices of a feed-forward part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// `max(x, 0)`.
+    Relu,
+    /// Gelu by the error function.
+    Gelu,
+    /// Gelu by its tanh approximation.
+    GeluTanh,
+}
+
+impl Activation {
+    /// The names transformers has for them.
+    pub(crate) const WORDS: [(&'static str, Self); 6] = [
+        ("silu", Self::Silu),
+        ("swish", Self::Silu),
+        ("relu", Self::Relu),
+        ("gelu", Self::Gelu),
+        ("gelu_new", Self::GeluTanh),
+        ("gelu_pytorch_tanh", Self::GeluTanh),
+    ];
+}
+
+/// How attention knows where a token stands.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Positions {
+    /// Queries and keys are rotated.
+    Rope(Rope),
+    /// A learned bias for each head and bucket of distances (T5).
+    Relative {
+        /// Rows of the table.
+        buckets: u64,
+        /// All larger distances share the last bucket.
+        max_distance: u64,
+    },
+}
+
 impl LinearModule {
     /// A map of this shape, [out, in].
     pub(crate) const fn new(name: String, role: ParameterRole, [out, input]: [u64; 2], bias: bool) -> Self {
@@ -182,6 +221,23 @@ impl Layer {
             }
         }
         unit
+    }
+}
+
+impl Unit {
+    pub(crate) fn push_norm(&mut self, norm: &NormModule) {
+        self.push(Parameter::new(format!("{}.weight", norm.name), vec![norm.width], ParameterKind::Norm));
+    }
+
+    /// Adds the matrix [out, in] of a block's linear map, and its bias.
+    pub(crate) fn push_linear(&mut self, linear: &LinearModule) {
+        let LinearModule { name, role, out, input, bias } = linear;
+        let weight = Parameter::new(format!("{name}.weight"), vec![*out, *input], ParameterKind::Linear);
+        self.push(Parameter { role: Some(*role), ..weight });
+        if *bias {
+            let bias = Parameter::new(format!("{name}.bias"), vec![*out], ParameterKind::Bias);
+            self.push(Parameter { role: Some(*role), ..bias });
+        }
     }
 }
 

@@ -38,7 +38,7 @@ mod table;
 
 pub use auto::hidden_size_for_auto;
 pub use builtin::builtin_names;
-pub use config::{Activation, ModelConfig, Positions, TargetTokens};
+pub use config::{ModelConfig, TargetTokens};
 pub use config_json::UnwritableConfig;
 pub use distill::{Distilled, TEACHER_PREFIX, TeacherForward};
 pub use error::{FieldError, ModelError, ModelOfRun, Needs};
@@ -48,7 +48,8 @@ pub use forward::{Batch, ForwardError, forward, forward_training};
 pub use function::ModelFunction;
 pub use init::{INITIALIZER_RANGE, NewValues, fill_adapter, fill_new};
 pub use layer::{
-    AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, LinearModule, NormModule, Sublayer,
+    Activation, AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, LinearModule, NormModule,
+    Positions, Sublayer,
 };
 pub use limits::MAX_PARAMETERS;
 pub use load::table;

@@ -5,12 +5,15 @@ use serde_json::{Value, json};
 use zeroth_graph::NormOptions;
 
 use crate::architecture::EncoderDecoder;
-use crate::config::{Activation, ModelConfig, Positions, TargetTokens};
+use crate::config::{ModelConfig, TargetTokens};
 use crate::error::FieldError;
 use crate::family::Family;
 use crate::fields::{Fields, Given, check_attention_width, read_dtype};
 use crate::init::INITIALIZER_RANGE;
-use crate::layer::{AttentionModule, Branch, FeedForwardModule, Layer, LinearModule, NormModule, Sublayer};
+use crate::layer::{
+    Activation, AttentionModule, Branch, FeedForwardModule, Layer, LinearModule, NormModule, Positions,
+    Sublayer,
+};
 use crate::limits::{MAX_BLOCKS, MAX_VOCAB, MAX_WIDTH};
 use crate::table::{Parameter, ParameterKind, ParameterRole, ParameterTable, Unit, UnitName};
 

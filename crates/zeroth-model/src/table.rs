@@ -4,8 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 
-use crate::layer::{LinearModule, NormModule};
-
 /// All parameters of a model, unit by unit, in the order a forward pass first needs the units.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterTable {
@@ -240,21 +238,6 @@ impl Unit {
 
     pub(crate) fn push(&mut self, parameter: Parameter) {
         self.parameters.push(parameter);
-    }
-
-    pub(crate) fn push_norm(&mut self, norm: &NormModule) {
-        self.push(Parameter::new(format!("{}.weight", norm.name), vec![norm.width], ParameterKind::Norm));
-    }
-
-    /// Adds the matrix [out, in] of a block's linear map, and its bias.
-    pub(crate) fn push_linear(&mut self, linear: &LinearModule) {
-        let LinearModule { name, role, out, input, bias } = linear;
-        let weight = Parameter::new(format!("{name}.weight"), vec![*out, *input], ParameterKind::Linear);
-        self.push(Parameter { role: Some(*role), ..weight });
-        if *bias {
-            let bias = Parameter::new(format!("{name}.bias"), vec![*out], ParameterKind::Bias);
-            self.push(Parameter { role: Some(*role), ..bias });
-        }
     }
 
     /// Adds the output projection [vocabulary, in].

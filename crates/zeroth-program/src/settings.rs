@@ -253,7 +253,7 @@ impl Settings {
             },
             moment_dtype: zeroth.moments,
             stochastic_rounding: zeroth.stochastic_rounding,
-            recompute: Recompute::of(&config.values),
+            recompute: Recompute::of(&config.values.zeroth, &config.values.activation_checkpointing),
             offload: Offload::from_config(&config.values),
             reduce_scatter: zero.reduce_scatter,
             allgather_bucket: zero.allgather_bucket_size,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::Values;
+use super::activation::{ActivationCheckpointing, Zeroth};
 use super::field::{Field, FieldType};
 
 /// Which activations backward recomputes.
@@ -44,7 +44,7 @@ impl Recompute {
     }
 
     /// What a config recomputes, by all of its keys.
-    pub fn of(Values { zeroth, activation_checkpointing, .. }: &Values) -> Self {
+    pub fn of(zeroth: &Zeroth, activation_checkpointing: &ActivationCheckpointing) -> Self {
         match zeroth.recompute {
             Self::Block { .. } => Self::Block {
                 blocks: zeroth.recompute_blocks,

@@ -3,9 +3,9 @@
 use zeroth_graph::NormOptions;
 
 use crate::architecture::Mixture;
-use crate::config::{Activation, Positions};
 use crate::layer::{
-    AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, LinearModule, NormModule, Sublayer,
+    Activation, AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, LinearModule, NormModule,
+    Positions, Sublayer,
 };
 use crate::rope::Rope;
 use crate::table::ParameterRole;

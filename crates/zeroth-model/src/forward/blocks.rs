@@ -1,14 +1,39 @@
 //! The blocks of a model, added to a graph part by part.
 
-use zeroth_graph::{AttentionOptions, BalanceSums, Builder, GraphError, ParamId, Routing, Value};
+use zeroth_graph::{
+    ActivationFn, AttentionOptions, BalanceSums, Builder, GraphError, NormOptions, ParamId, Routing, Value,
+};
 
-use super::{ForwardError, NamedParams, Residual, activation_fn, not_fitting};
+use super::error::{ForwardError, not_fitting};
+use super::params::NamedParams;
 use crate::rotary::rotary;
 use crate::table::Adapters;
 use crate::{
-    AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, ModelConfig, NormModule,
+    Activation, AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, ModelConfig, NormModule,
     ParameterTable, Positions,
 };
+
+/// The residual stream: the sum of all branches so far, and the newest branch, which is not added yet.
+#[derive(Clone, Copy)]
+pub(super) struct Residual {
+    pub(super) sum: Option<Value>,
+    pub(super) branch: Value,
+}
+
+impl Residual {
+    /// Adds the newest branch and normalizes the sum; returns both.
+    pub(super) fn norm(
+        &self,
+        b: &mut Builder,
+        weight: ParamId,
+        options: NormOptions,
+    ) -> Result<(Value, Value), GraphError> {
+        match self.sum {
+            None => Ok((self.branch, b.rms_norm(self.branch, weight, options)?)),
+            Some(sum) => b.add_rms_norm(sum, self.branch, weight, options),
+        }
+    }
+}
 
 /// What adds the blocks of a model.
 pub(super) struct Blocks<'a> {
@@ -165,5 +190,14 @@ impl<'a> Blocks<'a> {
         let down = |adapters: Adapters| adapters.scale;
         let y = self.params.grouped_linear(b, &experts.down(), gated, routing, down)?; // [T · k, H]
         Ok(b.combine_rows(y, routing)?)
+    }
+}
+
+const fn activation_fn(activation: Activation) -> ActivationFn {
+    match activation {
+        Activation::Silu => ActivationFn::Silu,
+        Activation::Gelu => ActivationFn::Gelu,
+        Activation::GeluTanh => ActivationFn::GeluTanh,
+        Activation::Relu => ActivationFn::Relu,
     }
 }

@@ -3,8 +3,9 @@
 
 use zeroth_graph::{BalanceSums, Builder, GraphError, ParamId, Role, Routing, Value};
 
-use super::blocks::{BlockInputs, BlockOutput, Blocks};
-use super::{ForwardError, Residual, UNIT_ORDER, not_fitting, param_specs};
+use super::blocks::{BlockInputs, BlockOutput, Blocks, Residual};
+use super::error::{ForwardError, UNIT_ORDER, not_fitting};
+use super::params::param_specs;
 use crate::distill::TEACHER_PREFIX;
 use crate::{Layer, ModelConfig, Parameter, ParameterKind, ParameterTable, Unit, UnitName};
 

@@ -9,8 +9,9 @@ use std::slice;
 use zeroth_base::PositionBuckets;
 use zeroth_graph::{BalanceSums, Builder, Role, Value};
 
-use super::blocks::{BlockInputs, BlockOutput, Blocks};
-use super::{ForwardError, Residual, UNIT_ORDER, not_fitting, param_specs};
+use super::blocks::{BlockInputs, BlockOutput, Blocks, Residual};
+use super::error::{ForwardError, UNIT_ORDER, not_fitting};
+use super::params::param_specs;
 use crate::{Layer, ModelConfig, Parameter, ParameterKind, ParameterTable, Positions, Unit, UnitName};
 
 /// The streams of an encoder-decoder.

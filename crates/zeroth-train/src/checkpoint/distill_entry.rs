@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use zeroth_model::ModelFunction;
 
+use super::exact;
 use super::lora_entry::BaseEntry;
-use super::manifest::exact;
 use crate::distill::{Distillation, TeacherSource};
 
 /// A checkpoint's distillation.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use zeroth_model::{Lora, LoraTargets};
 
-use super::manifest::exact;
+use super::exact;
 use crate::job::LoraJob;
 
 /// A checkpoint's adapters and their base, of which it holds no weights.

@@ -10,6 +10,7 @@ use zeroth_engine::State;
 use zeroth_model::{ModelFunction, ParameterTable};
 
 use super::distill_entry::DistillEntry;
+use super::exact;
 use super::lora_entry::LoraEntry;
 
 /// The format version that this version reads and writes. Adding fields keeps it; a change that an older version
@@ -263,21 +264,5 @@ mod state_names {
                 .ok_or_else(|| D::Error::custom(format!("`{name}` is not an optimizer state")))
         };
         names.iter().map(state).collect()
-    }
-}
-
-/// Serialises an f64 as the shortest text that parses to the same bits; JSON numbers may be rounded by readers.
-pub(crate) mod exact {
-    use serde::de::{Deserialize, Deserializer, Error as _};
-    use serde::ser::Serializer;
-
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-    pub(crate) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(number)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|_| D::Error::custom(format!("`{text}` is not a number")))
     }
 }

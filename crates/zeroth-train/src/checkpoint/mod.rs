@@ -14,6 +14,7 @@ mod directory;
 mod distill_entry;
 mod enclosing;
 mod error;
+pub(crate) mod exact;
 mod file_names;
 mod lora_entry;
 mod manifest;
@@ -36,7 +37,6 @@ pub use error::CheckpointError;
 pub(crate) use file_names::{StaleName, foreign_files};
 pub use file_names::{parse_step_folder, shard_name, step_folder};
 pub use lora_entry::{BaseEntry, LoraEntry, TargetsEntry};
-pub(crate) use manifest::exact;
 pub use manifest::{
     BatchEntry, BestEntry, ControlState, DataEntry, Evaluated, FORMAT_VERSION, FileEntry, Manifest,
     ModelEntry, ParameterEntry, ZEROTH_VERSION, now,

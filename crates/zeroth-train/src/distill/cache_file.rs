@@ -6,91 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crc32c::crc32c;
-use zeroth_base::{PublishError, counted, grouped, publish};
+use zeroth_base::publish;
 
-use super::cache_manifest::CacheManifest;
+use super::cache_manifest::{CacheManifest, KIND, MANIFEST, RECORDS};
+use super::error::TeacherCacheError;
 use super::record_checksums::{CheckedRecords, check_records, checksum_bytes, crc32c_of};
 
-pub(super) const MANIFEST: &str = "manifest.json";
-pub(super) const RECORDS: &str = "records.bin";
-pub(super) const CHECKSUMS: &str = "checksums.bin";
 /// Bytes of a manifest that are read.
 const MOST: u64 = 1 << 20;
-
-/// A cache that cannot be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum TeacherCacheError {
-    /// A folder without a cache.
-    #[error("{} is no teacher cache (it has no manifest.json): `zeroth distill cache --output` makes one", folder.display())]
-    None {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// A folder with something else.
-    #[error("{} holds something else ({found}): give --output a new or an empty folder", folder.display())]
-    Occupied {
-        /// The folder.
-        folder: PathBuf,
-        /// One of its entries.
-        found: String,
-    },
-    /// A damaged cache.
-    #[error("{} is damaged: {why}; remove the folder and make the cache again", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// A cache that is not complete.
-    #[error(
-        "{} has {} of {}: the same `zeroth distill cache` command continues it", folder.display(), grouped(*done),
-        counted(*tokens, "token")
-    )]
-    Incomplete {
-        /// The folder.
-        folder: PathBuf,
-        /// Tokens done.
-        done: u64,
-        /// All tokens.
-        tokens: u64,
-    },
-    /// A cache of something else than was asked for.
-    #[error("{} is a cache of something else: {}; {remedy}", folder.display(), differences.join("; "))]
-    Other {
-        /// The folder.
-        folder: PathBuf,
-        /// What differs.
-        differences: Vec<String>,
-        /// What to do.
-        remedy: &'static str,
-    },
-    /// Another process writes it.
-    #[error("{} is being written by another process: wait until it ends, or give another --output", folder.display())]
-    Locked {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// A file could not be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// A file could not be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// The manifest could not be written.
-    #[error(transparent)]
-    Publish(#[from] PublishError),
-}
 
 /// A complete cache.
 #[derive(Debug, Clone)]
@@ -146,7 +69,7 @@ pub(super) fn read_manifest(folder: &Path) -> Result<Option<CacheManifest>, Teac
     // A manifest of something else has no `kind` of ours.
     let found =
         serde_json::from_slice::<serde_json::Value>(&bytes).map_err(|error| damaged(error.to_string()))?;
-    if found["kind"] != super::cache_manifest::KIND {
+    if found["kind"] != KIND {
         let found = format!("a {MANIFEST} of something else");
         return Err(TeacherCacheError::Occupied { folder: folder.to_owned(), found });
     }
@@ -269,9 +192,4 @@ impl TeacherCache {
         }
         Ok(())
     }
-}
-
-/// Whether it can be a log-probability: rounding may leave that of a certain token a little above 0.
-pub(super) fn is_log_prob(number: f32) -> bool {
-    number.is_finite() && number < 1e-2
 }

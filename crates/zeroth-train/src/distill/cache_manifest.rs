@@ -4,9 +4,11 @@ use serde::{Deserialize, Serialize};
 use zeroth_base::counted;
 use zeroth_model::ModelFunction;
 
-use super::record_checksums::BlockChecksums;
 use crate::checkpoint::{BaseEntry, exact};
 
+pub(super) const MANIFEST: &str = "manifest.json";
+pub(super) const RECORDS: &str = "records.bin";
+pub(super) const CHECKSUMS: &str = "checksums.bin";
 /// The format version that this version writes.
 pub(super) const FORMAT_VERSION: u64 = 2;
 /// An earlier one, without checksums, that it reads.
@@ -16,6 +18,8 @@ const ENTRY_BYTES: u64 = 8;
 /// Marks the folder as a cache.
 pub(super) const KIND: &str = "zeroth teacher cache";
 
+/// Bytes of a block, or of one record where that is larger.
+const BLOCK: u64 = 16 << 10;
 /// What a cache was made of, and how much of it is done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CacheManifest {
@@ -57,6 +61,24 @@ pub struct CachedData {
     pub samples: u64,
     /// Tokens of all samples.
     pub tokens: u64,
+}
+
+/// A manifest's part of the checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockChecksums {
+    /// Tokens of a block.
+    pub tokens: u64,
+    /// CRC32C of checksums.bin.
+    pub whole: u32,
+    /// CRC32C of the records behind the last whole block.
+    pub last: u32,
+}
+
+impl BlockChecksums {
+    /// Of a cache without records.
+    pub(super) fn new(record_bytes: u64) -> Self {
+        Self { tokens: (BLOCK / record_bytes.max(1)).max(1), whole: 0, last: 0 }
+    }
 }
 
 impl CacheManifest {

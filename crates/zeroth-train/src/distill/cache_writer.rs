@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use zeroth_base::{parse_unfinished, remove_abandoned};
 
-use super::cache_file::{
-    CHECKSUMS, MANIFEST, RECORDS, TeacherCacheError, is_log_prob, publish_manifest, read_manifest,
-};
-use super::cache_manifest::{CacheManifest, FORMAT_VERSION};
-use super::record_checksums::{BlockChecksums, CheckedRecords, RunningChecksums, checksum_bytes};
+use super::cache_file::{publish_manifest, read_manifest};
+use super::cache_manifest::{BlockChecksums, CHECKSUMS, CacheManifest, FORMAT_VERSION, MANIFEST, RECORDS};
+use super::error::TeacherCacheError;
+use super::record_checksums::{CheckedRecords, RunningChecksums, checksum_bytes, is_log_prob};
 
 /// Time between commits.
 const INTERVAL: Duration = Duration::from_millis(200);

@@ -9,11 +9,10 @@ use zeroth_plan::{RowSizes, SizingError};
 use zeroth_program::{Compiled, Settings, Target, TopLogProbs};
 
 use super::TeacherModel;
-use super::cache_file::TeacherCacheError;
-use super::cache_manifest::{CacheManifest, CachedData, FORMAT_VERSION, KIND};
+use super::cache_manifest::{BlockChecksums, CacheManifest, CachedData, FORMAT_VERSION, KIND};
 use super::cache_writer::{CacheWriter, first_not_finite};
-use super::record_checksums::BlockChecksums;
-use super::teacher_weights::{TeacherError, TeacherLoad, TeacherWeights};
+use super::error::{TeacherCacheError, TeacherError};
+use super::teacher_weights::{TeacherLoad, TeacherWeights};
 use crate::checkpoint::BaseEntry;
 use crate::data::{EpochSample, MicroBatch};
 use crate::trainer::TrainError;

@@ -3,6 +3,7 @@
 mod cache_file;
 mod cache_manifest;
 mod cache_writer;
+mod error;
 mod make_cache;
 mod record_checksums;
 mod teacher_weights;
@@ -13,12 +14,12 @@ use zeroth_graph::DistillSpec;
 use zeroth_model::{Distilled, ModelConfig, ModelFunction, ParameterTable, TeacherForward};
 
 pub(crate) use cache_file::TeacherRows;
-pub use cache_file::{TeacherCache, TeacherCacheError, VerifiedCache};
-pub use cache_manifest::{CacheManifest, CachedData};
+pub use cache_file::{TeacherCache, VerifiedCache};
+pub use cache_manifest::{BlockChecksums, CacheManifest, CachedData};
 pub use cache_writer::{CacheWriter, OpenedCache};
+pub use error::{TeacherCacheError, TeacherError};
 pub use make_cache::{CacheJob, CacheProgress, MakeCacheError};
-pub use record_checksums::BlockChecksums;
-pub use teacher_weights::{TeacherError, TeacherWeights};
+pub use teacher_weights::TeacherWeights;
 pub(crate) use teacher_weights::{TeacherLoad, read_teacher};
 
 /// The distillation of a job: alpha · KD + (1 − alpha) · CE.

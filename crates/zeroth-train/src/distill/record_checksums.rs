@@ -9,33 +9,12 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use crc32c::{crc32c, crc32c_append};
-use serde::{Deserialize, Serialize};
 
-use super::cache_file::{CHECKSUMS, RECORDS, TeacherCacheError, is_log_prob};
-use super::cache_manifest::CacheManifest;
+use super::cache_manifest::{BlockChecksums, CHECKSUMS, CacheManifest, RECORDS};
+use super::error::TeacherCacheError;
 
-/// Bytes of a block, or of one record where that is larger.
-const BLOCK: u64 = 16 << 10;
 /// Bytes of a checksum.
 const CHECKSUM: u64 = 4;
-
-/// A manifest's part of the checksums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockChecksums {
-    /// Tokens of a block.
-    pub tokens: u64,
-    /// CRC32C of checksums.bin.
-    pub whole: u32,
-    /// CRC32C of the records behind the last whole block.
-    pub last: u32,
-}
-
-impl BlockChecksums {
-    /// Of a cache without records.
-    pub(super) fn new(record_bytes: u64) -> Self {
-        Self { tokens: (BLOCK / record_bytes.max(1)).max(1), whole: 0, last: 0 }
-    }
-}
 
 /// Checksums of records as they are appended.
 #[derive(Debug)]
@@ -189,6 +168,11 @@ pub(super) fn check_records(records: &[i32], first: u64, manifest: &CacheManifes
         }
     }
     Ok(())
+}
+
+/// Whether it can be a log-probability: rounding may leave that of a certain token a little above 0.
+pub(super) fn is_log_prob(number: f32) -> bool {
+    number.is_finite() && number < 1e-2
 }
 
 /// Opens a file that must have `bytes` bytes, or at least as many where a cache `is_complete` not: a kill may have left more.

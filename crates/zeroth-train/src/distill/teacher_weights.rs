@@ -7,26 +7,10 @@ use zeroth_engine::{Engine, State};
 use zeroth_model::{Parameter, TEACHER_PREFIX, WeightsError};
 
 use super::TeacherModel;
+use super::error::TeacherError;
 use crate::checkpoint::BaseEntry;
 use crate::trainer::{TrainError, all_gather};
 use crate::weights::{BaseHash, InitialWeights, name_key, overlaps, sample_of};
-
-/// A teacher that cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum TeacherError {
-    /// It has no weights.
-    #[error(
-        "--teacher {name} has no weights (*.safetensors), so a student would learn noise: give a folder with weights; \
-         --random-weights draws them from the seed, for measuring"
-    )]
-    NoWeights {
-        /// The teacher.
-        name: String,
-    },
-    /// Its weights cannot be read.
-    #[error("--teacher: {0}")]
-    Weights(#[from] WeightsError),
-}
 
 /// The weights of a teacher, opened.
 pub struct TeacherWeights<'a> {

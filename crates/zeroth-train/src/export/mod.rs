@@ -1,6 +1,5 @@
 //! Writes models as Hugging Face folders: at the end of a run, from a checkpoint, and of adapters merged into their base.
 
-mod best;
 mod error;
 mod from_checkpoint;
 mod merge;
@@ -8,10 +7,10 @@ mod record;
 mod staged_files;
 mod stream;
 
-pub(crate) use best::{exists, export_best};
 pub use error::ExportError;
+pub(crate) use from_checkpoint::export_from;
 pub use from_checkpoint::{Destination, export_checkpoint};
 pub use merge::{MergeBase, MergeOutput};
 pub(crate) use record::{ExportSource, RECORD, is_exported, recorded_base};
 pub use record::{RunEnd, check_export, completed_run, exported_step};
-pub(crate) use stream::export;
+pub(crate) use stream::{export, propagate_failure};

@@ -1,5 +1,6 @@
 //! A training job: everything that all ranks must agree on, as data.
 
+mod best_policy;
 pub mod from_config;
 mod interval;
 mod lora;
@@ -21,6 +22,7 @@ use zeroth_program::Settings;
 use zeroth_program::StreamSizes;
 use zeroth_program::Target;
 
+pub use self::best_policy::{BestMetric, BestPolicy};
 pub use self::interval::{Interval, RunSteps};
 pub use self::lora::{LoraJob, adapted_modules, adapter_table, base_table, describe as describe_lora};
 pub use self::objective::JobObjective;
@@ -28,7 +30,6 @@ use crate::checkpoint::ModelFiles;
 use crate::data::{Batches, SampleOrder, largest_of};
 use crate::distill::{Distillation, TeacherCache};
 use crate::schedule::Schedule;
-use crate::trainer::BestPolicy;
 use zeroth_data::{DecoderStart, Samples};
 
 /// Bytes per sample in the data index, per target of a pair, and per packed sample or pack.

@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use zeroth_base::publish;
 
 use super::append_file::AppendFile;
-use super::io_error;
-use super::metrics::{EvalMetrics, MetricsError, StepMetrics};
+use super::metrics::{EvalMetrics, MetricsError, StepMetrics, io_error};
 
 /// An open CSV file. Its first column is a non-decreasing integer.
 #[derive(Debug)]

@@ -44,6 +44,11 @@ pub enum MetricsError {
     },
 }
 
+pub(super) fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MetricsError + use<> {
+    let path = path.to_owned();
+    move |source| MetricsError::Io { doing, path, source }
+}
+
 /// Names and values of the parts of a loss.
 pub type LossParts = [Option<(&'static str, f64)>; LOSSES];
 

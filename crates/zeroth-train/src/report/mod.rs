@@ -23,7 +23,6 @@ mod tensorboard;
 pub mod timing;
 
 use std::collections::BTreeSet;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use zeroth_base::nearest;
@@ -379,11 +378,6 @@ impl Reporters {
     pub fn sync(&mut self) {
         self.metrics.sync();
     }
-}
-
-fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MetricsError + use<> {
-    let path = path.to_owned();
-    move |source| MetricsError::Io { doing, path, source }
 }
 
 #[cfg(test)]

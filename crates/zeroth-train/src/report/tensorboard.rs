@@ -10,8 +10,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::append_file::AppendFile;
-use super::io_error;
-use super::metrics::MetricsError;
+use super::metrics::{MetricsError, io_error};
 
 const PREFIX: &str = "events.out.tfevents.";
 /// The only version TensorBoard writes, and the first that honours START.

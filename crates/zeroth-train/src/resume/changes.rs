@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::checkpoint::Manifest;
-use crate::job::Job;
-use crate::trainer::BestPolicy;
+use crate::job::{BestPolicy, Job};
 
 /// A setting that changed since a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,149 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use zeroth_base::counted;
 use zeroth_engine::{Engine, RunError, State};
 use zeroth_kernel::Control;
 use zeroth_model::{ModelConfig, ParameterTable, adapted_module};
 
+use super::error::ResumeError;
 use crate::checkpoint::{Checkpoint, ControlState, DistillEntry, Manifest};
 use crate::distill::{TeacherLoad, read_teacher};
 use crate::job::LoraJob;
 use crate::weights::LoadProgress;
 use zeroth_data::Samples;
-
-/// A checkpoint that cannot be resumed with this command.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ResumeError {
-    /// The train batch is not divisible by the ranks.
-    #[error(
-        "the checkpoint was trained with {} per step, which resuming keeps: {} cannot share them \
-         evenly; {} can",
-        counted(*batch, "sample"), counted(*ranks, "rank"), listed(works)
-    )]
-    Ranks {
-        /// Samples per step.
-        batch: u64,
-        /// Ranks of the command.
-        ranks: u64,
-        /// Rank counts that divide the batch.
-        works: Vec<u64>,
-    },
-    /// The typed batch sizes give another train batch.
-    #[error(
-        "the checkpoint was trained with {} per step, which resuming keeps: {requested} on {} does not \
-         give that; leave batch sizes open, or use one of these for train_micro_batch_size_per_gpu × \
-         gradient_accumulation_steps: {}",
-        counted(*batch, "sample"), counted(*ranks, "rank"), pairs(works)
-    )]
-    Batch {
-        /// Samples per step.
-        batch: u64,
-        /// Ranks of the command.
-        ranks: u64,
-        /// The typed batch sizes.
-        requested: String,
-        /// Micro-batch and accumulation pairs that work.
-        works: Vec<(u64, u64)>,
-    },
-    /// The checkpoint's adapters were trained over another base.
-    #[error(
-        "{checkpoint} has adapters of another base: they were trained over {saved} (weights {expected}), and --model {given} \
-         has other weights ({found}). Give the base that they were trained over, or start a new run over this one with \
-         --adapter"
-    )]
-    Base {
-        /// The checkpoint.
-        checkpoint: String,
-        /// The base it was trained over.
-        saved: String,
-        /// The hash of its weights.
-        expected: String,
-        /// The base of this command.
-        given: String,
-        /// The hash of its weights.
-        found: String,
-    },
-    /// The checkpoint is of LoRA and the command is not, or the other way round.
-    #[error(
-        "{checkpoint} is a checkpoint of {}, and this command trains {}: resume with --train-type {}, or start a new run",
-        kind(*is_lora), kind(!is_lora), if *is_lora { "lora" } else { "full" }
-    )]
-    TrainType {
-        /// The checkpoint.
-        checkpoint: String,
-        /// Whether it is of LoRA.
-        is_lora: bool,
-    },
-    /// The adapters differ.
-    #[error(
-        "{checkpoint} has other adapters: {}. Resuming keeps them: give the same flags, or start a new run from them with \
-         --adapter", differences.join("; ")
-    )]
-    Adapters {
-        /// The checkpoint.
-        checkpoint: String,
-        /// What differs, as `--lora-alpha is 16, that of the checkpoint 32`.
-        differences: Vec<String>,
-    },
-    /// The distillation differs.
-    #[error(
-        "{checkpoint} was trained with another loss: {}. Resuming keeps it: give the same flags, or export the checkpoint \
-         (`zeroth checkpoint export`) and start a new run from that model", differences.join("; ")
-    )]
-    Distillation {
-        /// The checkpoint.
-        checkpoint: String,
-        /// What differs, as `--kd-alpha is 0.5, that of the checkpoint 0.3`.
-        differences: Vec<String>,
-    },
-    /// The model computes something else from its weights.
-    #[error(
-        "{checkpoint} was trained as another model: {}. Resuming keeps the model: restore these fields of its config.json, or \
-         export the checkpoint (`zeroth checkpoint export`), change its config.json and start a new run from that model",
-        differences.join("; ")
-    )]
-    Function {
-        /// The checkpoint.
-        checkpoint: String,
-        /// What differs, as `num_experts_per_tok is 1, that of the checkpoint 2`.
-        differences: Vec<String>,
-    },
-    /// The data differs.
-    #[error(
-        "the checkpoint was trained on other data: {} then, {now} now{}. Its position in the data is meaningless \
-         here. Use the same --data, --columns, --max-length, --packing and --split-dataset-ratio, or export the checkpoint (`zeroth checkpoint \
-         export`) and start a new run from that model", counted(*before, "sample"), if before == now { ", with other tokens or labels" } else { "" }
-    )]
-    Data {
-        /// Samples of the checkpoint's data.
-        before: u64,
-        /// Samples of this command's data.
-        now: u64,
-    },
-}
-
-const fn kind(is_lora: bool) -> &'static str {
-    if is_lora { "LoRA" } else { "full training" }
-}
-
-/// Maximum number of options listed in a message.
-const LISTED: usize = 24;
-
-fn listed(numbers: &[u64]) -> String {
-    joined(numbers.iter().map(ToString::to_string).collect())
-}
-
-fn pairs(works: &[(u64, u64)]) -> String {
-    joined(works.iter().map(|(micro, times)| format!("{micro} × {times}")).collect())
-}
-
-fn joined(mut choices: Vec<String>) -> String {
-    let more = choices.len().saturating_sub(LISTED);
-    choices.truncate(LISTED);
-    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-    choices.join(", ") + &rest
-}
 
 /// Runs in O(√n): a manifest's batch may have 32 bits.
 fn divisors(number: u64) -> Vec<u64> {

@@ -15,6 +15,7 @@ use zeroth_engine::{Engine, RunError, State};
 use zeroth_graph::ParamId;
 use zeroth_kernel::{Control, Moment};
 
+use super::error::SaveError;
 use super::restore::{control_state, data_hash};
 use crate::checkpoint::{
     BaseEntry, BatchEntry, BestEntry, Checkpoint, CheckpointError, DataEntry, DistillEntry, FORMAT_VERSION,
@@ -89,30 +90,6 @@ impl Job {
             files: Vec::new(),
         }
     }
-}
-
-/// An error saving a checkpoint.
-#[derive(Debug, thiserror::Error)]
-pub enum SaveError {
-    /// A file could not be written.
-    #[error("cannot save step {step}: {source}")]
-    Checkpoint {
-        /// The step.
-        step: u64,
-        /// The cause.
-        source: Box<CheckpointError>,
-    },
-    /// Another rank could not write its shard, and reports why.
-    #[error("cannot save step {step}: rank {rank} failed")]
-    OtherRank {
-        /// The step.
-        step: u64,
-        /// The rank.
-        rank: usize,
-    },
-    /// The engine failed.
-    #[error(transparent)]
-    Run(#[from] RunError),
 }
 
 /// Broadcast by rank 0: the name of the folder that all ranks write to, empty on failure.

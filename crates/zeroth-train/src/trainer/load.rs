@@ -3,7 +3,7 @@
 use zeroth_engine::Engine;
 
 use super::error::TrainError;
-use super::train::{OnTrainEvent, TrainEvent};
+use super::options::{OnTrainEvent, TrainEvent};
 use crate::checkpoint::{Checkpoint, DistillEntry};
 use crate::distill::{Distillation, TeacherLoad, TeacherWeights};
 use crate::job::Job;

@@ -6,8 +6,9 @@ use zeroth_engine::Engine;
 
 use super::best::BestTracker;
 use super::error::TrainError;
-use super::train::{OnTrainEvent, TrainEvent, TrainOptions};
-use crate::export::{ExportSource, RunEnd, export, export_best};
+use super::export_best::export_best;
+use super::options::{OnTrainEvent, TrainEvent, TrainOptions};
+use crate::export::{ExportSource, RunEnd, export};
 use crate::job::Job;
 use crate::resume::CheckpointSaver;
 

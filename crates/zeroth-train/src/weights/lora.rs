@@ -5,10 +5,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 use zeroth_engine::{Engine, State};
-use zeroth_model::{Adapter, AdapterError, Parameter, ParameterTable, WeightsError, fill_adapter};
+use zeroth_model::{Adapter, Parameter, ParameterTable, WeightsError, fill_adapter};
 
-use super::adapter_base::{OtherBase, differs, sample_of};
+use super::adapter_base::{differs, sample_of};
 use super::base_hash::{BaseHash, name_key, overlaps};
+use super::error::LoraWeightsError;
 use super::initial::{AT_ONCE, InitialWeights};
 use super::load_progress::LoadProgress;
 use crate::checkpoint::{BaseEntry, Checkpoint};
@@ -23,29 +24,6 @@ pub struct LoraWeights {
     base: InitialWeights,
     base_table: ParameterTable,
     adapter: Option<Adapter>,
-}
-
-/// A LoRA run that cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub enum LoraWeightsError {
-    /// The base has no weights.
-    #[error(
-        "{folder} has no weights (*.safetensors), and adapters are trained beside the weights of a base: give a folder with \
-         weights; --random-weights draws them from the seed, for measuring"
-    )]
-    NoBase {
-        /// The folder.
-        folder: String,
-    },
-    /// The base cannot be read.
-    #[error(transparent)]
-    Base(#[from] WeightsError),
-    /// The adapter cannot be read.
-    #[error("--adapter: {0}")]
-    Adapter(#[from] AdapterError),
-    /// The adapter was trained over another base.
-    #[error("--adapter: {0}")]
-    OtherBase(#[from] OtherBase),
 }
 
 impl LoraWeights {

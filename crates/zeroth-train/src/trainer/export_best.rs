@@ -5,13 +5,12 @@ use std::path::PathBuf;
 use zeroth_engine::Engine;
 use zeroth_model::DEFAULT_SHARD_BYTES;
 
-use super::error::ExportError;
-use super::from_checkpoint::{Destination, export_from};
-use super::record::{ExportSource, RunEnd};
-use super::stream::propagate_failure;
+use super::control::all_gather;
+use super::error::TrainError;
+use super::options::TrainOptions;
 use crate::checkpoint::{Checkpoint, step_folder};
+use crate::export::{Destination, ExportError, ExportSource, RunEnd, export_from, propagate_failure};
 use crate::job::Job;
-use crate::trainer::{TrainError, TrainOptions, all_gather};
 
 /// The folder of a step's checkpoint: in the run's own folder or, if it was resumed from another run, in that one.
 fn folder_of(step: u64, options: &TrainOptions<'_>) -> Option<PathBuf> {
