@@ -1,7 +1,6 @@
 //! The precision that --bf16, --fp16, --fp32 and --torch-dtype ask for.
 
 use zeroth::base::DType;
-use zeroth::config::resolve::Precision;
 
 /// `--torch-dtype`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,17 +8,17 @@ pub(crate) enum TorchDtype {
     /// That of the model's config.json.
     Auto,
     /// This one.
-    Given(Precision),
+    Given(DType),
 }
 
 /// Parses PyTorch's and Hugging Face's names of dtypes.
 pub(crate) fn torch_dtype(text: &str) -> Result<TorchDtype, String> {
     match text.trim_start_matches("torch.").to_ascii_lowercase().as_str() {
         "auto" => Ok(TorchDtype::Auto),
-        "bfloat16" | "bf16" => Ok(TorchDtype::Given(Precision::Bf16)),
-        "float16" | "fp16" | "half" => Ok(TorchDtype::Given(Precision::Fp16)),
-        "float32" | "fp32" | "float" => Ok(TorchDtype::Given(Precision::Fp32)),
-        _ => Err("give bfloat16, float16, float32 or auto".to_owned()),
+        name => match DType::from_name(name) {
+            Some(dtype) => Ok(TorchDtype::Given(dtype)),
+            None => Err("give bfloat16, float16, float32 or auto".to_owned()),
+        },
     }
 }
 
@@ -41,11 +40,11 @@ impl PrecisionFlags {
 
     /// The precision given, and whether --torch-dtype alone says it; `model` is the dtype of the model's config.json.
     /// `--bf16 False` alone selects fp32.
-    pub(crate) fn precision(self, model: Option<DType>) -> anyhow::Result<(Option<Precision>, bool)> {
+    pub(crate) fn precision(self, model: Option<DType>) -> anyhow::Result<(Option<DType>, bool)> {
         let switches = [
-            ("--bf16", self.bf16, Precision::Bf16),
-            ("--fp16", self.fp16, Precision::Fp16),
-            ("--fp32", self.fp32, Precision::Fp32),
+            ("--bf16", self.bf16, DType::Bf16),
+            ("--fp16", self.fp16, DType::F16),
+            ("--fp32", self.fp32, DType::F32),
         ];
         let on: Vec<_> = switches.iter().filter(|(_, is_on, _)| *is_on == Some(true)).collect();
         if on.len() > 1 {
@@ -63,15 +62,15 @@ impl PrecisionFlags {
                 anyhow::bail!(
                     "{switch} and --torch-dtype for {} contradict each other: a run has one precision, with fp32 master \
                      weights in any case; leave one of them out",
-                    dtype.name()
+                    dtype
                 );
             }
         }
         Ok(match (on.first(), self.torch_dtype) {
             (Some((_, _, precision)), _) => (Some(*precision), false),
             (None, Some(TorchDtype::Given(dtype))) => (Some(dtype), true),
-            (None, Some(TorchDtype::Auto)) => (model.map(Precision::of), true),
-            (None, None) if self.bf16 == Some(false) => (Some(Precision::Fp32), false),
+            (None, Some(TorchDtype::Auto)) => (model, true),
+            (None, None) if self.bf16 == Some(false) => (Some(DType::F32), false),
             (None, None) => (None, false),
         })
     }
@@ -91,13 +90,13 @@ mod tests {
         };
         let (yes, no) = (Some(true), Some(false));
         assert_eq!(of(None, None, None, None, None), Ok((None, false)));
-        assert_eq!(of(no, None, None, None, None), Ok((Some(Precision::Fp32), false)));
-        assert_eq!(of(None, None, None, Some("torch.float16"), None), Ok((Some(Precision::Fp16), true)));
-        assert_eq!(of(None, None, None, Some("auto"), Some(DType::F32)), Ok((Some(Precision::Fp32), true)));
+        assert_eq!(of(no, None, None, None, None), Ok((Some(DType::F32), false)));
+        assert_eq!(of(None, None, None, Some("torch.float16"), None), Ok((Some(DType::F16), true)));
+        assert_eq!(of(None, None, None, Some("auto"), Some(DType::F32)), Ok((Some(DType::F32), true)));
         assert_eq!(of(None, None, None, Some("auto"), None), Ok((None, true)));
-        assert_eq!(of(yes, None, None, Some("auto"), Some(DType::F32)), Ok((Some(Precision::Bf16), false)));
-        assert_eq!(of(yes, None, None, Some("bfloat16"), None), Ok((Some(Precision::Bf16), false)));
-        assert_eq!(of(no, None, None, Some("float16"), None), Ok((Some(Precision::Fp16), true)));
+        assert_eq!(of(yes, None, None, Some("auto"), Some(DType::F32)), Ok((Some(DType::Bf16), false)));
+        assert_eq!(of(yes, None, None, Some("bfloat16"), None), Ok((Some(DType::Bf16), false)));
+        assert_eq!(of(no, None, None, Some("float16"), None), Ok((Some(DType::F16), true)));
         for refused in [
             of(yes, yes, None, None, None),
             of(yes, None, None, Some("float32"), None),

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Map, Value};
 use zeroth::base::{DType, Optimizer};
-use zeroth::config::resolve::{Flags, Precision};
+use zeroth::config::resolve::Flags;
 use zeroth::config::schema::{self, HF_SCHEDULES};
 
 use crate::optimizer_names::optimizer;
@@ -162,6 +162,6 @@ pub(crate) fn precision(
     bf16: Option<bool>,
     fp16: Option<bool>,
     fp32: Option<bool>,
-) -> anyhow::Result<Option<Precision>> {
+) -> anyhow::Result<Option<DType>> {
     Ok(PrecisionFlags { bf16, fp16, fp32, torch_dtype: None }.precision(None)?.0)
 }

@@ -12,7 +12,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use zeroth_base::{PublishError, counted, format_bytes, publish};
+use zeroth_base::{DType, PublishError, counted, format_bytes, publish};
 
 /// The inputs of a generated config.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,25 +25,14 @@ pub struct ZeroConfig {
     pub stage: u8,
     /// Whether parameters live in host memory.
     pub offload: bool,
-    /// bf16, or fp16 with a loss scale, or fp32.
-    pub precision: GeneratedPrecision,
+    /// bf16; or fp16, whose loss scale begins at 2^12; or fp32, which turns bf16 off.
+    pub precision: DType,
     /// Ranks; they multiply `train_batch_size`.
     pub world_size: u64,
     /// Whether backward recomputes blocks.
     pub checkpointing: bool,
     /// Fine-grained keys of `zero_optimization`, each as it is to be written.
     pub fine_grained: Vec<(&'static str, Value)>,
-}
-
-/// The precision of a generated config.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GeneratedPrecision {
-    /// `"bf16": {"enabled": true}`.
-    Bf16,
-    /// An fp16 block that begins at a loss scale of 2^12, and bf16 off.
-    Fp16,
-    /// bf16 off and no fp16 block.
-    Fp32,
 }
 
 /// The keys of `zero_optimization` that `config new` can set one by one.
@@ -65,7 +54,7 @@ impl ZeroConfig {
             gradient_accumulation,
             stage: 3,
             offload: false,
-            precision: GeneratedPrecision::Bf16,
+            precision: DType::Bf16,
             world_size: 1,
             checkpointing: false,
             fine_grained: Vec::new(),
@@ -92,8 +81,8 @@ pub fn build_config(config: &ZeroConfig) -> Value {
     let mut root = Map::new();
     root.insert("train_batch_size".to_owned(), config.train_batch_size().into());
     root.insert("zero_optimization".to_owned(), Value::Object(zero));
-    root.insert("bf16".to_owned(), json!({"enabled": config.precision == GeneratedPrecision::Bf16}));
-    if config.precision == GeneratedPrecision::Fp16 {
+    root.insert("bf16".to_owned(), json!({"enabled": config.precision == DType::Bf16}));
+    if config.precision == DType::F16 {
         root.insert("fp16".to_owned(), json!({"enabled": true, "loss_scale": 0, "initial_scale_power": 12}));
     }
     root.insert("gradient_accumulation_steps".to_owned(), config.gradient_accumulation.into());
@@ -209,7 +198,7 @@ pub struct Tier {
 }
 
 /// The three tiers: a small GPU, several large ones, and long rows on these.
-pub fn tiers(precision: GeneratedPrecision, world_size: u64) -> [Tier; 3] {
+pub fn tiers(precision: DType, world_size: u64) -> [Tier; 3] {
     let of =
         |micro, accumulation| ZeroConfig { precision, world_size, ..ZeroConfig::new(micro, accumulation) };
     [
@@ -265,7 +254,7 @@ mod tests {
     #[test]
     fn fp16_has_its_block_and_turns_bf16_off() {
         let config =
-            build_config(&ZeroConfig { precision: GeneratedPrecision::Fp16, ..ZeroConfig::new(1, 4) });
+            build_config(&ZeroConfig { precision: DType::F16, ..ZeroConfig::new(1, 4) });
         assert_eq!(config["fp16"], json!({"enabled": true, "loss_scale": 0, "initial_scale_power": 12}));
         assert_eq!(config["bf16"], json!({"enabled": false}));
     }
@@ -278,9 +267,9 @@ mod tests {
 
     #[test]
     fn whatever_is_generated_passes_the_check() {
-        let generated = tiers(GeneratedPrecision::Fp16, 4)
+        let generated = tiers(DType::F16, 4)
             .into_iter()
-            .chain(tiers(GeneratedPrecision::Bf16, 1))
+            .chain(tiers(DType::Bf16, 1))
             .map(|tier| to_text(&build_config(&tier.config)));
         for text in generated {
             let document = parse(Source::from_text("generated", text)).unwrap();

@@ -312,11 +312,6 @@ impl ParameterTable {
         self.units.iter().filter(|unit| matches!(unit.name, UnitName::Block(_) | UnitName::EncoderBlock(_)))
     }
 
-    /// The parameter with the most elements, the first of equals.
-    pub fn largest_parameter(&self) -> Option<&Parameter> {
-        first_largest(self.iter(), Parameter::elements)
-    }
-
     /// The module that itself holds the most elements, those of modules inside it not counted: what DeepSpeed calls
     /// the largest layer. The modules are those on disk, a module for each matrix of an expert; fused experts of
     /// transformers 5 would count as one.
@@ -342,13 +337,6 @@ impl ParameterTable {
 /// A parameter's name without its last part.
 pub(crate) fn module_of(name: &str) -> &str {
     name.rsplit_once('.').map_or("", |(module, _)| module)
-}
-
-fn first_largest<'a, T>(items: impl Iterator<Item = &'a T>, size: impl Fn(&T) -> u64) -> Option<&'a T> {
-    items.fold(None, |largest: Option<&T>, item| match largest {
-        Some(largest) if size(largest) >= size(item) => Some(largest),
-        _ => Some(item),
-    })
 }
 
 impl fmt::Display for UnitName {

@@ -2,11 +2,10 @@
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use zeroth::base::{counted, format_bytes, parse_count};
+use zeroth::base::{DType, counted, format_bytes, parse_count};
 use zeroth::config::generate::{
-    self, FINE_GRAINED, GeneratedPrecision, MemoryFound, ProbedBatch, ZeroConfig, build_config, save_config,
+    self, FINE_GRAINED, MemoryFound, ProbedBatch, ZeroConfig, build_config, save_config,
 };
-use zeroth::config::resolve::Precision;
 use zeroth::machine::{Gpus, Machine, probe};
 
 use super::refuse_existing::refuse_existing;
@@ -132,17 +131,13 @@ fn fine_grained(arguments: &NewArgs) -> anyhow::Result<Vec<(&'static str, Value)
 }
 
 /// The precision to write. bf16 is refused if a detected GPU does not support it.
-fn precision(typed: &PrecisionArgs, machine: Option<&Machine>) -> anyhow::Result<GeneratedPrecision> {
-    let precision = match train_flags::precision(typed.bf16, typed.fp16, None)? {
-        Some(Precision::Fp16) => GeneratedPrecision::Fp16,
-        Some(Precision::Fp32) => GeneratedPrecision::Fp32,
-        Some(Precision::Bf16) | None => GeneratedPrecision::Bf16,
-    };
+fn precision(typed: &PrecisionArgs, machine: Option<&Machine>) -> anyhow::Result<DType> {
+    let precision = train_flags::precision(typed.bf16, typed.fp16, None)?.unwrap_or(DType::Bf16);
     let Some(Gpus::Found { devices, .. }) = machine.map(|machine| &machine.gpus) else {
         return Ok(precision);
     };
     let without = devices.iter().find(|gpu| !gpu.supports_bf16());
-    if let Some(gpu) = without.filter(|_| precision == GeneratedPrecision::Bf16) {
+    if let Some(gpu) = without.filter(|_| precision == DType::Bf16) {
         anyhow::bail!(
             "{} does not support bf16, which needs compute capability 8.0 (found {}): use --fp16",
             gpu.name,

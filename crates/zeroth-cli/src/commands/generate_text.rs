@@ -6,7 +6,6 @@ use std::time::Instant;
 use anyhow::Context;
 use serde_json::json;
 use zeroth::base::{DType, counted, format_bytes};
-use zeroth::config::resolve::Precision;
 use zeroth::data::{Columns, EncoderOptions};
 use zeroth::job::system_message;
 use zeroth::kernel::Tier;
@@ -58,12 +57,7 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
         pairs: pairs.clone(),
         ..EncoderOptions::new(model.model().vocab)
     };
-    let run = match precision(arguments.bf16, arguments.fp16, arguments.fp32)? {
-        Some(Precision::Bf16) => DType::Bf16,
-        Some(Precision::Fp16) => DType::F16,
-        Some(Precision::Fp32) => DType::F32,
-        None => model.stored(),
-    };
+    let run = precision(arguments.bf16, arguments.fp16, arguments.fp32)?.unwrap_or(model.stored());
     let machine = probe();
     let target = target(arguments, &machine)?;
     let encoder = render_templates::encoder(&folder, options)?;

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde_json::json;
-use zeroth::base::{counted, format_bytes, format_count};
+use zeroth::base::{DType, counted, format_bytes, format_count};
 use zeroth::config::checked::CheckedConfig;
 use zeroth::config::preset::PRESETS;
-use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
+use zeroth::config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
 use zeroth::graph::DistillSpec;
 use zeroth::job::{
     DeviceKind, cpus, free_device_memory, gpus, longest_row, processes, teacher_placement, usual_ranks,
@@ -285,7 +285,7 @@ fn request(
         trainable.is_some() || !quantized,
         "estimates of nf4 are not yet built: --quantize needs --model with a model that can be trained"
     );
-    if trainable.is_none() && configs.iter().all(|(_, config)| precision(config) == Precision::Fp32) {
+    if trainable.is_none() && configs.iter().all(|(_, config)| precision(config) == DType::F32) {
         anyhow::bail!(
             "estimates of fp32 runs are not yet built: closed forms assume 16-bit parameters; use bf16 or fp16, or \
              --model with a model that can be trained"
@@ -303,7 +303,7 @@ fn request(
         ranks_per_host: arguments.ranks_per_host.unwrap_or(machine.ranks),
         states,
         accumulates_in_16_bits: configs.iter().all(|(_, config)| has_narrow_sums(config)),
-        in_bf16: configs.iter().all(|(_, config)| precision(config) != Precision::Fp16),
+        in_bf16: configs.iter().all(|(_, config)| precision(config) != DType::F16),
         accumulation: top_level.map_or(1, |top_level| top_level.gradient_accumulation_steps),
         largest_layer: model
             .and_then(|model| model.table.largest_module().map(|(_, elements)| elements))
@@ -341,12 +341,12 @@ fn has_narrow_sums(config: &Resolved) -> bool {
     config.values.zero.stage >= 2 && config.values.data_types.grad_accum_dtype.bytes() == 2
 }
 
-fn precision(config: &Resolved) -> Precision {
+fn precision(config: &Resolved) -> DType {
     if config.values.bf16.enabled {
-        Precision::Bf16
+        DType::Bf16
     } else if config.values.fp16.enabled {
-        Precision::Fp16
+        DType::F16
     } else {
-        Precision::Fp32
+        DType::F32
     }
 }

@@ -1,10 +1,10 @@
 //! Fills every key: from the file, a typed flag, an `"auto"` rule, or its default.
 
 use serde_json::{Value, json};
-use zeroth_base::Optimizer;
+use zeroth_base::{DType, Optimizer};
 
 use super::batch::{self, Batch};
-use super::flags::{self, Precision, Warmup};
+use super::flags::{self, Warmup};
 use super::mismatch::Mismatch;
 use super::request::{Request, ResolveError};
 use super::resolved::{Origin, Resolved, Setting};
@@ -15,7 +15,7 @@ use crate::view::{ConfigView, Switch};
 pub(super) struct Filler<'a> {
     request: &'a Request<'a>,
     view: ConfigView<'a>,
-    precision: Precision,
+    precision: DType,
     batch: Option<Batch>,
     mismatches: Vec<Mismatch>,
     missing_hidden: Vec<&'static str>,
@@ -290,8 +290,8 @@ impl<'a> Filler<'a> {
             AutoRule::Epsilon => (flags.epsilon().into(), said("adam_epsilon")),
             AutoRule::WeightDecay => (flags.weight_decay().into(), said("weight_decay")),
             AutoRule::WarmupMinLr => (json!(0.0), said("0")),
-            AutoRule::Fp16 => ((self.precision == Precision::Fp16).into(), said("the run's precision")),
-            AutoRule::Bf16 => ((self.precision == Precision::Bf16).into(), said("the run's precision")),
+            AutoRule::Fp16 => ((self.precision == DType::F16).into(), said("the run's precision")),
+            AutoRule::Bf16 => ((self.precision == DType::Bf16).into(), said("the run's precision")),
             AutoRule::HiddenSquared => (self.hidden_squared()?.into(), said("hidden_size²")),
             AutoRule::NineTenthsHiddenSquared => {
                 // In integers: 0.9 · h² as a float is the fraction that DeepSpeed then refuses.
@@ -332,7 +332,7 @@ impl<'a> Filler<'a> {
         };
         match derivation {
             Derivation::OverlapAtStage3 => Some((self.view.stage() == 3).into()),
-            Derivation::RunPrecision => Some(self.precision.name().into()),
+            Derivation::RunPrecision => Some(self.precision.to_string().into()),
             Derivation::Checkpointing => Some(if self.recomputes() { "block" } else { "none" }.into()),
             Derivation::LearningRate => Some(self.base_learning_rate().into()),
             Derivation::FirstStepSize => follows("scheduler.params.cycle_first_step_size"),
@@ -464,14 +464,14 @@ impl<'a> Filler<'a> {
 }
 
 /// The precision of the run: what was typed, else what the file turns on, else bf16 where the file leaves it open.
-fn precision(view: ConfigView<'_>, typed: Option<Precision>) -> Precision {
+fn precision(view: ConfigView<'_>, typed: Option<DType>) -> DType {
     let open = |path: &str| view.switch(path) == Switch::Open;
     match typed {
         Some(precision) => precision,
-        None if view.switch("bf16.enabled") == Switch::On => Precision::Bf16,
-        None if view.switch("fp16.enabled") == Switch::On => Precision::Fp16,
-        None if open("bf16.enabled") => Precision::Bf16,
-        None => Precision::Fp32,
+        None if view.switch("bf16.enabled") == Switch::On => DType::Bf16,
+        None if view.switch("fp16.enabled") == Switch::On => DType::F16,
+        None if open("bf16.enabled") => DType::Bf16,
+        None => DType::F32,
     }
 }
 

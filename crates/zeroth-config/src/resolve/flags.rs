@@ -37,7 +37,7 @@ pub struct Flags {
     /// --max-steps.
     pub max_steps: Option<u64>,
     /// --bf16, --fp16, --fp32 or --torch-dtype.
-    pub precision: Option<Precision>,
+    pub precision: Option<DType>,
     /// Whether --torch-dtype alone says the precision.
     pub precision_by_dtype: bool,
     /// --gradient-checkpointing.
@@ -46,37 +46,6 @@ pub struct Flags {
     pub save_on_each_node: Option<bool>,
     /// --train-type lora: its learning rate is another by default.
     pub lora: bool,
-}
-
-/// The precision of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// bf16 weights with fp32 master weights.
-    Bf16,
-    /// fp16 weights with fp32 master weights and a loss scale.
-    Fp16,
-    /// fp32 throughout.
-    Fp32,
-}
-
-impl Precision {
-    /// The precision of a run in this dtype.
-    pub const fn of(dtype: DType) -> Self {
-        match dtype {
-            DType::Bf16 => Self::Bf16,
-            DType::F16 => Self::Fp16,
-            DType::F32 => Self::Fp32,
-        }
-    }
-
-    /// The name of its type.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bf16 => "bf16",
-            Self::Fp16 => "fp16",
-            Self::Fp32 => "fp32",
-        }
-    }
 }
 
 /// The values of flags that were not typed. ms-swift's, as its users rely on them.
@@ -219,8 +188,8 @@ pub(super) fn rule_flag(rule: AutoRule, flags: &Flags) -> Option<RuleFlag> {
 fn precision_flag(flags: &Flags) -> &'static str {
     match flags.precision {
         Some(_) if flags.precision_by_dtype => "--torch-dtype",
-        Some(Precision::Fp16) => "--fp16",
-        Some(Precision::Fp32) => "--fp32",
-        Some(Precision::Bf16) | None => "--bf16",
+        Some(DType::F16) => "--fp16",
+        Some(DType::F32) => "--fp32",
+        Some(DType::Bf16) | None => "--bf16",
     }
 }

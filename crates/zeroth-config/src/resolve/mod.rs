@@ -13,7 +13,7 @@ mod resolved;
 
 pub use batch::{Batch, BatchError, triangulate};
 pub use choice::Choice;
-pub use flags::{Flags, Precision};
+pub use flags::Flags;
 pub use mismatch::Mismatch;
 pub use request::{ModelFacts, Request, ResolveError};
 pub use resolved::{Origin, Resolved, Setting};

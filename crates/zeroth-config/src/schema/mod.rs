@@ -9,6 +9,8 @@ mod field;
 
 mod activation;
 mod batch;
+mod bounds;
+mod build_key;
 mod conditions;
 mod key;
 mod lr_scheduler_kwargs;
@@ -33,7 +35,8 @@ pub use activation::{
     ActivationCheckpointing, DecayedParameters, FrozenPlacement, Gather, HF_SCHEDULES, UpdatedBy, Zeroth,
 };
 pub use batch::TopLevel;
-pub use key::{AutoRule, Bounds, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
+pub use bounds::Bounds;
+pub use key::{AutoRule, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
 pub use lr_scheduler_kwargs::{CurveType, LrSchedulerKwargs};
 pub use offload::{OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::{FOREIGN_OPTIMIZERS, OptimizerParams};

@@ -22,9 +22,9 @@ words! {
 words! {
     /// The shape of a warm-up.
     WarmupType {
-        /// Logarithmic.
+        /// Logarithmic in the step; DeepSpeed's default.
         Log = "log",
-        /// Linear.
+        /// Linear in the step.
         Linear = "linear",
     }
 }

@@ -1,12 +1,12 @@
 //! Compares the DeepSpeed flags of `accelerate launch` with the config file.
 
 use serde_json::Value;
+use zeroth_base::DType;
 
 use super::command::Accelerate;
 use super::compare::{Comparison, shown};
 use crate::check::Severity;
 use crate::read::Number;
-use crate::resolve::Precision;
 use crate::view::Switch;
 
 impl Comparison<'_> {
@@ -18,11 +18,10 @@ impl Comparison<'_> {
         }
         let on = |path: &str| self.view.switch(path) == Switch::On;
         match mixed_precision {
-            Some(typed @ (Precision::Bf16 | Precision::Fp16)) => {
-                let other = if *typed == Precision::Bf16 { Precision::Fp16 } else { Precision::Bf16 };
-                let path = format!("{}.enabled", other.name());
+            Some(typed @ (DType::Bf16 | DType::F16)) => {
+                let other = if *typed == DType::Bf16 { DType::F16 } else { DType::Bf16 };
+                let path = format!("{other}.enabled");
                 if on(&path) {
-                    let (typed, other) = (typed.name(), other.name());
                     let message = format!(
                         "the file has {path} true, and the command --mixed_precision {typed}: accelerate stops \
                          (`--mixed_precision` arg cannot be set to `{typed}` when `{other}` is set in the DeepSpeed \
@@ -32,7 +31,7 @@ impl Comparison<'_> {
                     self.push(Severity::Error, Some(&path), message, fix);
                 }
             }
-            Some(Precision::Fp32) => {
+            Some(DType::F32) => {
                 if let Some(path) = ["bf16.enabled", "fp16.enabled"].into_iter().find(|path| on(path)) {
                     let message = format!(
                         "the file has {path} true, and the command --mixed_precision no: the file counts"

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use zeroth_base::DType;
+
 use super::launcher::{self, Environment, Options, PYTHON_VALUES, Size};
 use super::script::{Trainer, Typed, precision, trainer_by_flags};
 use super::words::{Arguments, assignment, is_flag, is_python_file, words};
 use crate::read::Number;
-use crate::resolve::Precision;
 
 /// The program that starts the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +71,7 @@ impl World {
 /// The DeepSpeed flags of `accelerate launch`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Accelerate {
-    pub(super) mixed_precision: Option<Precision>,
+    pub(super) mixed_precision: Option<DType>,
     pub(super) config_file: Option<String>,
     /// Flags that correspond to keys of the file: flag, key path, value.
     pub(super) settings: Vec<(&'static str, &'static str, String)>,

@@ -1,6 +1,7 @@
 //! Compares the file with the command.
 
 use serde_json::Value;
+use zeroth_base::DType;
 
 use super::batch::{Outcome, Sizes};
 use super::command::Command;
@@ -9,7 +10,7 @@ use super::script::Trainer;
 use crate::check::Severity;
 use crate::file_values::FileValues;
 use crate::read::Location;
-use crate::resolve::{Batch, Flags, Mismatch, Precision, Request, ResolveError, resolve};
+use crate::resolve::{Batch, Flags, Mismatch, Request, ResolveError, resolve};
 use crate::schema::{self, DefaultValue, Kind};
 use crate::view::{ConfigView, Switch};
 
@@ -162,16 +163,16 @@ impl<'a> Comparison<'a> {
         flags
     }
 
-    fn typed_precision(&mut self) -> Option<Precision> {
+    fn typed_precision(&mut self) -> Option<DType> {
         let typed = &self.command.typed;
-        let typed_precisions: Vec<Precision> =
-            [(typed.bf16, Precision::Bf16), (typed.fp16, Precision::Fp16), (typed.fp32, Precision::Fp32)]
+        let typed_precisions: Vec<DType> =
+            [(typed.bf16, DType::Bf16), (typed.fp16, DType::F16), (typed.fp32, DType::F32)]
                 .into_iter()
                 .filter_map(|(on, precision)| (on == Some(true)).then_some(precision))
                 .collect();
         if typed_precisions.len() > 1 {
             let names: Vec<String> =
-                typed_precisions.iter().map(|precision| format!("--{}", precision.name())).collect();
+                typed_precisions.iter().map(|precision| format!("--{precision}")).collect();
             let message = format!("the command has {}, and a run has one precision", names.join(" and "));
             self.push(Severity::Error, None, message, "keep one of them".to_owned());
         }
@@ -182,7 +183,7 @@ impl<'a> Comparison<'a> {
             |typed: Option<bool>, path: &str| typed == Some(false) && self.view.switch(path) == Switch::On;
         let both_off = typed.bf16 == Some(false) && typed.fp16 == Some(false);
         if both_off || off(typed.bf16, "bf16.enabled") || off(typed.fp16, "fp16.enabled") {
-            return Some(Precision::Fp32);
+            return Some(DType::F32);
         }
         // ms-swift trains in the dtype of the loaded weights.
         if self.command.trainer == Trainer::Swift { typed.dtype } else { None }
@@ -241,13 +242,13 @@ impl<'a> Comparison<'a> {
         }
         let on = |path: &str| self.view.switch(path) == Switch::On;
         let precision = typed.precision.or_else(|| {
-            let of = |path: &str, precision: Precision| on(path).then_some(precision);
-            of("bf16.enabled", Precision::Bf16).or(of("fp16.enabled", Precision::Fp16))
+            let of = |path: &str, precision: DType| on(path).then_some(precision);
+            of("bf16.enabled", DType::Bf16).or(of("fp16.enabled", DType::F16))
         });
         if let Some(precision) =
             precision.filter(|_| !contradicted("bf16.enabled") && !contradicted("fp16.enabled"))
         {
-            compared.push(precision.name().to_owned());
+            compared.push(precision.to_string());
         }
         let clipping = self.view.number("gradient_clipping").or(typed.max_grad_norm);
         if let Some(clipping) = clipping.filter(|_| !contradicted("gradient_clipping")) {
@@ -267,17 +268,14 @@ impl<'a> Comparison<'a> {
         let (Some(dtype), false) = (self.command.typed.dtype, self.command.trainer == Trainer::Swift) else {
             return;
         };
-        let trained = [("bf16.enabled", Precision::Bf16), ("fp16.enabled", Precision::Fp16)];
+        let trained = [("bf16.enabled", DType::Bf16), ("fp16.enabled", DType::F16)];
         let other = trained.into_iter().find(|(path, trained)| {
             // Loading in fp32 loses nothing; only loading in the other half precision does.
-            dtype != Precision::Fp32 && *trained != dtype && self.view.switch(path) == Switch::On
+            dtype != DType::F32 && *trained != dtype && self.view.switch(path) == Switch::On
         });
         if let Some((path, trained)) = other {
-            let message = format!(
-                "the file trains in {}, and the command loads the weights in {}",
-                trained.name(),
-                dtype.name()
-            );
+            let message =
+                format!("the file trains in {trained}, and the command loads the weights in {dtype}");
             self.push(Severity::Warning, Some(path), message, "name one type in both places".to_owned());
         }
     }

@@ -1,7 +1,9 @@
 //! Reads the flags of a training script, and identifies its trainer.
 
+use zeroth_base::DType;
+
 use super::words::Arguments;
-use crate::resolve::{Flags, Precision};
+use crate::resolve::Flags;
 use crate::trainer_defaults::{ForeignTrainer, number, swift_accumulation};
 
 /// The trainer that reads the script's flags and fills `"auto"`.
@@ -58,7 +60,7 @@ impl Trainer {
         flags.max_grad_norm.get_or_insert(1.0);
         flags.warmup_steps.get_or_insert(0.0);
         if self == Self::HuggingFace {
-            flags.precision.get_or_insert(Precision::Fp32);
+            flags.precision.get_or_insert(DType::F32);
         }
         Some(flags)
     }
@@ -73,7 +75,7 @@ pub(super) struct Typed {
     pub(super) fp16: Option<bool>,
     pub(super) fp32: Option<bool>,
     /// `--torch_dtype`, the dtype in which weights are loaded.
-    pub(super) dtype: Option<Precision>,
+    pub(super) dtype: Option<DType>,
     /// `--batch_size` or `--train_batch_size`, whose meaning depends on the script: flag, value.
     pub(super) own_batch: Option<(String, u64)>,
     /// Configs that the command names: flag, value.
@@ -185,11 +187,11 @@ fn is_settings(word: &str) -> bool {
 }
 
 /// Parses a dtype by its name in PyTorch, Hugging Face or accelerate.
-pub(super) fn precision(name: &str) -> Option<Precision> {
+pub(super) fn precision(name: &str) -> Option<DType> {
     match name.trim_start_matches("torch.") {
-        "bf16" | "bfloat16" => Some(Precision::Bf16),
-        "fp16" | "float16" | "half" => Some(Precision::Fp16),
-        "fp32" | "float32" | "float" | "no" => Some(Precision::Fp32),
+        "bf16" | "bfloat16" => Some(DType::Bf16),
+        "fp16" | "float16" | "half" => Some(DType::F16),
+        "fp32" | "float32" | "float" | "no" => Some(DType::F32),
         _ => None,
     }
 }

@@ -5,11 +5,12 @@
 //! `trainer_config_finalize`) and DeepSpeed's `_set_batch_related_parameters`.
 
 use serde_json::{Value as Json, json};
+use zeroth_base::DType;
 use zeroth_config::check::check;
 use zeroth_config::file_values::FileValues;
 use zeroth_config::read::{Source, parse};
 use zeroth_config::resolve::{
-    BatchError, Flags, ModelFacts, Precision, Request, ResolveError, Resolved, resolve,
+    BatchError, Flags, ModelFacts, Request, ResolveError, Resolved, resolve,
 };
 use zeroth_config::schema::TopLevel;
 
@@ -193,7 +194,7 @@ fn rows() -> Vec<Row> {
         row(
             "fp16.enabled",
             r#"{"fp16": {"enabled": @}}"#,
-            Flags { precision: Some(Precision::Fp16), ..flags() },
+            Flags { precision: Some(DType::F16), ..flags() },
             json!(true),
             typed,
             "false",
@@ -202,7 +203,7 @@ fn rows() -> Vec<Row> {
         row(
             "bf16.enabled",
             r#"{"bf16": {"enabled": @}}"#,
-            Flags { precision: Some(Precision::Fp32), ..flags() },
+            Flags { precision: Some(DType::F32), ..flags() },
             json!(false),
             typed,
             "true",
@@ -498,15 +499,15 @@ fn precision_comes_from_the_flag_else_the_file_else_bf16() {
     let cases = [
         ("{}", None, (false, true), "bf16"),
         (auto, None, (false, true), "bf16"),
-        (auto, Some(Precision::Bf16), (false, true), "bf16"),
-        (auto, Some(Precision::Fp16), (true, false), "fp16"),
-        (auto, Some(Precision::Fp32), (false, false), "fp32"),
+        (auto, Some(DType::Bf16), (false, true), "bf16"),
+        (auto, Some(DType::F16), (true, false), "fp16"),
+        (auto, Some(DType::F32), (false, false), "fp32"),
         (r#"{"fp16": {"enabled": true}}"#, None, (true, false), "fp16"),
         (r#"{"bf16": {"enabled": true}}"#, None, (false, true), "bf16"),
         (r#"{"fp16": {"enabled": false}}"#, None, (false, true), "bf16"),
         (r#"{"bf16": {"enabled": false}}"#, None, (false, false), "fp32"),
         (r#"{"bfloat16": {"enabled": false}, "fp16": {"enabled": "auto"}}"#, None, (false, false), "fp32"),
-        (r#"{"bf16": {"enabled": false}}"#, Some(Precision::Fp16), (true, false), "fp16"),
+        (r#"{"bf16": {"enabled": false}}"#, Some(DType::F16), (true, false), "fp16"),
     ];
     for (text, precision, enabled, communication) in cases {
         let run = Run::typed(Flags { precision, ..Flags::default() });
@@ -520,7 +521,7 @@ fn precision_comes_from_the_flag_else_the_file_else_bf16() {
 
 #[test]
 fn precision_flag_contradicts_every_switch_of_the_file_that_differs() {
-    let bf16 = Run::typed(Flags { precision: Some(Precision::Bf16), ..Flags::default() });
+    let bf16 = Run::typed(Flags { precision: Some(DType::Bf16), ..Flags::default() });
     let lines = bf16.mismatches(r#"{"fp16": {"enabled": true}, "bf16": {"enabled": false}}"#);
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(lines[0].starts_with("- ds fp16.enabled=True vs hf fp16|fp16_full_eval=False"), "{lines:?}");

@@ -1,11 +1,11 @@
 //! Which keys and values are implemented, and which ones `zeroth train` refuses or only notes.
 
-use zeroth_base::Optimizer;
+use zeroth_base::{DType, Optimizer};
 use zeroth_config::check::{Status, check};
 use zeroth_config::explain;
 use zeroth_config::preset::PRESETS;
 use zeroth_config::read::{Document, Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Origin, Precision, Request, Resolved, resolve};
+use zeroth_config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
 use zeroth_config::schema::SchedulerType;
 use zeroth_config::unimplemented::{MissingFeature, Unimplemented, unimplemented};
 
@@ -337,7 +337,7 @@ fn every_preset_is_fully_implemented() {
 fn flags_decide_what_the_file_leaves_open() {
     let auto = r#"{"fp16": {"enabled": "auto", "fp16_master_weights_and_grads": true}, "bf16": {"enabled": "auto"}}"#;
     assert!(refused(auto).is_empty(), "the run is in bf16");
-    let fp16 = lacking(auto, &Flags { precision: Some(Precision::Fp16), ..Flags::default() }).refused;
+    let fp16 = lacking(auto, &Flags { precision: Some(DType::F16), ..Flags::default() }).refused;
     assert_eq!(paths(&fp16), ["fp16.fp16_master_weights_and_grads"]);
     let flags = Flags { gradient_checkpointing: Some(true), ..Flags::default() };
     for (text, flags, recompute, origin) in [

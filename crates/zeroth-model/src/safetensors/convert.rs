@@ -13,15 +13,6 @@ pub(super) fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Converts stored bytes to bf16. `bytes` must hold exactly the elements of `out`.
-pub(super) fn to_bf16(dtype: DType, bytes: &[u8], out: &mut [bf16]) {
-    match dtype {
-        DType::F32 => each(bytes, out, |bytes| bf16::from_f32(f32::from_le_bytes(bytes))),
-        DType::Bf16 => each(bytes, out, bf16::from_le_bytes),
-        DType::F16 => each(bytes, out, |bytes| bf16::from_f32(f16::from_le_bytes(bytes).to_f32())),
-    }
-}
-
 fn each<const N: usize, T>(bytes: &[u8], out: &mut [T], convert: impl Fn([u8; N]) -> T) {
     for (value, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
         *value = convert(*bytes);
@@ -34,16 +25,5 @@ pub(super) fn from_f32(dtype: DType, values: &[f32], bytes: &mut Vec<u8>) {
         DType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
         DType::Bf16 => bytes.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
         DType::F16 => bytes.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
-    }
-}
-
-/// Appends bf16 values in the stored dtype.
-pub(super) fn from_bf16(dtype: DType, values: &[bf16], bytes: &mut Vec<u8>) {
-    match dtype {
-        DType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_f32().to_le_bytes())),
-        DType::Bf16 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
-        DType::F16 => {
-            bytes.extend(values.iter().flat_map(|value| f16::from_f32(value.to_f32()).to_le_bytes()));
-        }
     }
 }

@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use half::bf16;
 use zeroth_base::{DType, nearest};
 
 use super::convert;
@@ -184,26 +183,6 @@ impl WeightFiles {
         elements: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), WeightsError> {
-        self.read(parameter, elements, out, convert::to_f32)
-    }
-
-    /// Reads a range of a parameter's elements as bf16, rounded to nearest.
-    pub fn read_bf16(
-        &self,
-        parameter: &str,
-        elements: Range<u64>,
-        out: &mut [bf16],
-    ) -> Result<(), WeightsError> {
-        self.read(parameter, elements, out, convert::to_bf16)
-    }
-
-    fn read<T>(
-        &self,
-        parameter: &str,
-        elements: Range<u64>,
-        out: &mut [T],
-        convert: impl Fn(DType, &[u8], &mut [T]),
-    ) -> Result<(), WeightsError> {
         let parts = self.place(parameter)?;
         let (Range { start, end }, buffer) = (elements, out.len() as u64);
         let total = parts.iter().map(|part| part.elements).sum();
@@ -228,7 +207,7 @@ impl WeightFiles {
                     let bytes = &mut staging[..piece.len() * size];
                     let (path, file) = &self.files[place.file];
                     read_exact(file, path, parameter, bytes, at)?;
-                    convert(place.dtype, bytes, piece);
+                    convert::to_f32(place.dtype, bytes, piece);
                     at += bytes.len() as u64;
                 }
             }

@@ -8,7 +8,6 @@ use std::io::{self, BufWriter, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use half::bf16;
 use serde_json::{Map, Value, json};
 use zeroth_base::{
     DType, create_unfinished, grouped, publish_unfinished, remove_unfinished, sync_folder, unfinished_path,
@@ -169,20 +168,6 @@ impl WeightWriter {
     ///
     /// Tensors must come in the order given to [`WeightWriter::create`].
     pub fn append_f32(&mut self, name: &str, values: &[f32]) -> Result<(), WeightsError> {
-        self.append(name, values, convert::from_f32)
-    }
-
-    /// Like [`WeightWriter::append_f32`], from bf16.
-    pub fn append_bf16(&mut self, name: &str, values: &[bf16]) -> Result<(), WeightsError> {
-        self.append(name, values, convert::from_bf16)
-    }
-
-    fn append<T>(
-        &mut self,
-        name: &str,
-        values: &[T],
-        convert: impl Fn(DType, &[T], &mut Vec<u8>),
-    ) -> Result<(), WeightsError> {
         let given = values.len() as u64;
         let next = self.tensors.get(self.tensor).filter(|next| next.name == name);
         let Some(next) = next.filter(|next| given <= next.elements() - self.written) else {
@@ -191,7 +176,7 @@ impl WeightWriter {
         let dtype = next.dtype;
         for piece in values.chunks(PIECE) {
             self.scratch.clear();
-            convert(dtype, piece, &mut self.scratch);
+            convert::from_f32(dtype, piece, &mut self.scratch);
             let file = self.open.as_mut().expect("the file of a tensor that is not whole is open");
             file.write_all(&self.scratch)
                 .map_err(|source| WeightsError::Write { path: self.unfinished(self.shard), source })?;

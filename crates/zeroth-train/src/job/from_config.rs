@@ -1,12 +1,12 @@
 //! The trainer's part of a resolved config: the optimizer's hyperparameters and the schedule.
 
 use zeroth_config::resolve::Resolved;
-use zeroth_config::schema::{DecayedParameters, SchedulerType, Values, WarmupType};
+use zeroth_config::schema::{DecayedParameters, SchedulerType, Values};
 use zeroth_kernel::Recipe;
 
 use crate::schedule::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, ScheduleError, Warmup,
-    WarmupCosineLr, WarmupDecayLr, WarmupLr, WarmupShape, warmup_steps,
+    WarmupCosineLr, WarmupDecayLr, WarmupLr, warmup_steps,
 };
 
 /// The optimizer's hyperparameters and the loss scale. `tolerated` steps may be skipped for non-finite gradients.
@@ -55,10 +55,7 @@ pub fn schedule(config: &Resolved, total_steps: u64) -> Result<Schedule, Schedul
     let learning_rate = config.values.optimizer.lr;
     let warmup = Warmup {
         steps: scheduler.warmup_num_steps,
-        shape: match scheduler.warmup_type {
-            WarmupType::Linear => WarmupShape::Linear,
-            WarmupType::Log => WarmupShape::Log,
-        },
+        shape: scheduler.warmup_type,
     };
     let rise = WarmupLr {
         min: scheduler.warmup_min_lr,

@@ -5,16 +5,9 @@
 
 use std::f64::consts::PI;
 
-use super::{ScheduleError, a_rate};
+use zeroth_config::schema::WarmupType;
 
-/// The shape of the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WarmupShape {
-    /// Logarithmic in the step; DeepSpeed's default.
-    Log,
-    /// Linear in the step.
-    Linear,
-}
+use super::{ScheduleError, a_rate};
 
 /// The warm-up that three schedules share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +15,7 @@ pub struct Warmup {
     /// `warmup_num_steps`; like DeepSpeed, 1 counts as 2. 0 disables the warm-up, which DeepSpeed cannot.
     pub steps: u64,
     /// `warmup_type`.
-    pub shape: WarmupShape,
+    pub shape: WarmupType,
 }
 
 /// The phase of a schedule.
@@ -47,8 +40,8 @@ impl Warmup {
             None => Phase::Before,
             Some(n) if n >= length => Phase::After(n),
             Some(n) => Phase::Rising(match self.shape {
-                WarmupShape::Log => 1.0 / (length as f64).ln() * ((n + 1) as f64).ln(),
-                WarmupShape::Linear => n as f64 / length as f64,
+                WarmupType::Log => 1.0 / (length as f64).ln() * ((n + 1) as f64).ln(),
+                WarmupType::Linear => n as f64 / length as f64,
             }),
         }
     }
@@ -282,7 +275,7 @@ impl LrRangeTest {
 mod tests {
     use super::*;
 
-    const NONE: Warmup = Warmup { steps: 0, shape: WarmupShape::Log };
+    const NONE: Warmup = Warmup { steps: 0, shape: WarmupType::Log };
 
     #[test]
     fn without_warm_up_the_first_step_has_the_full_rate() {

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use serde_json::Value;
-use zeroth_config::schema::{CurveType, LrSchedulerKwargs};
+use zeroth_config::schema::{CurveType, LrSchedulerKwargs, WarmupType};
 use zeroth_train::{
     HuggingFace, HuggingFaceShape, LrRangeTest, Momentum, OneCycle, Schedule, Warmup, WarmupCosineLr,
-    WarmupDecayLr, WarmupLr, WarmupShape,
+    WarmupDecayLr, WarmupLr,
 };
 
 fn read(path: &str) -> Value {
@@ -80,7 +80,7 @@ fn deepspeed(entry: &Value, learning_rate: f64) -> Schedule {
     let whole = |key: &str, default: u64| params[key].as_u64().unwrap_or(default);
     let warmup = Warmup {
         steps: whole("warmup_num_steps", 1000),
-        shape: if params["warmup_type"] == "linear" { WarmupShape::Linear } else { WarmupShape::Log },
+        shape: if params["warmup_type"] == "linear" { WarmupType::Linear } else { WarmupType::Log },
     };
     let rise =
         |max: f64| WarmupLr { min: float("warmup_min_lr", 0.0), max: float("warmup_max_lr", max), warmup };

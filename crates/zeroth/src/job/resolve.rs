@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use serde_json::Map;
 use zeroth_config::checked::CheckedConfig;
-use zeroth_config::resolve::{Flags, ModelFacts, Precision, Request, ResolveError, Resolved};
+use zeroth_config::resolve::{Flags, ModelFacts, Request, ResolveError, Resolved};
 use zeroth_config::unimplemented::unimplemented;
 use zeroth_data::Samples;
 use zeroth_model::{ModelConfig, ParameterTable, hidden_size_for_auto, table};
@@ -234,7 +234,7 @@ impl ConfigToResolve {
     ) -> Self {
         let mut flags = request.flags.clone();
         if request.precision_of_model {
-            flags.precision = model.dtype.map(Precision::of);
+            flags.precision = model.dtype;
         }
         let facts =
             ModelFacts { hidden_size: hidden_size_for_auto(&inputs.model), blocks: Some(model.blocks()) };

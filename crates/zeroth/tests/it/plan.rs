@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use zeroth::base::DType;
 use zeroth::config::check::check;
 use zeroth::config::preset::PRESETS;
 use zeroth::config::read::parse;
-use zeroth::config::resolve::{Flags, ModelFacts, Precision, Request, Resolved, resolve};
+use zeroth::config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
 use zeroth::data::SamplesBuilder;
 use zeroth::kernel::Tier;
 use zeroth::model::{ModelConfig, named_config, table};
@@ -138,8 +139,8 @@ fn precision_accumulation_and_recomputation_are_planned_as_they_run() {
     let folder = &golden_models()[0];
     let model = ModelConfig::from_folder(folder).unwrap();
     for flags in [
-        Flags { precision: Some(Precision::Fp32), ..Flags::default() },
-        Flags { precision: Some(Precision::Fp16), ..Flags::default() },
+        Flags { precision: Some(DType::F32), ..Flags::default() },
+        Flags { precision: Some(DType::F16), ..Flags::default() },
         Flags { gradient_accumulation_steps: Some(3), ..Flags::default() },
         Flags { gradient_checkpointing: Some(true), ..Flags::default() },
     ] {
