@@ -15,12 +15,11 @@ pub use variable::{EnvVerdict, Variable};
 
 /// The verdict on a variable that is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Judgement {
-    /// Its name.
     pub name: String,
     /// Its value; `(hidden)` where the name says that it is a secret.
     pub value: String,
-    /// Its effect.
     pub verdict: EnvVerdict,
     /// The reason, and what to do instead.
     pub message: String,

@@ -10,7 +10,7 @@ use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind, Support};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no key is called `{name}`; {}", advice(near))]
 pub struct UnknownKey {
-    /// The name given.
+    /// The name as it was typed.
     pub name: String,
     /// The keys likely meant, the likeliest first.
     pub near: Vec<&'static str>,

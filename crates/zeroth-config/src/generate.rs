@@ -21,7 +21,7 @@ pub struct ZeroConfig {
     pub micro_batch_size: u64,
     /// Micro-batches before the optimizer steps.
     pub gradient_accumulation: u64,
-    /// The ZeRO stage.
+    /// The ZeRO stage, 0 to 3.
     pub stage: u8,
     /// Whether parameters live in host memory.
     pub offload: bool,
@@ -253,8 +253,7 @@ mod tests {
 
     #[test]
     fn fp16_has_its_block_and_turns_bf16_off() {
-        let config =
-            build_config(&ZeroConfig { precision: DType::F16, ..ZeroConfig::new(1, 4) });
+        let config = build_config(&ZeroConfig { precision: DType::F16, ..ZeroConfig::new(1, 4) });
         assert_eq!(config["fp16"], json!({"enabled": true, "loss_scale": 0, "initial_scale_power": 12}));
         assert_eq!(config["bf16"], json!({"enabled": false}));
     }

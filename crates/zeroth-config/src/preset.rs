@@ -13,7 +13,7 @@ pub struct Preset {
     pub name: &'static str,
     /// What it shards and where state lives, in one sentence.
     pub about: &'static str,
-    /// The file.
+    /// The text of the config file.
     pub text: &'static str,
 }
 
@@ -58,7 +58,7 @@ pub const PRESETS: [Preset; 6] = [
     None => "there are zero0, zero1, zero2, zero2_offload, zero3 and zero3_offload".to_owned(),
 })]
 pub struct UnknownPreset {
-    /// The name given.
+    /// The name as it was typed.
     pub name: String,
     /// The preset likely meant.
     pub near: Option<&'static str>,

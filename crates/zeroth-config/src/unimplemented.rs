@@ -20,7 +20,7 @@ pub struct Unimplemented {
 /// A key whose value is not implemented.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingFeature {
-    /// Its canonical path.
+    /// The canonical path of its key.
     pub path: &'static str,
     /// The value as JSON writes it.
     pub value: String,

@@ -314,7 +314,6 @@ pub(super) struct Unfinished<'a> {
 
 struct Hidden<'a> {
     folder: &'a TokenFolder,
-    /// Its hidden name.
     own: String,
     name: String,
     published: bool,

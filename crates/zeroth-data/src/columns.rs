@@ -42,27 +42,20 @@ pub struct Columns {
 
 /// An invalid `--columns`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum ColumnsError {
     /// Not a `ours=theirs` pair.
     #[error(
         "--columns expects `ours=theirs`, as in --columns question=problem,answer=solution: found `{found}`"
     )]
-    NotAPair {
-        /// The invalid part.
-        found: String,
-    },
+    NotAPair { found: String },
     /// An unknown column name.
     #[error(
         "--columns: no row format has a column `{name}`{}; known columns are {}",
         near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default(),
         NAMES.join(", ")
     )]
-    Unknown {
-        /// The name.
-        name: String,
-        /// The closest known name.
-        near: Option<&'static str>,
-    },
+    Unknown { name: String, near: Option<&'static str> },
     /// A pair in the wrong order.
     #[error("--columns expects zeroth's name first: write `{ours}={theirs}` instead of `{theirs}={ours}`")]
     Swapped {
@@ -76,9 +69,7 @@ pub enum ColumnsError {
     Twice {
         /// Our name.
         name: &'static str,
-        /// The first mapping.
         first: String,
-        /// The second mapping.
         second: String,
     },
 }

@@ -17,7 +17,7 @@ pub struct Date {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{found}` is not a date: expected year-month-day, as in 2024-07-26")]
 pub struct DateError {
-    /// The text given.
+    /// The text that is not a date.
     found: String,
 }
 

@@ -34,7 +34,7 @@ const VERSION: u32 = 1;
 pub struct EncoderOptions {
     /// Vocabulary size of the model; larger ids are rejected.
     pub vocabulary: u64,
-    /// Column mapping (`--columns`).
+    /// Names of the data's columns for those of row formats (`--columns`).
     pub columns: Columns,
     /// Variables for the chat template, such as `date_string` or `enable_thinking`.
     pub variables: Map<String, Value>,

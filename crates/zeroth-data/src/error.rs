@@ -12,63 +12,37 @@ use super::{RowNumber, RowProblem};
 
 /// An error preparing or reading data.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum DataError {
-    /// No data files.
     #[error("no data: name at least one file or folder with --data")]
     NoFiles,
     /// A file does not exist.
     #[error("data file {} does not exist", path.display())]
-    NotFound {
-        /// The path as given.
-        path: PathBuf,
-    },
+    NotFound { path: PathBuf },
     /// A folder instead of a file.
     #[error("{} is a folder: find_files lists the data files in it", path.display())]
-    Folder {
-        /// The path as given.
-        path: PathBuf,
-    },
+    Folder { path: PathBuf },
     /// A folder that cannot be listed.
     #[error("cannot list the folder {}: {message}", path.display())]
-    ListFolder {
-        /// The folder.
-        path: PathBuf,
-        /// The reason.
-        message: String,
-    },
+    ListFolder { path: PathBuf, message: String },
     /// A folder without data files.
     #[error(
         "{} has no data files{}; names of data files end in .{}, also with .gz or .zst",
         path.display(), found_instead(others), ENDINGS.join(", .")
     )]
-    NoDataInFolder {
-        /// The folder.
-        path: PathBuf,
-        /// Its other files.
-        others: Vec<PathBuf>,
-    },
+    NoDataInFolder { path: PathBuf, others: Vec<PathBuf> },
     /// A pattern without a file.
     #[error("data files `{pattern}`: {message}")]
-    Pattern {
-        /// The pattern as given.
-        pattern: String,
-        /// The problem.
-        message: String,
-    },
+    Pattern { pattern: String, message: String },
     /// A pipe or device.
     #[error("{} is a pipe or a device: data is read more than once, so write it to a file first", path.display())]
-    NotAFile {
-        /// The path as given.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
     /// A file could not be read.
     #[error("cannot read {} (line {line}): {source}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// The line being read.
         line: u64,
-        /// The error of the operating system.
         source: io::Error,
     },
     /// A compressed file that is cut short or damaged.
@@ -77,9 +51,7 @@ pub enum DataError {
         path.display(), damage(*codec, *after, error), remedy(error), codec.command(), path.display()
     )]
     Decompress {
-        /// The file.
         path: PathBuf,
-        /// Its compression.
         codec: Codec,
         /// The last complete row.
         after: Option<RowNumber>,
@@ -88,12 +60,7 @@ pub enum DataError {
     },
     /// A row longer than the bound.
     #[error("{}: {at} is longer than {}: is it text?", path.display(), format_bytes(MAX_ROW_BYTES))]
-    RowTooLong {
-        /// The file.
-        path: PathBuf,
-        /// The row.
-        at: RowNumber,
-    },
+    RowTooLong { path: PathBuf, at: RowNumber },
     /// A Parquet page beyond the bound.
     #[error(
         "{} has a page of {} in the column `{column}`, more than are read at a time: write it again with smaller pages, e.g. with \
@@ -101,9 +68,7 @@ pub enum DataError {
         path.display(), format_bytes(*bytes), path.display()
     )]
     LargePage {
-        /// The file.
         path: PathBuf,
-        /// The column.
         column: String,
         /// The page's size, decompressed.
         bytes: u64,
@@ -114,7 +79,6 @@ pub enum DataError {
         path.display()
     )]
     CutArray {
-        /// The file.
         path: PathBuf,
         /// The row that does not end.
         at: RowNumber,
@@ -125,45 +89,26 @@ pub enum DataError {
         path.display()
     )]
     AfterArray {
-        /// The file.
         path: PathBuf,
         /// The line of the text.
         line: u64,
     },
     /// A table whose first line does not name the columns of a row format.
     #[error("{}: the first line must name the columns: {problem}", path.display())]
-    Header {
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        problem: RowProblem,
-    },
+    Header { path: PathBuf, problem: RowProblem },
     /// A table with two columns of one name.
     #[error("{}: the header names the column `{name}` twice", path.display())]
-    TwiceInHeader {
-        /// The file.
-        path: PathBuf,
-        /// The name.
-        name: String,
-    },
+    TwiceInHeader { path: PathBuf, name: String },
     /// A quoted field without its end.
     #[error("{}: {at}: a quote is opened and never closed: a quote inside a quoted field is written twice", path.display())]
     OpenQuote {
-        /// The file.
         path: PathBuf,
         /// The row with the quote.
         at: RowNumber,
     },
     /// A file in a format that is not read.
     #[error("{} is {what}: {remedy}", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// Its actual format.
-        what: String,
-        /// The remedy.
-        remedy: String,
-    },
+    Format { path: PathBuf, what: String, remedy: String },
     /// A Parquet file with an unsupported codec.
     #[error(
         "{} is a Parquet file whose column `{column}` is compressed with {codec}: supported are Snappy, Zstandard, gzip and none; \
@@ -171,9 +116,7 @@ pub enum DataError {
         path.display(), path.display()
     )]
     Codec {
-        /// The file.
         path: PathBuf,
-        /// The column.
         column: String,
         /// Its codec, as Parquet names it.
         codec: String,
@@ -181,27 +124,19 @@ pub enum DataError {
     /// An unreadable Parquet file.
     #[error("cannot read {} as Parquet (row {row}): {message}; is it complete?", path.display())]
     Parquet {
-        /// The file.
         path: PathBuf,
         /// The row being read, from 1.
         row: u64,
-        /// The reader's message.
         message: String,
     },
     /// A file without rows.
     #[error("{} has no rows: it is empty, or all lines are blank", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-    /// An invalid row.
+    Empty { path: PathBuf },
     #[error("{}: {at}: {problem}", path.display())]
     Row {
-        /// The file.
         path: PathBuf,
         /// Its position in the file.
         at: RowNumber,
-        /// The problem.
         problem: RowProblem,
     },
     /// No row was kept.
@@ -209,7 +144,6 @@ pub enum DataError {
     NothingKept {
         /// Rows that were too long.
         too_long: u64,
-        /// The length limit.
         max_length: u64,
     },
     /// No token of the kept rows is trained.
@@ -221,22 +155,10 @@ pub enum DataError {
         was(*rows),
         why
     )]
-    NothingTrained {
-        /// The files.
-        files: Vec<PathBuf>,
-        /// Rows kept.
-        rows: u64,
-        /// Their tokens.
-        tokens: u64,
-        /// The reason.
-        why: String,
-    },
+    NothingTrained { files: Vec<PathBuf>, rows: u64, tokens: u64, why: String },
     /// A file changed while it was read.
     #[error("{} changed while being read: run again once it is complete", path.display())]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
+    Changed { path: PathBuf },
     /// The token cache cannot be written.
     #[error("cannot write the token cache{}; set ZEROTH_CACHE to a writable folder", listed_places(tried))]
     NoCache {
@@ -245,84 +167,45 @@ pub enum DataError {
     },
     /// An invalid token cache.
     #[error("{} is not a valid token cache: {why}; prepare the data again", path.display())]
-    CacheFile {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        why: &'static str,
-    },
+    CacheFile { path: PathBuf, why: &'static str },
     /// A token cache that became unreadable during a run.
     #[error("cannot read sample {sample} from the token cache {}: {}", path.display(), unreadable(source))]
     ReadCache {
-        /// The file.
         path: PathBuf,
         /// The sample being read.
         sample: u64,
-        /// The error of the operating system.
         source: io::Error,
     },
     /// A token cache that cannot be opened.
     #[error("cannot open the token cache {}: {source}", path.display())]
-    OpenCache {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    OpenCache { path: PathBuf, source: io::Error },
 }
 
 /// An unusable tokenizer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum EncoderError {
     /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A file that is not a JSON object.
     #[error("{} must contain a JSON object: {message}", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// The parser's message.
-        message: String,
-    },
+    Json { path: PathBuf, message: String },
     /// An encoder-decoder model without the first input of its decoder.
     #[error(
         "{} has no decoder_start_token_id in config.json: set it to the token that decoder inputs begin with; for T5 \
          that is the padding token, 0",
         folder.display()
     )]
-    NoDecoderStart {
-        /// The model folder.
-        folder: PathBuf,
-    },
+    NoDecoderStart { folder: PathBuf },
     /// An invalid token id of a decoder's inputs.
     #[error(
         "{}: {key} is {found}: it must be a token id, 0 to {}",
         folder.join("config.json").display(), vocabulary.saturating_sub(1)
     )]
-    DecoderToken {
-        /// The model folder.
-        folder: PathBuf,
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        found: String,
-        /// Vocabulary size.
-        vocabulary: u64,
-    },
-    /// An invalid tokenizer.
+    DecoderToken { folder: PathBuf, key: &'static str, found: String, vocabulary: u64 },
     #[error("{} is not a valid tokenizer: {message}", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// The loader's message.
-        message: String,
-    },
+    Tokenizer { path: PathBuf, message: String },
 }
 
 fn found_instead(others: &[PathBuf]) -> String {

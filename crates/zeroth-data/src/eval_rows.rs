@@ -11,7 +11,7 @@ use super::{DataError, Encode, IGNORED, RowLocation, RowProblem};
 /// A prompt and its expected answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EvalRow {
-    /// Its position.
+    /// The file and row it comes from.
     pub place: RowLocation,
     /// Tokens before the answer, including earlier turns; the source of a pair.
     pub prompt: Vec<i32>,

@@ -28,9 +28,7 @@ const MAX_PAGES_BYTES: u64 = 512 << 20;
 #[derive(Debug, thiserror::Error)]
 #[error("a page of {bytes} bytes")]
 pub(super) struct LargePage {
-    /// Its column.
     pub(super) column: String,
-    /// Its size, decompressed.
     pub(super) bytes: u64,
 }
 

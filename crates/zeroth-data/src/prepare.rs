@@ -16,8 +16,8 @@ use super::{DataError, Encode, PrepareOptions, Samples};
 
 /// Prepared samples.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Prepared {
-    /// The samples.
     pub samples: Samples,
     /// Their token cache; other ranks open it with [`Samples::open`].
     pub path: PathBuf,
@@ -25,7 +25,6 @@ pub struct Prepared {
     pub found: bool,
     /// Rows read to create it.
     pub rows: u64,
-    /// Elapsed time.
     pub seconds: f64,
     /// Cache directories that could not be used, each with its error.
     pub unusable: Vec<(PathBuf, io::Error)>,
@@ -47,7 +46,7 @@ pub fn prepare(
 /// Progress of tokenisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenizeProgress {
-    /// Rows encoded.
+    /// Rows encoded so far.
     pub rows: u64,
     /// Approximate bytes of the files they took.
     pub bytes: u64,

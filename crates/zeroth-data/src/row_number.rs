@@ -11,7 +11,7 @@ pub enum RowNumber {
     Row(u64),
     /// A row of a JSON array or a table.
     RowAtLine {
-        /// Its number.
+        /// Rows count from 1.
         row: u64,
         /// The line on which it begins.
         line: u64,

@@ -9,11 +9,11 @@ use super::row_limits::{MAX_ROW_VALUES, MAX_TEXT_BYTES};
 
 /// A problem with a row.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum RowProblem {
     /// Invalid or truncated JSON.
     #[error("not JSON: {message}, column {column}; a row is one JSON object on one line")]
     NotJson {
-        /// The parser's message.
         message: String,
         /// Column in the line, from 1.
         column: usize,
@@ -29,14 +29,10 @@ pub enum RowProblem {
         "the row has {} of text: at most {} are tokenised; split it into several rows",
         format_bytes(*bytes), format_bytes(MAX_TEXT_BYTES as u64)
     )]
-    TextTooLong {
-        /// Its bytes.
-        bytes: u64,
-    },
+    TextTooLong { bytes: u64 },
     /// An element of an array that is not JSON.
     #[error("not JSON: {message}, line {line}, column {column} of the row")]
     NotJsonElement {
-        /// The parser's message.
         message: String,
         /// Line in the row, from 1.
         line: usize,
@@ -59,25 +55,13 @@ pub enum RowProblem {
     },
     /// A cell that is not UTF-8.
     #[error("`{key}` is not UTF-8 text")]
-    CellNotText {
-        /// The column.
-        key: String,
-    },
+    CellNotText { key: String },
     /// A cell that should be JSON.
     #[error("`{key}` must be JSON, as json.dumps of Python writes it: {message}")]
-    CellNotJson {
-        /// The column.
-        key: String,
-        /// The parser's message.
-        message: String,
-    },
+    CellNotJson { key: String, message: String },
     /// JSON, but not an object.
     #[error("a row must be a JSON object, as in {{\"input_ids\": [1, 2, 3]}}: found {found}")]
-    NotAnObject {
-        /// Its type.
-        found: &'static str,
-    },
-    /// Unknown columns.
+    NotAnObject { found: &'static str },
     #[error(
         "no row format has these columns: {}{}; known formats are {}; --columns maps other names, as in --columns \
          question=problem,answer=solution",
@@ -86,19 +70,13 @@ pub enum RowProblem {
         known_formats()
     )]
     UnknownFormat {
-        /// The row's keys.
         found: Vec<String>,
         /// A key, and the similar known name.
         near: Option<(String, &'static str)>,
     },
     /// A required column is null.
     #[error("`{key}` is null: the format {format} requires it; fill it in, or remove the row")]
-    NullColumn {
-        /// The key.
-        key: String,
-        /// The format.
-        format: &'static str,
-    },
+    NullColumn { key: String, format: &'static str },
     /// `--columns` maps to a column that does not exist.
     #[error(
         "--columns {ours}={theirs}: the row has no column `{theirs}`{}; it has {}",
@@ -108,9 +86,7 @@ pub enum RowProblem {
     NoSuchColumn {
         /// zeroth's name.
         ours: &'static str,
-        /// The mapped name.
         theirs: String,
-        /// The row's keys.
         found: Vec<String>,
     },
     /// A source and a target in columns of their own.
@@ -124,96 +100,50 @@ pub enum RowProblem {
         /// The column of the target.
         target: String,
     },
-    /// Several formats match.
     #[error(
         "the row matches {}: select one with its columns, as in --columns {example}={example}",
         formats.join(" or ")
     )]
     Ambiguous {
-        /// The matching formats.
         formats: Vec<&'static str>,
         /// A column of the first.
         example: &'static str,
     },
     /// A column that must be a string.
     #[error("`{key}` must be a string: found {found}")]
-    NotText {
-        /// The key.
-        key: String,
-        /// The type found.
-        found: &'static str,
-    },
+    NotText { key: String, found: &'static str },
     /// A column that must be a list of messages.
     #[error(
         "`{key}` must be a list of messages, as in [{{\"role\": \"user\", \"content\": \"Hi\"}}]: found {found}"
     )]
-    NotMessages {
-        /// The key.
-        key: String,
-        /// The type found.
-        found: &'static str,
-    },
-    /// An invalid message.
+    NotMessages { key: String, found: &'static str },
     #[error("message {number} of `{key}`: {problem}")]
     Message {
-        /// The key.
         key: String,
         /// The message's number, from 1.
         number: usize,
-        /// The problem.
         problem: Box<MessageProblem>,
     },
-    /// An invalid history.
     #[error("`{key}` must be a list of [question, answer] pairs: found {found}")]
-    History {
-        /// The key.
-        key: String,
-        /// The value found.
-        found: String,
-    },
+    History { key: String, found: String },
     /// Tools that are not a list.
     #[error("`{key}` must be a list of tools, or a JSON string of such a list: found {found}")]
-    Tools {
-        /// The key.
-        key: String,
-        /// The value found.
-        found: String,
-    },
-    /// An invalid translation.
+    Tools { key: String, found: String },
     #[error(
         "`{key}` must be an object with a source and a target text, as in {{\"en\": \"Hello\", \"de\": \"Hallo\"}}: \
          found {found}; --columns source=en,target=de selects two of several"
     )]
-    Translation {
-        /// The key.
-        key: String,
-        /// The value found.
-        found: String,
-    },
+    Translation { key: String, found: String },
     /// A key that must be a list.
     #[error("`{key}` must be a list of integers: found {found}")]
-    NotAList {
-        /// The key.
-        key: &'static str,
-        /// The type found.
-        found: &'static str,
-    },
+    NotAList { key: &'static str, found: &'static str },
     /// An entry that is not an integer.
     #[error("{key}[{place}] must be an integer: found {found}")]
-    NotAnInteger {
-        /// The key.
-        key: &'static str,
-        /// Its index.
-        place: usize,
-        /// The value found.
-        found: String,
-    },
+    NotAnInteger { key: &'static str, place: usize, found: String },
     /// Lists of different lengths.
     #[error("`{key}` has {} but `input_ids` has {expected}: they must have the same length", entries(*found))]
     Lengths {
-        /// The other list.
         key: &'static str,
-        /// Its length.
         found: usize,
         /// The number of tokens.
         expected: usize,
@@ -235,53 +165,29 @@ pub enum RowProblem {
         "input_ids[{place}] is {id}: the model's vocabulary has {} tokens, 0 to {}; was the data made with another \
          tokenizer?", grouped(*vocabulary), vocabulary.saturating_sub(1)
     )]
-    Token {
-        /// Its index.
-        place: usize,
-        /// The token.
-        id: i64,
-        /// Vocabulary size.
-        vocabulary: u64,
-    },
+    Token { place: usize, id: i64, vocabulary: u64 },
     /// A label outside the vocabulary.
     #[error(
         "labels[{place}] is {label}: a label must be a token id, 0 to {}, or {IGNORED} for untrained tokens",
         vocabulary.saturating_sub(1)
     )]
-    Label {
-        /// Its index.
-        place: usize,
-        /// The label.
-        label: i64,
-        /// Vocabulary size.
-        vocabulary: u64,
-    },
+    Label { place: usize, label: i64, vocabulary: u64 },
     /// A mask value other than 0 and 1.
     #[error("attention_mask[{place}] is {found}: it must be 0 (padding) or 1")]
-    Mask {
-        /// Its index.
-        place: usize,
-        /// The value found.
-        found: i64,
-    },
+    Mask { place: usize, found: i64 },
     /// Padding before or between tokens.
     #[error(
         "attention_mask[{place}] is 0 but tokens follow: only padding at the end of a row is supported; write the row \
          without padding"
     )]
-    PaddingInside {
-        /// Its index.
-        place: usize,
-    },
+    PaddingInside { place: usize },
     /// A text row without a tokenizer.
     #[error(
         "the format {format} needs a tokenizer, but {folder} has no tokenizer.json: {}",
         tokenizer_remedy(folder, *sentencepiece)
     )]
     NoTokenizer {
-        /// The format.
         format: &'static str,
-        /// The model folder.
         folder: String,
         /// A SentencePiece model there, which can be converted.
         sentencepiece: Option<&'static str>,
@@ -292,26 +198,14 @@ pub enum RowProblem {
          chat_template.json, or as `chat_template` in tokenizer_config.json; copy the model's there, or use \
          {{\"prompt\", \"completion\"}} rows"
     )]
-    NoChatTemplate {
-        /// The format.
-        format: &'static str,
-        /// The model folder.
-        folder: String,
-    },
-    /// An invalid template.
+    NoChatTemplate { format: &'static str, folder: String },
     #[error("the chat template in {file} cannot be used: {message}")]
-    BadTemplate {
-        /// Its file.
-        file: String,
-        /// The compiler's message.
-        message: String,
-    },
+    BadTemplate { file: String, message: String },
     /// The template rejected the conversation.
     #[error("the chat template rejects the conversation at message {number}: {message}")]
     Template {
         /// The first message it rejects, from 1.
         number: usize,
-        /// Its message.
         message: String,
     },
     /// The template exceeded a limit.
@@ -319,12 +213,7 @@ pub enum RowProblem {
         "the chat template in {file} was stopped: it {what}, which no conversation needs; use the template of the model's \
          authors"
     )]
-    TemplateStopped {
-        /// Its file.
-        file: String,
-        /// The limit exceeded.
-        what: String,
-    },
+    TemplateStopped { file: String, what: String },
     /// A template that has to be rendered once for each message, and a conversation with many.
     #[error(
         "the chat template renders other text once a message changes, so each of the {} is looked for by rendering \
@@ -332,10 +221,7 @@ pub enum RowProblem {
          {{% generation %}} in the template",
         counted(*messages as u64, "message")
     )]
-    TooManyRenders {
-        /// The conversation's messages.
-        messages: usize,
-    },
+    TooManyRenders { messages: usize },
     /// A trained message that the template does not render.
     #[error(
         "message {number} ({role}) should be trained, but the chat template does not render it: its content \
@@ -345,16 +231,11 @@ pub enum RowProblem {
     NoTrace {
         /// The message's number, from 1.
         number: usize,
-        /// Its role.
         role: String,
     },
     /// A reserved sentinel character.
     #[error("the row contains U+{code:04X}, a Unicode noncharacter; remove it")]
-    Reserved {
-        /// The code point.
-        code: u32,
-    },
-    /// No end-of-text token.
+    Reserved { code: u32 },
     #[error(
         "no end-of-text token is defined: set `eos_token` in tokenizer_config.json, or `eos_token_id` in \
          config.json"
@@ -365,10 +246,7 @@ pub enum RowProblem {
         "the format {format} has no source: an encoder-decoder model reads one text and writes another, as in \
          {{\"translation\": {{\"en\": ..., \"de\": ...}}}}, {{\"prompt\", \"completion\"}} or {{\"question\", \"answer\"}}"
     )]
-    NoSource {
-        /// The format.
-        format: &'static str,
-    },
+    NoSource { format: &'static str },
     /// A conversation that is not a source and its target.
     #[error(
         "`{key}` has {} with {}: for an encoder-decoder model a row is one text and its answer, which comes last and is \
@@ -376,19 +254,14 @@ pub enum RowProblem {
         counted(*messages as u64, "message"), counted(*answers as u64, "answer")
     )]
     NotAPair {
-        /// The key.
         key: String,
-        /// All messages.
         messages: usize,
         /// Those of the assistant.
         answers: usize,
     },
     /// A target without text or labels.
     #[error("`{key}` is empty: there is nothing to train; fill it in, or remove the row")]
-    EmptyTarget {
-        /// The key.
-        key: String,
-    },
+    EmptyTarget { key: String },
     /// A translation whose languages are not named.
     #[error(
         "{flag} is missing: the row has the languages {}; name the one that is read and the one that is written, as in \
@@ -397,12 +270,7 @@ pub enum RowProblem {
         present.first().map_or("en", String::as_str),
         present.get(1).map_or("de", String::as_str)
     )]
-    LanguageNotGiven {
-        /// The flag.
-        flag: &'static str,
-        /// The row's languages.
-        present: Vec<String>,
-    },
+    LanguageNotGiven { flag: &'static str, present: Vec<String> },
     /// A translation without a language that was asked for.
     #[error(
         "{flag} {asked}: the row has no such language{}; it has {}",
@@ -410,11 +278,9 @@ pub enum RowProblem {
         listed(present)
     )]
     NoLanguage {
-        /// The flag.
         flag: &'static str,
         /// The language asked for.
         asked: String,
-        /// The row's languages.
         present: Vec<String>,
     },
     /// Ready tokens without labels, for an encoder-decoder model.
@@ -428,16 +294,9 @@ pub enum RowProblem {
         "labels[{place}] is {IGNORED} and labels follow: the decoder reads pad_token_id in its place, which config.json does \
          not have"
     )]
-    NoPadding {
-        /// Its index.
-        place: usize,
-    },
-    /// The tokenizer failed.
+    NoPadding { place: usize },
     #[error("the tokenizer failed on the text: {message}")]
-    Tokenizer {
-        /// Its message.
-        message: String,
-    },
+    Tokenizer { message: String },
     /// A token of the tokenizer outside the model's vocabulary.
     #[error(
         "token {place} of the row is {id} (`{text}`): the model's vocabulary has {} tokens, 0 to {}; does tokenizer.json \
@@ -446,30 +305,23 @@ pub enum RowProblem {
     TextToken {
         /// Its index in the row.
         place: usize,
-        /// The token.
         id: u32,
-        /// Its text.
         text: String,
-        /// Vocabulary size.
         vocabulary: u64,
     },
 }
 
 /// A problem with a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum MessageProblem {
-    /// Not an object.
     #[error("a message must be an object with `role` and `content`: found {found}")]
-    NotAnObject {
-        /// The type found.
-        found: &'static str,
-    },
+    NotAnObject { found: &'static str },
     /// A missing or invalid role.
     #[error("`{key}` must be a string: found {found}")]
     Role {
         /// `role` or `from`.
         key: &'static str,
-        /// The type found.
         found: &'static str,
     },
     /// An unknown sharegpt speaker.
@@ -477,36 +329,21 @@ pub enum MessageProblem {
         "`from` is `{from}`{}; known speakers are {known}",
         near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
     )]
-    Speaker {
-        /// The value given.
-        from: String,
-        /// The closest known name.
-        near: Option<&'static str>,
-        /// All known names.
-        known: String,
-    },
-    /// An invalid content.
+    Speaker { from: String, near: Option<&'static str>, known: String },
     #[error("`{key}` must be a string or a list of {{\"type\": \"text\", \"text\": ...}}: found {found}")]
     Content {
         /// `content` or `value`.
         key: &'static str,
-        /// The value found.
         found: String,
     },
     /// An invalid tool call.
     #[error(
         "`value` must be a tool call as JSON, as in {{\"name\": \"f\", \"arguments\": {{}}}}: found {found}"
     )]
-    Call {
-        /// The value found.
-        found: String,
-    },
+    Call { found: String },
     /// An invalid `loss` override.
     #[error("`loss` must be true or false: found {found}")]
-    Loss {
-        /// The type found.
-        found: &'static str,
-    },
+    Loss { found: &'static str },
 }
 
 fn entries(count: usize) -> String {

@@ -55,7 +55,6 @@ struct Tokenizer {
     ids: BTreeMap<String, u64>,
     merges: Vec<String>,
     normalizer: Value,
-    /// The pre-tokenizer.
     splitter: Value,
 }
 

@@ -31,7 +31,7 @@ pub struct Survey {
     pub pairs: Option<Pairs>,
     /// The first valid rows.
     pub first: Vec<FirstRow>,
-    /// Invalid rows.
+    /// Rows that cannot be trained on.
     pub problems: CappedList<Problem>,
     /// Rows longer than `max_length`.
     pub too_long: CappedList<RowLocation>,
@@ -50,17 +50,16 @@ pub struct RowLocation {
 
 /// An invalid row.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Problem {
-    /// Its position.
     pub place: RowLocation,
-    /// The problem.
     pub message: String,
 }
 
 /// A row to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirstRow {
-    /// Its position.
+    /// The file and row it comes from.
     pub place: RowLocation,
     /// Its tokens before truncation; those of pairs are truncated.
     pub row: Encoded,
@@ -68,10 +67,9 @@ pub struct FirstRow {
 
 /// The first [`LIST_LIMIT`] items, and their total count.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct CappedList<T> {
-    /// Total count.
     pub count: u64,
-    /// The first items.
     pub first: Vec<T>,
 }
 
@@ -90,16 +88,12 @@ impl<T> CappedList<T> {
 
 /// Rows of similar length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Bucket {
-    /// Minimum tokens.
     pub from: u64,
-    /// Maximum tokens.
     pub to: u64,
-    /// Number of rows.
     pub rows: u64,
-    /// Their tokens.
     pub tokens: u64,
-    /// Their trained tokens.
     pub trained_tokens: u64,
 }
 

@@ -187,7 +187,6 @@ struct Sections {
 /// Why a token cache was rejected.
 #[derive(Debug)]
 pub(super) enum Reject {
-    /// An I/O error.
     Io(io::Error),
     /// Invalid contents, described here.
     Damaged(&'static str),

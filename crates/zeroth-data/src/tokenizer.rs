@@ -199,11 +199,8 @@ fn keep_whole_offsets(tokenizer: &mut Tokenizer) -> Result<(), serde_json::Error
 /// Files beside tokenizer.json that define special tokens. Each may be absent.
 #[derive(Default)]
 pub(super) struct SpecialFiles {
-    /// tokenizer_config.json.
     pub(super) tokenizer_config: Map<String, Value>,
-    /// special_tokens_map.json.
     pub(super) map: Map<String, Value>,
-    /// config.json.
     pub(super) config: Map<String, Value>,
 }
 

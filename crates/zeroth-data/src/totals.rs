@@ -35,7 +35,7 @@ pub struct Totals {
 /// Counts of the targets of pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TargetTotals {
-    /// Their tokens.
+    /// Tokens of all targets.
     pub tokens: u64,
     /// Tokens of the longest target.
     pub longest: u64,

@@ -13,7 +13,7 @@ pub const TEACHER_PREFIX: &str = "teacher.";
 pub struct Distilled<'a> {
     /// Where the teacher's distributions come from.
     pub teacher: TeacherForward<'a>,
-    /// The divergence.
+    /// The divergence and what shapes it.
     pub spec: DistillSpec,
     /// The divergence's share of the loss; the cross-entropy has the remainder.
     pub alpha: f64,
@@ -21,19 +21,14 @@ pub struct Distilled<'a> {
 
 /// Where a teacher's distributions come from.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum TeacherForward<'a> {
     /// The teacher itself, computed beside the student.
-    Weights {
-        /// Its config.
-        config: &'a ModelConfig,
-        /// Its parameter table.
-        table: &'a ParameterTable,
-    },
+    Weights { config: &'a ModelConfig, table: &'a ParameterTable },
     /// Two inputs for each token: the teacher's `k` most probable ids, and their log-probabilities.
     TopK {
         /// Ids of a token.
         k: u64,
-        /// The teacher's vocabulary.
         vocab: u64,
         /// Whether the missing mass is one more bucket; else both distributions are renormalised over the k ids.
         tail: bool,

@@ -6,31 +6,22 @@ use zeroth_base::grouped;
 
 /// A model that cannot be described.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum ModelError {
     /// The path leads nowhere, and it is not written like a Hub name.
     #[error("there is no model folder {}", path.display())]
-    NoSuchFolder {
-        /// The path as given.
-        path: PathBuf,
-    },
+    NoSuchFolder { path: PathBuf },
     /// A file that is not `config.json`.
     #[error("{} is a file: give the model folder, or the config.json in it", path.display())]
-    NotAFolder {
-        /// The path as given.
-        path: PathBuf,
-    },
+    NotAFolder { path: PathBuf },
     /// A folder without `config.json`.
     #[error("{} has no config.json: it is not a Hugging Face model folder", folder.display())]
-    NoConfig {
-        /// The folder.
-        folder: PathBuf,
-    },
+    NoConfig { folder: PathBuf },
     /// The folder of a run, which holds a model.
     #[error("{} is a run's folder and not a model's: {}", folder.display(), model.advice(run))]
     IsARun {
         /// The folder as given: the run's, or the one of its checkpoints.
         folder: PathBuf,
-        /// The run's folder.
         run: PathBuf,
         /// What it has trained.
         model: ModelOfRun,
@@ -40,10 +31,7 @@ pub enum ModelError {
         "{0} is a checkpoint and not a model's folder: `zeroth checkpoint export {0} --output MODEL` writes its model to the \
          folder MODEL, which then can be given", folder.display()
     )]
-    IsACheckpoint {
-        /// The folder.
-        folder: PathBuf,
-    },
+    IsACheckpoint { folder: PathBuf },
     /// The folder of an adapter, which needs its base.
     #[error(
         "{} is the folder of a PEFT adapter and not a model's: give {} as --model, and this folder as --adapter; `zeroth \
@@ -51,7 +39,6 @@ pub enum ModelError {
         folder.display(), base.as_deref().map_or("its base".to_owned(), |base| format!("its base {base}")), folder.display()
     )]
     IsAnAdapter {
-        /// The folder.
         folder: PathBuf,
         /// The base that it names.
         base: Option<String>,
@@ -62,7 +49,6 @@ pub enum ModelError {
         cache.display(), needs.advice(name), did_you_mean(near.as_deref())
     )]
     NotInCache {
-        /// The name as given.
         name: String,
         /// The cache folder that was searched.
         cache: PathBuf,
@@ -74,37 +60,27 @@ pub enum ModelError {
     /// The cache knows the model, but holds no snapshot that can be used.
     #[error("the Hugging Face cache knows `{name}` but {problem} ({}); fetch it again with `hf download {name}`", place.display())]
     BrokenCache {
-        /// The name as given.
         name: String,
         /// The model's folder in the cache.
         place: PathBuf,
-        /// The problem.
         problem: &'static str,
     },
     /// The system refused to read a file.
     #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error of the system.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// The file is not JSON.
     #[error("{origin}: line {line}, column {column}: {problem}")]
     Json {
-        /// The file.
         origin: String,
         /// Where the parser stopped, counted from 1.
         line: usize,
         /// Where the parser stopped in that line.
         column: usize,
-        /// The problem found.
         problem: String,
     },
     /// JSON, but not an object.
     #[error("{origin}: a model's config is a JSON object, this is {found}")]
     NotAnObject {
-        /// The file.
         origin: String,
         /// The kind of value found.
         found: &'static str,
@@ -112,7 +88,6 @@ pub enum ModelError {
     /// An architecture that is not one of ours.
     #[error("{origin}: {found} is not a model family known here ({known}){}", did_you_mean(*near))]
     UnknownFamily {
-        /// The file.
         origin: String,
         /// `model_type` and `architectures` as found.
         found: String,
@@ -124,9 +99,7 @@ pub enum ModelError {
     /// An architecture that is to become one of ours.
     #[error("{origin}: models with `model_type` `{found}` are not yet built; those built are {known}")]
     FamilyNotYet {
-        /// The file.
         origin: String,
-        /// Its `model_type`.
         found: &'static str,
         /// The `model_type`s of all families.
         known: String,
@@ -134,11 +107,9 @@ pub enum ModelError {
     /// A known family with another purpose than language modelling.
     #[error("{origin}: `architectures` names {found}; of the family {family} only {known} is supported")]
     UnknownArchitecture {
-        /// The file.
         origin: String,
         /// The `model_type` of the family.
         family: &'static str,
-        /// The classes named.
         found: String,
         /// The class that would do.
         known: &'static str,
@@ -146,7 +117,6 @@ pub enum ModelError {
     /// A field is missing or makes no sense.
     #[error("{origin}: {source}")]
     Field {
-        /// The file.
         origin: String,
         /// Which field, and why.
         source: FieldError,
@@ -155,31 +125,22 @@ pub enum ModelError {
 
 /// A field of `config.json` that is missing or makes no sense.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum FieldError {
     /// Not there, and the family has no default for it.
     #[error("`{field}` is missing{}", did_you_mean(near.as_deref()))]
     Missing {
-        /// The field.
         field: String,
         /// A key of nearly that name that is there.
         near: Option<String>,
     },
     /// Another type of value than the field has.
     #[error("`{field}` is {found}: it must be {expected}")]
-    WrongType {
-        /// The field.
-        field: String,
-        /// The value found.
-        found: String,
-        /// The type expected.
-        expected: &'static str,
-    },
+    WrongType { field: String, found: String, expected: &'static str },
     /// A number out of range.
     #[error("`{field}` is {value}: it must be from {least} to {most}")]
     OutOfRange {
-        /// The field.
         field: String,
-        /// Its value.
         value: String,
         /// The least value allowed.
         least: u64,
@@ -188,16 +149,7 @@ pub enum FieldError {
     },
     /// A word that is not one of those known.
     #[error("`{field}` is `{found}`, which is not one of {known}{}", did_you_mean(*near))]
-    UnknownName {
-        /// The field.
-        field: String,
-        /// The word found.
-        found: String,
-        /// The words known.
-        known: String,
-        /// The known word nearest to it.
-        near: Option<&'static str>,
-    },
+    UnknownName { field: String, found: String, known: String, near: Option<&'static str> },
     /// Heads cannot share the key-value heads evenly.
     #[error(
         "`num_attention_heads` ({heads}) is not a multiple of `num_key_value_heads` ({kv_heads}{}): every key-value \
@@ -205,9 +157,7 @@ pub enum FieldError {
         if *defaulted { ", the default of this family" } else { "" }
     )]
     KvHeads {
-        /// Attention heads.
         heads: u64,
-        /// Key-value heads.
         kv_heads: u64,
         /// Whether the file leaves the key-value heads to the family's default.
         defaulted: bool,
@@ -220,15 +170,12 @@ pub enum FieldError {
     HeadDim {
         /// Width of the model.
         hidden: u64,
-        /// Attention heads.
         heads: u64,
     },
     /// A combination or a feature that is valid elsewhere but not here.
     #[error("`{field}` is {found}: {why}")]
     Unsupported {
-        /// The field.
         field: String,
-        /// Its value.
         found: String,
         /// Why it cannot be taken.
         why: String,

@@ -35,25 +35,22 @@ pub enum Branch {
 
 /// A norm.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct NormModule {
-    /// The module's name.
     pub name: String,
     /// The elements that are normed together.
     pub width: u64,
-    /// How they are.
     pub options: NormOptions,
 }
 
 /// A linear map.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct LinearModule {
-    /// The module's name.
     pub name: String,
     /// Which of a block's it is.
     pub role: ParameterRole,
-    /// Outputs.
     pub out: u64,
-    /// Inputs.
     pub input: u64,
     /// Whether it has a bias.
     pub bias: bool,

@@ -69,6 +69,7 @@ pub enum LoraTargets {
 
 /// Adapters that cannot be added.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum LoraError {
     /// A rank of zero.
     #[error("a LoRA rank of 0 adds nothing: give 1 or more, 8 is usual")]
@@ -78,11 +79,8 @@ pub enum LoraError {
     RankTooLarge {
         /// The rank asked for.
         rank: u64,
-        /// The linear map.
         module: String,
-        /// Its outputs.
         out: u64,
-        /// Its inputs.
         input: u64,
     },
     /// An alpha that gives no scale.
@@ -94,17 +92,13 @@ pub enum LoraError {
     /// Not a regular expression.
     #[error("the LoRA target `{pattern}` is no regular expression: {why}")]
     Pattern {
-        /// The expression.
         pattern: String,
         /// What is wrong with it.
         why: String,
     },
     /// An adapter on the output projection.
     #[error("LoRA on the output projection ({module}) is not yet built: leave it out of the target modules")]
-    Head {
-        /// Its module.
-        module: String,
-    },
+    Head { module: String },
     /// An empty list of names.
     #[error("no LoRA target modules are given: name some, or say all-linear")]
     NoTargets,
@@ -115,7 +109,6 @@ pub enum LoraError {
     Fused {
         /// The projection that is named.
         given: String,
-        /// The other.
         missing: String,
     },
     /// Targets that are all dense, in a model with experts.
@@ -136,7 +129,6 @@ pub enum LoraError {
     /// A name that no module has.
     #[error("the LoRA target `{target}` matches no module of this model{}{}", around(" (", known, ")"), did_you_mean(near.as_deref()))]
     NotFound {
-        /// The name.
         target: String,
         /// The names that linear modules have; empty where another error has them.
         known: String,
@@ -146,7 +138,6 @@ pub enum LoraError {
     /// A name of modules that are not linear maps.
     #[error("the LoRA target `{target}` is not a linear map ({module}){}", around("; those are ", known, ""))]
     NotLinear {
-        /// The name.
         target: String,
         /// The first module it matches.
         module: String,
@@ -156,12 +147,10 @@ pub enum LoraError {
     /// The output projection of a model that shares it with the embedding.
     #[error("the LoRA target `{target}` is tied to {name}: this model has no matrix of its own there")]
     Tied {
-        /// The name.
         target: String,
         /// The parameter it shares.
         name: String,
     },
-    /// Several wrong names.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Several(Vec<LoraError>),
 }

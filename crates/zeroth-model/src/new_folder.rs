@@ -211,24 +211,15 @@ pub const EXPORT_RECORD: &str = "export.json";
 
 /// A folder that could not be made.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum NewFolderError {
-    /// Something is there.
     #[error("{} is not empty: give another folder, or replace the model in it with --overwrite-output-dir", folder.display())]
-    NotEmpty {
-        /// The folder.
-        folder: PathBuf,
-    },
+    NotEmpty { folder: PathBuf },
     /// It cannot be locked: another command may be writing to it.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The system refused.
     #[error("cannot make the folder {}: {source}", folder.display())]
-    Folder {
-        /// The folder.
-        folder: PathBuf,
-        /// The error of the system.
-        source: io::Error,
-    },
+    Folder { folder: PathBuf, source: io::Error },
     /// The model has no `config.json`.
     #[error(transparent)]
     Config(#[from] UnwritableConfig),

@@ -22,7 +22,7 @@ pub enum RopeScaling {
     Default,
     /// All frequencies are divided.
     Linear {
-        /// By this.
+        /// Every frequency is divided by this.
         factor: f64,
     },
     /// The base grows with the sequence beyond the model's longest.

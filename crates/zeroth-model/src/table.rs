@@ -7,7 +7,7 @@ use std::ops::Range;
 /// All parameters of a model, unit by unit, in the order a forward pass first needs the units.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterTable {
-    /// The units.
+    /// The units in the order of the forward pass.
     pub units: Vec<Unit>,
     /// How tokens choose experts, where there are any.
     pub routing: Option<Routing>,
@@ -38,7 +38,7 @@ pub struct Routing {
 /// A piece of the model that is gathered, computed and released together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// Which piece.
+    /// Which piece of the model it is.
     pub name: UnitName,
     /// Its parameters, in the order it uses them.
     pub parameters: Vec<Parameter>,
@@ -97,12 +97,10 @@ pub struct Parameter {
 
 /// Consecutive elements of a tensor on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Part {
-    /// The tensor's name.
     pub name: String,
-    /// The tensor's shape.
     pub shape: Vec<u64>,
-    /// The elements.
     pub elements: Range<u64>,
 }
 
@@ -164,10 +162,9 @@ pub enum ParameterRole {
 
 /// The parameter that a matrix of a LoRA adapter belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct AdaptedParameter {
-    /// Its name.
     pub name: String,
-    /// What it is.
     pub kind: ParameterKind,
 }
 

@@ -84,7 +84,7 @@ pub struct Verdict {
     pub path: String,
     /// The key of the table.
     pub key: Option<&'static Key>,
-    /// Its effect.
+    /// What becomes of the key.
     pub status: Status,
     /// The value as the file has it.
     pub value: Json,

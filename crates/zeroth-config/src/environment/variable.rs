@@ -7,7 +7,7 @@ pub struct Variable {
     pub name: &'static str,
     /// What it does where it comes from.
     pub does: &'static str,
-    /// Its effect here.
+    /// What becomes of it in a run.
     pub verdict: EnvVerdict,
     /// The reason, and what to do instead.
     pub message: &'static str,

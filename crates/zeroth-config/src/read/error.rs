@@ -23,7 +23,7 @@ pub struct ReadProblem {
     pub span: Option<Span>,
     /// The problem, without its location.
     pub message: String,
-    /// The remedy.
+    /// What to write instead, where that is known.
     pub help: Option<String>,
     /// The line of `location`, whole and without its end.
     pub line_text: Option<String>,

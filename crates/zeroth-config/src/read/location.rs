@@ -4,10 +4,9 @@ use std::fmt;
 
 /// A line and a column, both counted from 1; columns count characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Location {
-    /// The line.
     pub line: usize,
-    /// The column.
     pub column: usize,
 }
 
@@ -20,7 +19,7 @@ impl fmt::Display for Location {
 /// A range of bytes of a text, on character boundaries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Its first byte.
+    /// The offset of its first byte in the text.
     pub start: usize,
     /// The byte after its last.
     pub end: usize,

@@ -21,7 +21,6 @@ enum Style {
 struct Open {
     /// Its opening bracket; the root may have none.
     bracket: Option<Span>,
-    /// What closes it.
     closing: u8,
 }
 

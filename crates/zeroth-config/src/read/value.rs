@@ -14,16 +14,15 @@ pub struct Node {
 
 /// A value of a config.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Value {
     /// `null`
     Null,
     /// `true` or `false`
     Bool(bool),
-    /// A finite number.
     Number(Number),
     /// Text, with escapes resolved.
     Text(String),
-    /// A list.
     List(Vec<Node>),
     /// Members in the order of the file, duplicate keys included.
     Object(Vec<Entry>),

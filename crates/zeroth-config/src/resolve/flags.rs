@@ -7,42 +7,31 @@ use crate::schema::AutoRule;
 
 /// The typed flags; `None` where one was not typed.
 #[derive(Debug, Clone, Default, PartialEq)]
+#[allow(missing_docs, reason = "a field is the flag of its name")]
 pub struct Flags {
-    /// --per-device-train-batch-size.
     pub per_device_train_batch_size: Option<u64>,
-    /// --gradient-accumulation-steps.
     pub gradient_accumulation_steps: Option<u64>,
-    /// --learning-rate.
     pub learning_rate: Option<f64>,
-    /// --weight-decay.
     pub weight_decay: Option<f64>,
-    /// --adam-beta1.
     pub adam_beta1: Option<f64>,
-    /// --adam-beta2.
     pub adam_beta2: Option<f64>,
-    /// --adam-epsilon.
     pub adam_epsilon: Option<f64>,
-    /// --max-grad-norm.
     pub max_grad_norm: Option<f64>,
     /// --warmup-steps: steps from 1 on, below that a share of all.
     pub warmup_steps: Option<f64>,
     /// --warmup-ratio: a share of all steps, where --warmup-steps is absent or 0.
     pub warmup_ratio: Option<f64>,
-    /// --lr-scheduler-type.
     pub lr_scheduler_type: Option<String>,
     /// --lr-scheduler-kwargs, checked against the keys of `zeroth.lr_scheduler_kwargs`.
     pub lr_scheduler_kwargs: Map<String, Value>,
     /// --optim.
     pub optimizer: Option<Optimizer>,
-    /// --max-steps.
     pub max_steps: Option<u64>,
     /// --bf16, --fp16, --fp32 or --torch-dtype.
     pub precision: Option<DType>,
     /// Whether --torch-dtype alone says the precision.
     pub precision_by_dtype: bool,
-    /// --gradient-checkpointing.
     pub gradient_checkpointing: Option<bool>,
-    /// --save-on-each-node.
     pub save_on_each_node: Option<bool>,
     /// --train-type lora: its learning rate is another by default.
     pub lora: bool,

@@ -8,7 +8,7 @@ use crate::file_values::FileValues;
 /// The inputs of resolving.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// The checked file.
+    /// The values of the config file, after its check.
     pub file: &'a FileValues,
     /// The flags of the command line.
     pub flags: &'a Flags,
@@ -46,7 +46,7 @@ pub enum ResolveError {
         if *no_model { ", or by naming the model with --model" } else { "" }
     )]
     HiddenSize {
-        /// The keys.
+        /// The keys that are "auto" and need a hidden size.
         keys: Vec<&'static str>,
         /// Whether no model was named at all.
         no_model: bool,

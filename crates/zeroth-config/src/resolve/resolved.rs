@@ -47,10 +47,9 @@ impl fmt::Display for Origin {
 
 /// One resolved value.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Setting {
-    /// Its key.
     pub key: &'static Key,
-    /// The value.
     pub value: Value,
     /// Where it comes from.
     pub origin: Origin,

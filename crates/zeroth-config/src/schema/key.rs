@@ -70,18 +70,14 @@ pub enum Kind {
 
 /// The value of an absent key.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum DefaultValue {
     /// Nothing.
     Absent,
-    /// This truth value.
     Bool(bool),
-    /// This whole number.
     Int(i64),
-    /// This number.
     Float(f64),
-    /// This text.
     Text(&'static str),
-    /// These numbers.
     Floats(&'static [f64]),
     /// A value that resolving derives from others; the text says how.
     Derived(Derivation, &'static str),

@@ -16,7 +16,7 @@ pub struct Finding {
     pub location: Option<Location>,
     /// What the file says and what the command says.
     pub message: String,
-    /// What to change.
+    /// What to change in the file or the command.
     pub fix: String,
 }
 

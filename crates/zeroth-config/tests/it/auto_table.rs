@@ -9,9 +9,7 @@ use zeroth_base::DType;
 use zeroth_config::check::check;
 use zeroth_config::file_values::FileValues;
 use zeroth_config::read::{Source, parse};
-use zeroth_config::resolve::{
-    BatchError, Flags, ModelFacts, Request, ResolveError, Resolved, resolve,
-};
+use zeroth_config::resolve::{BatchError, Flags, ModelFacts, Request, ResolveError, Resolved, resolve};
 use zeroth_config::schema::TopLevel;
 
 mod contract;

@@ -10,33 +10,24 @@ use crate::safetensors::WeightsError;
 
 /// An adapter that cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum AdapterError {
     /// A folder without `adapter_config.json`.
     #[error("{} has no {ADAPTER_CONFIG}: it is not a PEFT adapter folder{}", folder.display(), inside(model.as_deref()))]
     NoConfig {
-        /// The folder.
         folder: PathBuf,
         /// The adapter of a run, where the folder is the run's.
         model: Option<PathBuf>,
     },
     /// The path leads nowhere.
     #[error("there is no adapter folder {}", folder.display())]
-    NoSuchFolder {
-        /// The path as given.
-        folder: PathBuf,
-    },
+    NoSuchFolder { folder: PathBuf },
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The I/O error.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// The config is not a JSON object.
     #[error("{}: {problem}", path.display())]
     Json {
-        /// The file.
         path: PathBuf,
         /// What is wrong, and where.
         problem: String,
@@ -44,35 +35,23 @@ pub enum AdapterError {
     /// A field of the config makes no sense, or asks for what is not built.
     #[error("{}: {source}", path.display())]
     Field {
-        /// The file.
         path: PathBuf,
         /// Which field, and why.
         source: FieldError,
     },
     /// The config's adapters cannot be added to the base.
     #[error("the adapter in {} does not fit the base model: {source}", folder.display())]
-    Targets {
-        /// The folder.
-        folder: PathBuf,
-        /// Why not.
-        source: LoraError,
-    },
+    Targets { folder: PathBuf, source: LoraError },
     /// There are no matrices.
     #[error("{} has no {ADAPTER_WEIGHTS}: copy the whole folder that PEFT or zeroth wrote", folder.display())]
-    NoWeights {
-        /// The folder.
-        folder: PathBuf,
-    },
+    NoWeights { folder: PathBuf },
     /// The matrices are a Python pickle, which could run code.
     #[error(
         "{} has its matrices as {ADAPTER_PICKLE}, a Python pickle, which is not read: convert it once with PEFT, \
          `PeftModel.from_pretrained(BASE, DIR)` and then `save_pretrained(NEW_DIR)`, which writes {ADAPTER_WEIGHTS}",
         folder.display()
     )]
-    Pickle {
-        /// The folder.
-        folder: PathBuf,
-    },
+    Pickle { folder: PathBuf },
     /// A matrix for each expert, as PEFT has them over transformers 4.
     #[error(
         "the adapter in {} has matrices for each expert (`{name}`), as PEFT wrote them before transformers 5, which are not yet \
@@ -80,19 +59,13 @@ pub enum AdapterError {
         folder.display()
     )]
     SingleExperts {
-        /// The folder.
         folder: PathBuf,
         /// The first of them.
         name: String,
     },
     /// The matrices do not match the config and the base. All problems are listed.
     #[error("the adapter in {} does not fit the base model:{}", folder.display(), listed(problems, 12))]
-    DoNotFit {
-        /// The folder.
-        folder: PathBuf,
-        /// All problems found.
-        problems: Vec<AdapterProblem>,
-    },
+    DoNotFit { folder: PathBuf, problems: Vec<AdapterProblem> },
     /// The matrices cannot be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -100,11 +73,11 @@ pub enum AdapterError {
 
 /// A problem with the matrices of an adapter.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum AdapterProblem {
     /// A matrix that the config asks for is not there.
     #[error("`{name}` is missing{}", if *has_other { ": the other matrix of its adapter is there" } else { "" })]
     Missing {
-        /// Its name.
         name: String,
         /// Whether the other matrix of the same module is there.
         has_other: bool,
@@ -112,7 +85,6 @@ pub enum AdapterProblem {
     /// A tensor that belongs to no target.
     #[error("`{name}` is in {ADAPTER_WEIGHTS}, and `target_modules` names no module of the base for it{}", did_you_mean(near.as_deref()))]
     Extra {
-        /// Its name.
         name: String,
         /// A missing matrix of nearly that name.
         near: Option<String>,
@@ -122,7 +94,6 @@ pub enum AdapterProblem {
         "`{name}` has the shape {found:?}: the base model and `r` of {ADAPTER_CONFIG} ask for {expected:?}"
     )]
     Shape {
-        /// Its name.
         name: String,
         /// The shape in the file.
         found: Vec<u64>,
@@ -131,10 +102,7 @@ pub enum AdapterProblem {
     },
     /// Another problem of the file.
     #[error("{problem}")]
-    File {
-        /// The problem.
-        problem: String,
-    },
+    File { problem: String },
 }
 
 impl AdapterError {

@@ -9,6 +9,7 @@ use crate::error::{did_you_mean, listed};
 
 /// An error while reading or writing weights.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum WeightsError {
     /// There is neither a weight file nor an index file.
     #[error(
@@ -16,7 +17,6 @@ pub enum WeightsError {
         folder.display(), other_weights(found)
     )]
     NoWeights {
-        /// The folder.
         folder: PathBuf,
         /// Weight files under other names or in other formats.
         found: Vec<String>,
@@ -27,26 +27,14 @@ pub enum WeightsError {
          and the tokenizer to a folder of their own",
         folder.display(), shown_names(found), how_to_convert(found)
     )]
-    OtherFormat {
-        /// The folder.
-        folder: PathBuf,
-        /// Its weight files.
-        found: Vec<String>,
-    },
+    OtherFormat { folder: PathBuf, found: Vec<String> },
     /// A weight file is a dangling symlink.
     #[error(
         "{}: {link} is a link to {}, which is not there: the download was not finished, or the folder was copied without \
          what it links to; download the model again, or copy it with `cp -rL`",
         folder.display(), target.display()
     )]
-    DanglingLink {
-        /// The folder.
-        folder: PathBuf,
-        /// The symlink's name.
-        link: String,
-        /// The symlink's target.
-        target: PathBuf,
-    },
+    DanglingLink { folder: PathBuf, link: String, target: PathBuf },
     /// A snapshot in the Hub's cache has no weights.
     #[error(
         "{} is a snapshot in the Hub's cache without weights{}: download the model again; to train new weights, copy \
@@ -55,39 +43,22 @@ pub enum WeightsError {
         if *unfinished > 0 { " whose download was not finished (blobs/*.incomplete)" } else { "" }
     )]
     NotDownloaded {
-        /// The folder.
         folder: PathBuf,
         /// The number of incomplete downloads.
         unfinished: usize,
     },
     /// The folder cannot be listed.
     #[error("cannot look for weights in {}: {source}", folder.display())]
-    Folder {
-        /// The folder.
-        folder: PathBuf,
-        /// The I/O error.
-        source: io::Error,
-    },
+    Folder { folder: PathBuf, source: io::Error },
     /// The index file is invalid.
     #[error("{}: {problem}", path.display())]
-    Index {
-        /// The index file.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
+    Index { path: PathBuf, problem: String },
     /// The files do not match the model. All problems are listed.
     #[error("the weights in {} do not fit the model:{}", folder.display(), listed(problems, 20))]
-    DoNotFit {
-        /// The model folder.
-        folder: PathBuf,
-        /// All problems found.
-        problems: Vec<WeightProblem>,
-    },
+    DoNotFit { folder: PathBuf, problems: Vec<WeightProblem> },
     /// The model has no parameter of this name.
     #[error("the model has no parameter `{name}`{}", did_you_mean(near.as_deref()))]
     NoSuchParameter {
-        /// The name.
         name: String,
         /// A parameter with a similar name.
         near: Option<String>,
@@ -98,7 +69,6 @@ pub enum WeightsError {
         grouped(*elements)
     )]
     Range {
-        /// The parameter.
         name: String,
         /// The first element of the range.
         start: u64,
@@ -111,30 +81,13 @@ pub enum WeightsError {
     },
     /// A tensor cannot be read, or the file was truncated after it was opened.
     #[error("cannot read `{tensor}` from {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The I/O error.
-        source: io::Error,
-    },
+    Read { path: PathBuf, tensor: String, source: io::Error },
     /// A file cannot be written.
     #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The I/O error.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
     /// A tensor cannot be stored in a safetensors file.
     #[error("the tensor `{name}` cannot be written: {problem}")]
-    NotWritable {
-        /// The tensor.
-        name: String,
-        /// The reason.
-        problem: &'static str,
-    },
+    NotWritable { name: String, problem: &'static str },
     /// Values were appended out of order.
     #[error("{given} elements of `{name}` were given where {expected}")]
     OutOfOrder {
@@ -149,11 +102,11 @@ pub enum WeightsError {
 
 /// A problem with the weight files of a model.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum WeightProblem {
     /// A parameter is in no file.
     #[error("`{name}` is missing{}", did_you_mean(near.as_deref()))]
     Missing {
-        /// The parameter.
         name: String,
         /// A tensor with a similar name that the model does not use.
         near: Option<String>,
@@ -161,9 +114,7 @@ pub enum WeightProblem {
     /// The shape differs from the model's.
     #[error("`{name}` has the shape {found:?} in {file}: config.json asks for {expected:?}")]
     Shape {
-        /// The parameter.
         name: String,
-        /// The file.
         file: String,
         /// The shape in the file.
         found: Vec<u64>,
@@ -173,7 +124,6 @@ pub enum WeightProblem {
     /// A tensor is stored whole, and a part of it too.
     #[error("`{whole}` is stored beside `{part}`, which is a part of it: remove one of the two")]
     WholeAndPart {
-        /// The whole.
         whole: String,
         /// The part, or the first of several.
         part: String,
@@ -202,9 +152,7 @@ pub enum WeightProblem {
     /// The dtype is not supported for weights.
     #[error("`{name}` is stored as {found} in {file}: F32, BF16 and F16 are read")]
     Type {
-        /// The parameter.
         name: String,
-        /// The file.
         file: String,
         /// The dtype in the file.
         found: &'static str,
@@ -215,25 +163,16 @@ pub enum WeightProblem {
          `tie_word_embeddings` to false, or remove one"
     )]
     TiedButDifferent {
-        /// The parameter.
         name: String,
         /// The tensor tied to it.
         alias: String,
     },
     /// A tensor is in two files.
     #[error("`{name}` is in two files, {first} and {second}")]
-    InTwoFiles {
-        /// The tensor.
-        name: String,
-        /// The first file.
-        first: String,
-        /// The second file.
-        second: String,
-    },
+    InTwoFiles { name: String, first: String, second: String },
     /// A tensor is not in the file that the index names.
     #[error("the index says that `{name}` is in {file}, and it is not there")]
     NotWhereIndexed {
-        /// The tensor.
         name: String,
         /// The file the index names.
         file: String,
@@ -244,16 +183,10 @@ pub enum WeightProblem {
         path.display(),
         if source.kind() == io::ErrorKind::NotFound { "; the index names it: download the model again" } else { "" }
     )]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The I/O error.
-        source: io::Error,
-    },
+    Unreadable { path: PathBuf, source: io::Error },
     /// A file is not a complete safetensors file.
     #[error("{}: {source}", path.display())]
     Broken {
-        /// The file.
         path: PathBuf,
         /// The error in its header.
         source: HeaderError,
@@ -262,6 +195,7 @@ pub enum WeightProblem {
 
 /// An error in the header of a safetensors file.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum HeaderError {
     /// The file is too short to contain the length of a header.
     #[error(
@@ -295,14 +229,10 @@ pub enum HeaderError {
     },
     /// A name occurs twice.
     #[error("its header has `{name}` twice")]
-    Twice {
-        /// The name.
-        name: String,
-    },
+    Twice { name: String },
     /// The dtype does not exist in the format.
     #[error("`{name}` has the type `{found}`, which safetensors does not have")]
     UnknownType {
-        /// The tensor.
         name: String,
         /// The dtype as written.
         found: String,
@@ -310,7 +240,6 @@ pub enum HeaderError {
     /// The size of a tensor overflows, or is not a whole number of bytes.
     #[error("`{name}` has the shape {shape}: that is not a number of bytes that a file can hold")]
     Shape {
-        /// The tensor.
         name: String,
         /// The shape, or its first dimensions.
         shape: String,
@@ -318,7 +247,6 @@ pub enum HeaderError {
     /// The offsets do not match the size of the tensor.
     #[error("`{name}` lies in bytes {begin} to {end} of the data, and its shape and type need {} bytes", grouped(*needed))]
     Length {
-        /// The tensor.
         name: String,
         /// The offset at which it begins.
         begin: u64,
@@ -327,14 +255,11 @@ pub enum HeaderError {
         /// The size of its elements in bytes.
         needed: u64,
     },
-    /// Two tensors overlap.
     #[error("`{name}` begins at byte {begin} of the data, inside of `{other}`, which ends at {end}")]
     Overlap {
-        /// The later tensor.
         name: String,
         /// The offset at which it begins.
         begin: u64,
-        /// The earlier tensor.
         other: String,
         /// The offset at which the earlier tensor ends.
         end: u64,

@@ -46,21 +46,16 @@ struct TensorLocation {
 
 /// A tensor in the files that the model does not need.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum WeightWarning {
     /// A tensor is not a parameter of the model.
     Unknown {
-        /// Its name.
         name: String,
         /// The file that contains it.
         file: String,
     },
     /// A tied parameter is stored under more than one name, with equal values.
-    StoredTwice {
-        /// The parameter.
-        name: String,
-        /// The other name.
-        alias: String,
-    },
+    StoredTwice { name: String, alias: String },
 }
 
 impl fmt::Display for WeightWarning {

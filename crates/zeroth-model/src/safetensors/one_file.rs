@@ -12,10 +12,9 @@ use super::{convert, header};
 
 /// A tensor in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct TensorEntry {
-    /// Its name.
     pub name: String,
-    /// Its shape.
     pub shape: Vec<u64>,
     /// Its dtype; `None` for a dtype of the format that we do not compute with.
     pub dtype: Option<DType>,

@@ -29,10 +29,9 @@ const PIECE: usize = 1 << 16;
 
 /// A tensor to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct NewTensor {
-    /// Its name.
     pub name: String,
-    /// Its shape.
     pub shape: Vec<u64>,
     /// The dtype in which it is stored.
     pub dtype: DType,

@@ -53,10 +53,7 @@ pub fn decays_all(config: &Resolved) -> bool {
 pub fn schedule(config: &Resolved, total_steps: u64) -> Result<Schedule, ScheduleError> {
     let Values { scheduler, zeroth, .. } = &config.values;
     let learning_rate = config.values.optimizer.lr;
-    let warmup = Warmup {
-        steps: scheduler.warmup_num_steps,
-        shape: scheduler.warmup_type,
-    };
+    let warmup = Warmup { steps: scheduler.warmup_num_steps, shape: scheduler.warmup_type };
     let rise = WarmupLr {
         min: scheduler.warmup_min_lr,
         max: scheduler.warmup_max_lr.unwrap_or(learning_rate),

@@ -8,9 +8,7 @@ mod deepspeed;
 mod hugging_face;
 mod hugging_face_kwargs;
 
-pub use deepspeed::{
-    LrRangeTest, Momentum, OneCycle, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr,
-};
+pub use deepspeed::{LrRangeTest, Momentum, OneCycle, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
 pub use hugging_face::{HuggingFace, HuggingFaceShape, WarmupStableDecay, warmup_steps};
 use zeroth_config::schema::HF_SCHEDULES;
 
