@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use zeroth_config::check::check;
-use zeroth_config::read::{Source, parse};
+use zeroth_config::read::{ConfigSource, parse};
 
 const ROUNDS: usize = 2000;
 
@@ -16,8 +16,8 @@ fn main() {
     let mut micros: Vec<f64> = (0..ROUNDS)
         .map(|_| {
             let start = Instant::now();
-            let document =
-                parse(Source::from_text("config-200.json", black_box(text))).expect("the file is valid");
+            let document = parse(ConfigSource::from_text("config-200.json", black_box(text)))
+                .expect("the file is valid");
             black_box(check(&document));
             start.elapsed().as_secs_f64() * 1e6
         })

@@ -4,12 +4,12 @@
 
 use libfuzzer_sys::fuzz_target;
 use zeroth_config::check::check;
-use zeroth_config::read::{Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Request, resolve};
+use zeroth_config::read::{ConfigSource, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, resolve};
 use zeroth_config::snippet;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(document) = Source::from_bytes("fuzz", bytes.to_vec()).and_then(parse) else { return };
+    let Ok(document) = ConfigSource::from_bytes("fuzz", bytes.to_vec()).and_then(parse) else { return };
     let report = check(&document);
     for verdict in &report.verdicts {
         assert!(verdict.span.end <= document.source.text().len());
@@ -22,11 +22,11 @@ fuzz_target!(|bytes: &[u8]| {
     let flags = Flags::default();
     let model = Some(ModelFacts { hidden_size: Some(4096), blocks: Some(32) });
     for ranks in [1, 5, 1024] {
-        let request = Request { file: &report.values, flags: &flags, ranks, model, steps: Some(100) };
+        let request = ResolveRequest { file: &report.values, flags: &flags, ranks, model, steps: Some(100) };
         let Ok(resolved) = resolve(&request) else { continue };
         // What was resolved is a config without errors itself.
         let text = resolved.to_json().to_string();
-        let again = check(&parse(Source::from_text("resolved", text.clone())).expect("it is JSON"));
+        let again = check(&parse(ConfigSource::from_text("resolved", text.clone())).expect("it is JSON"));
         assert!(again.is_ok(false), "{text}\n{:?}", again.verdicts.iter().find(|v| v.status.word() == "invalid"));
     }
 });

@@ -2,14 +2,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use zeroth_config::read::{Document, Node, Number, ReadErrorKind, Source, Value, parse};
+use zeroth_config::read::{Document, JsonNode, Number, ReadErrorKind, ConfigSource, JsonValue, parse};
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    match Source::from_bytes("fuzz", bytes.to_vec()).and_then(parse) {
+    match ConfigSource::from_bytes("fuzz", bytes.to_vec()).and_then(parse) {
         Ok(document) => {
-            assert!(matches!(document.root.value, Value::Object(_)));
+            assert!(matches!(document.root.value, JsonValue::Object(_)));
             assert_eq!(document.source.text(), text);
             check(&document, &document.root);
             // Printed as JSON it reads again. Once: digits that no f64 holds are rounded. Twice: nothing changes.
@@ -33,27 +33,27 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 fn read_again(json: &serde_json::Value) -> serde_json::Value {
-    parse(Source::from_text("again", json.to_string())).expect("JSON is a config").root.value.to_json()
+    parse(ConfigSource::from_text("again", json.to_string())).expect("JSON is a config").root.value.to_json()
 }
 
 /// Every span is a piece of the text inside of its parent's, and a number's piece is that number.
-fn check(document: &Document, node: &Node) {
-    let inside = |child: &Node| node.span.start <= child.span.start && child.span.end <= node.span.end;
+fn check(document: &Document, node: &JsonNode) {
+    let inside = |child: &JsonNode| node.span.start <= child.span.start && child.span.end <= node.span.end;
     match &node.value {
-        Value::Number(number) => {
+        JsonValue::Number(number) => {
             let written = &document.source.text()[node.span.start..node.span.end];
             assert_eq!(Number::from_text(written).as_ref(), Some(number));
             assert!(number.as_f64().is_finite());
         }
-        Value::List(nodes) => nodes.iter().for_each(|child| {
+        JsonValue::List(nodes) => nodes.iter().for_each(|child| {
             assert!(inside(child));
             check(document, child);
         }),
-        Value::Object(entries) => entries.iter().for_each(|entry| {
+        JsonValue::Object(entries) => entries.iter().for_each(|entry| {
             assert!(inside(&entry.node) && entry.key_span.end <= entry.node.span.start);
             check(document, &entry.node);
         }),
-        Value::Null | Value::Bool(_) | Value::Text(_) => {
+        JsonValue::Null | JsonValue::Bool(_) | JsonValue::Text(_) => {
             assert!(document.source.text().get(node.span.start..node.span.end).is_some());
         }
     }

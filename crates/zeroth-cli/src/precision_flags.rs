@@ -60,9 +60,8 @@ impl PrecisionFlags {
             if let Some((flag, is_on, _)) = contradiction {
                 let switch = if *is_on == Some(true) { (*flag).to_owned() } else { format!("{flag} false") };
                 anyhow::bail!(
-                    "{switch} and --torch-dtype for {} contradict each other: a run has one precision, with fp32 master \
-                     weights in any case; leave one of them out",
-                    dtype
+                    "{switch} and --torch-dtype for {dtype} contradict each other: a run has one precision, with fp32 \
+                     master weights in any case; leave one of them out"
                 );
             }
         }

@@ -2,17 +2,17 @@
 
 use serde_json::{Map, Value};
 use zeroth::config::check::{Severity, check};
-use zeroth::config::read::{Source, parse};
+use zeroth::config::read::{ConfigSource, parse};
 
 const SECTION: &str = "zeroth.lr_scheduler_kwargs.";
 
 /// Parses the object. The error names the parameter and what it must be.
 pub(crate) fn schedule_kwargs(text: &str) -> Result<Map<String, Value>, String> {
     // Parsed alone first, so that what follows the object is an error.
-    let alone = parse(Source::from_text("--lr-scheduler-kwargs", text))
+    let alone = parse(ConfigSource::from_text("--lr-scheduler-kwargs", text))
         .map_err(|error| format!("{}: give a JSON object, as in '{{\"min_lr\": 1e-6}}'", error.message))?;
     let config = serde_json::json!({ "zeroth": { "lr_scheduler_kwargs": alone.root.value.to_json() } });
-    let document = parse(Source::from_text("--lr-scheduler-kwargs", config.to_string()))
+    let document = parse(ConfigSource::from_text("--lr-scheduler-kwargs", config.to_string()))
         .map_err(|error| error.message.clone())?;
     let report = check(&document);
     if let Some(verdict) = report.at_least(Severity::Warning).next() {

@@ -43,7 +43,7 @@ impl SaveSignals {
     pub(crate) const NONE: Self = Self { signals: &[], stops: false };
 
     /// Those of a run under another launcher, or of its own. MPICH uses SIGUSR1 itself.
-    pub(crate) fn of(launcher: Option<Launcher>, stops: bool) -> Self {
+    pub(crate) fn of(launcher: Option<ExternalLauncher>, stops: bool) -> Self {
         match launcher {
             Some(ExternalLauncher::Mpich) => Self { signals: &[SIGUSR2], stops },
             _ => Self { signals: &[SIGUSR1, SIGUSR2], stops },

@@ -2,9 +2,9 @@
 
 use zeroth_base::nearest;
 
-use crate::check::{Report, Severity, check};
+use crate::check::{CheckReport, Severity, check};
 use crate::preset::{PRESETS, Preset};
-use crate::read::{Document, ReadError, ReadErrorKind, Source, parse};
+use crate::read::{ConfigSource, Document, ReadError, ReadErrorKind, parse};
 use crate::snippet;
 
 /// A config without errors.
@@ -13,7 +13,7 @@ pub struct CheckedConfig {
     /// Its text and values.
     pub document: Document,
     /// The verdicts on its keys.
-    pub report: Report,
+    pub report: CheckReport,
 }
 
 /// A config that cannot be used; the text shows the places in the file.
@@ -34,7 +34,7 @@ impl CheckedConfig {
     }
 
     /// Checks a config that `argument` named and that has been read.
-    pub fn of_source(argument: &str, source: Source) -> Result<Self, ConfigError> {
+    pub fn of_source(argument: &str, source: ConfigSource) -> Result<Self, ConfigError> {
         let document = parse(source).map_err(|error| unreadable(argument, &error))?;
         let report = check(&document);
         let errors: Vec<String> = report
@@ -49,15 +49,15 @@ impl CheckedConfig {
 }
 
 /// Reads a config without checking it.
-pub fn read_config(argument: &str) -> Result<Source, ConfigError> {
+pub fn read_config(argument: &str) -> Result<ConfigSource, ConfigError> {
     config_source(argument).map_err(|error| unreadable(argument, &error))
 }
 
 /// The source that the argument names. A preset takes precedence over a file of the same name.
-pub fn config_source(argument: &str) -> Result<Source, ReadError> {
+pub fn config_source(argument: &str) -> Result<ConfigSource, ReadError> {
     match Preset::find(argument) {
         Ok(preset) => Ok(preset.source()),
-        Err(_) => Source::from_argument(argument),
+        Err(_) => ConfigSource::from_argument(argument),
     }
 }
 

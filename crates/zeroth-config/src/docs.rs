@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::explain;
-use crate::schema::{self, Effect, Key, Kind};
+use crate::schema::{self, Effect, Key, KeyType};
 
 const HEAD: &str = "\
 # Every key of the config
@@ -43,7 +43,7 @@ pub fn config_page() -> String {
             let _ = write!(page, "{}\n\n", wrap(&about, ""));
         }
         page.push_str("| key | holds | default | what it does | \"auto\" | read by | here |\n|---|---|---|---|---|---|---|\n");
-        for key in schema::keys().filter(|key| key.parent() == section && key.kind != Kind::Section) {
+        for key in schema::keys().filter(|key| key.parent() == section && key.kind != KeyType::Section) {
             page.push_str(&row(key));
         }
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use zeroth_base::{grouped, nearest};
 
-use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, Kind, Support};
+use crate::schema::{self, AutoRule, DefaultValue, Effect, Key, KeyType, Support};
 
 /// No key has that name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +35,8 @@ pub fn find(name: &str) -> Result<Vec<&'static Key>, UnknownKey> {
         return Ok(by_path);
     }
     let begins = |key: &Key| {
-        key.kind == Kind::Section && key.name().strip_prefix(name).is_some_and(|rest| rest.starts_with('_'))
+        key.kind == KeyType::Section
+            && key.name().strip_prefix(name).is_some_and(|rest| rest.starts_with('_'))
     };
     let is_it = |key: &Key| key.name() == name || key.other_names.contains(&name);
     let sections = schema::keys().filter(|key| begins(key));
@@ -105,16 +106,16 @@ pub fn text(key: &Key) -> String {
 pub fn holds(key: &Key) -> String {
     let bounds = key.bounds.in_words().map(|words| format!(", {words}")).unwrap_or_default();
     match key.kind {
-        Kind::Bool => "true or false".to_owned(),
-        Kind::Int => format!("a whole number{bounds}"),
-        Kind::Float => format!("a number{bounds}"),
-        Kind::Text => "text".to_owned(),
-        Kind::OneOf(words) => words.join(", "),
-        Kind::Floats(count) => format!("{count} numbers{bounds}"),
-        Kind::Ints => format!("whole numbers{bounds}"),
-        Kind::Texts => "texts".to_owned(),
-        Kind::Section => "a section".to_owned(),
-        Kind::Opaque => "anything".to_owned(),
+        KeyType::Bool => "true or false".to_owned(),
+        KeyType::Int => format!("a whole number{bounds}"),
+        KeyType::Float => format!("a number{bounds}"),
+        KeyType::Text => "text".to_owned(),
+        KeyType::OneOf(words) => words.join(", "),
+        KeyType::Floats(count) => format!("{count} numbers{bounds}"),
+        KeyType::Ints => format!("whole numbers{bounds}"),
+        KeyType::Texts => "texts".to_owned(),
+        KeyType::Section => "a section".to_owned(),
+        KeyType::Opaque => "anything".to_owned(),
     }
 }
 
@@ -156,7 +157,7 @@ pub fn here(key: &Key) -> String {
 
 /// Which values are what `word` says, and which are not yet.
 fn built(key: &Key, word: &str) -> String {
-    let section_switch = schema::switch_of(key).filter(|_| key.kind == Kind::Section);
+    let section_switch = schema::switch_of(key).filter(|_| key.kind == KeyType::Section);
     if let Some((switch, Support::Only { values, .. })) =
         section_switch.map(|switch| (switch, switch.support))
     {
@@ -166,8 +167,12 @@ fn built(key: &Key, word: &str) -> String {
         Support::None => "not yet".to_owned(),
         Support::Only { values, .. } => {
             let rest: Vec<&str> = match key.kind {
-                Kind::Bool => ["true", "false"].into_iter().filter(|value| !values.contains(value)).collect(),
-                Kind::OneOf(words) => words.iter().copied().filter(|word| !values.contains(word)).collect(),
+                KeyType::Bool => {
+                    ["true", "false"].into_iter().filter(|value| !values.contains(value)).collect()
+                }
+                KeyType::OneOf(words) => {
+                    words.iter().copied().filter(|word| !values.contains(word)).collect()
+                }
                 _ => Vec::new(),
             };
             let rest = if rest.is_empty() { "another".to_owned() } else { written(key, &rest) };
@@ -180,8 +185,8 @@ fn built(key: &Key, word: &str) -> String {
 /// Values as a file writes them.
 fn written(key: &Key, values: &[&str]) -> String {
     let written = |value: &&str| match key.kind {
-        Kind::Text | Kind::OneOf(_) => format!("\"{value}\""),
-        Kind::Int if value.parse() == Ok(i64::MAX) => "no limit".to_owned(),
+        KeyType::Text | KeyType::OneOf(_) => format!("\"{value}\""),
+        KeyType::Int if value.parse() == Ok(i64::MAX) => "no limit".to_owned(),
         _ => (*value).to_owned(),
     };
     values.iter().map(written).collect::<Vec<_>>().join(", ")

@@ -188,7 +188,7 @@ pub fn choose(memory: MemoryFound, params: Option<u64>, world_size: u64) -> Prob
 
 /// One of the three configs that `config tiers` writes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Tier {
+pub struct TierConfig {
     /// `small`, `medium` or `large`.
     pub name: &'static str,
     /// Whom it is for.
@@ -198,17 +198,21 @@ pub struct Tier {
 }
 
 /// The three tiers: a small GPU, several large ones, and long rows on these.
-pub fn tiers(precision: DType, world_size: u64) -> [Tier; 3] {
+pub fn tiers(precision: DType, world_size: u64) -> [TierConfig; 3] {
     let of =
         |micro, accumulation| ZeroConfig { precision, world_size, ..ZeroConfig::new(micro, accumulation) };
     [
-        Tier {
+        TierConfig {
             name: "small",
             about: "one small GPU: one sample at a time, parameters in host memory",
             config: ZeroConfig { offload: true, ..of(1, 32) },
         },
-        Tier { name: "medium", about: "several large GPUs: everything on the device", config: of(2, 8) },
-        Tier {
+        TierConfig {
+            name: "medium",
+            about: "several large GPUs: everything on the device",
+            config: of(2, 8),
+        },
+        TierConfig {
             name: "large",
             about: "long rows on large GPUs: more accumulation, blocks recomputed in backward",
             config: ZeroConfig { checkpointing: true, ..of(2, 16) },
@@ -225,7 +229,7 @@ pub fn tier_for(device_memory: u64) -> &'static str {
 mod tests {
     use super::*;
     use crate::check;
-    use crate::read::{Source, parse};
+    use crate::read::{ConfigSource, parse};
 
     #[test]
     fn the_defaults_give_the_manuals_fields_in_their_order() {
@@ -271,7 +275,7 @@ mod tests {
             .chain(tiers(DType::Bf16, 1))
             .map(|tier| to_text(&build_config(&tier.config)));
         for text in generated {
-            let document = parse(Source::from_text("generated", text)).unwrap();
+            let document = parse(ConfigSource::from_text("generated", text)).unwrap();
             let report = check::check(&document);
             assert!(
                 report.is_ok(false),

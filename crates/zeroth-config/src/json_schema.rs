@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::explain;
-use crate::schema::{self, Effect, Key, Kind};
+use crate::schema::{self, Effect, Key, KeyType};
 
 /// The schema of a config file.
 pub fn json_schema() -> Value {
@@ -52,11 +52,11 @@ fn section(path: &str) -> Value {
 
 fn property(key: &Key) -> Value {
     let mut property = match key.kind {
-        Kind::Section if key.path == "zero_optimization" => {
+        KeyType::Section if key.path == "zero_optimization" => {
             json!({"anyOf": [section(key.path), {"type": "boolean", "deprecated": true}, {"type": "null"}]})
         }
-        Kind::Section => json!({"anyOf": [section(key.path), {"type": "null"}]}),
-        Kind::Opaque => json!({}),
+        KeyType::Section => json!({"anyOf": [section(key.path), {"type": "null"}]}),
+        KeyType::Opaque => json!({}),
         _ => json!({"anyOf": [value(key), {"const": "auto"}, {"type": "null"}]}),
     };
     if let Value::Object(fields) = &mut property {
@@ -73,21 +73,21 @@ fn property(key: &Key) -> Value {
 
 fn value(key: &Key) -> Value {
     match key.kind {
-        Kind::Bool => json!({"type": "boolean"}),
+        KeyType::Bool => json!({"type": "boolean"}),
         // JSON Schema counts 5e8 and 1.0 as integers, as we do.
-        Kind::Int => bounded(key, "integer"),
-        Kind::Float => bounded(key, "number"),
-        Kind::Text => json!({"type": "string"}),
-        Kind::OneOf(words) => {
+        KeyType::Int => bounded(key, "integer"),
+        KeyType::Float => bounded(key, "number"),
+        KeyType::Text => json!({"type": "string"}),
+        KeyType::OneOf(words) => {
             let cases: Vec<String> = words.iter().map(|word| any_case(word)).collect();
             json!({"type": "string", "pattern": format!("^({})$", cases.join("|")), "examples": words})
         }
-        Kind::Floats(count) => {
+        KeyType::Floats(count) => {
             json!({"type": "array", "items": bounded(key, "number"), "minItems": count, "maxItems": count})
         }
-        Kind::Ints => json!({"type": "array", "items": bounded(key, "integer")}),
-        Kind::Texts => json!({"type": "array", "items": {"type": "string"}}),
-        Kind::Section | Kind::Opaque => json!({}),
+        KeyType::Ints => json!({"type": "array", "items": bounded(key, "integer")}),
+        KeyType::Texts => json!({"type": "array", "items": {"type": "string"}}),
+        KeyType::Section | KeyType::Opaque => json!({}),
     }
 }
 

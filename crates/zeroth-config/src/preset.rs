@@ -4,7 +4,7 @@
 
 use zeroth_base::nearest;
 
-use crate::read::Source;
+use crate::read::ConfigSource;
 
 /// A named config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Preset {
     }
 
     /// The preset as a source to read, named as --deepspeed names it.
-    pub fn source(&self) -> Source {
-        Source::from_text(self.name, self.text)
+    pub fn source(&self) -> ConfigSource {
+        ConfigSource::from_text(self.name, self.text)
     }
 }

@@ -1,7 +1,7 @@
 //! Compiler-style messages: the line of the file, carets under the error, a remedy.
 
 use crate::check::Verdict;
-use crate::read::{ReadError, Source, Span};
+use crate::read::{ConfigSource, ReadError, TextSpan};
 
 /// Lines longer than this are shown around the caret only.
 const WIDTH: usize = 100;
@@ -15,7 +15,7 @@ const WIDTH: usize = 100;
 ///   4 |   "gradient_cliping": 1.0,
 ///     |   ^^^^^^^^^^^^^^^^^^ the top level has no key …; did you mean `gradient_clipping`?
 /// ```
-pub fn snippet(title: &str, source: &Source, span: Span, label: &str) -> String {
+pub fn snippet(title: &str, source: &ConfigSource, span: TextSpan, label: &str) -> String {
     let location = source.location(span.start);
     let line = source.line(location.line);
     let underlined = source.text().get(span.start..span.end).map_or(1, |text| {
@@ -26,7 +26,7 @@ pub fn snippet(title: &str, source: &Source, span: Span, label: &str) -> String 
 }
 
 /// The message for a verdict on a key.
-pub fn of_verdict(level: &str, source: &Source, verdict: &Verdict) -> String {
+pub fn of_verdict(level: &str, source: &ConfigSource, verdict: &Verdict) -> String {
     let title = format!("{level}: `{}` is {}", verdict.path, verdict.status.title());
     snippet(&title, source, verdict.span, &verdict.message)
 }
@@ -89,8 +89,8 @@ mod tests {
 
     #[test]
     fn the_caret_stands_under_the_key() {
-        let source = Source::from_text("ds.json", "{\n  \"stage\": 3\n}");
-        let text = snippet("error: wrong", &source, Span { start: 4, end: 11 }, "say this");
+        let source = ConfigSource::from_text("ds.json", "{\n  \"stage\": 3\n}");
+        let text = snippet("error: wrong", &source, TextSpan { start: 4, end: 11 }, "say this");
         let expected = "error: wrong\n  ds.json: line 2, column 3\n    |\n  2 |   \"stage\": 3\n    |   ^^^^^^^ say this\n";
         assert_eq!(text, expected);
     }
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn an_error_of_reading_is_underlined_by_characters() {
         let error =
-            crate::read::parse(Source::from_text("ds.json", "{\u{201c}stage\u{201d}: 3}")).unwrap_err();
+            crate::read::parse(ConfigSource::from_text("ds.json", "{\u{201c}stage\u{201d}: 3}")).unwrap_err();
         let text = of_read_error(&error);
         let carets = text.lines().last().unwrap().matches('^').count();
         assert_eq!(carets, 1, "one typographic quote of three bytes has one caret:\n{text}");
@@ -106,8 +106,8 @@ mod tests {
 
     #[test]
     fn a_tab_before_the_key_stays_a_tab() {
-        let source = Source::from_text("ds.json", "{\n\t\"stage\": 3}");
-        let text = snippet("error", &source, Span { start: 3, end: 10 }, "x");
+        let source = ConfigSource::from_text("ds.json", "{\n\t\"stage\": 3}");
+        let text = snippet("error", &source, TextSpan { start: 3, end: 10 }, "x");
         assert!(text.contains("\n    | \t^^^^^^^ x"), "{text}");
     }
 
@@ -116,8 +116,8 @@ mod tests {
         let line =
             format!("{{\"a\": \"{}\", \"wrong\": 1, \"b\": \"{}\"}}", "x".repeat(500), "y".repeat(500));
         let at = line.find("\"wrong\"").unwrap();
-        let source = Source::from_text("long.json", line);
-        let text = snippet("error", &source, Span { start: at, end: at + 7 }, "here");
+        let source = ConfigSource::from_text("long.json", line);
+        let text = snippet("error", &source, TextSpan { start: at, end: at + 7 }, "here");
         let shown = text.lines().nth(3).unwrap();
         assert!(shown.chars().count() < 120 && shown.contains("\"wrong\": 1"), "{text}");
         let caret = text.lines().nth(4).unwrap().find('^').unwrap();

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::check::{Status, effect, unbuilt_switch};
+use crate::check::{KeyStatus, effect, unbuilt_switch};
 use crate::read::Location;
-use crate::resolve::{Origin, Resolved, Setting};
+use crate::resolve::{Origin, Resolved, ResolvedSetting};
 use crate::schema::{DefaultValue, Effect, Support};
 use crate::view::ConfigView;
 
@@ -53,7 +53,7 @@ pub fn unimplemented(config: &Resolved) -> Unimplemented {
     for setting in config.settings() {
         let (status, message) = effect(setting.key, &setting.value, view);
         // Keys below a switch that is not implemented: the switch itself is named.
-        if status != Status::NotYet || unbuilt_switch(setting.key, view).is_some() {
+        if status != KeyStatus::NotYet || unbuilt_switch(setting.key, view).is_some() {
             continue;
         }
         let list = match weight(setting) {
@@ -81,7 +81,7 @@ enum Weight {
     Refusal,
 }
 
-fn weight(setting: &Setting) -> Weight {
+fn weight(setting: &ResolvedSetting) -> Weight {
     let key = setting.key;
     let is_default = setting.origin == Origin::Default;
     match key.support {

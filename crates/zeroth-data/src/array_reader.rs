@@ -4,13 +4,13 @@ use std::io::BufRead;
 use std::path::Path;
 
 use super::row_limits::MAX_ROW_BYTES;
-use super::source::{Source, line_ends};
+use super::source::{DataSource, line_ends};
 use super::{DataError, RowNumber};
 
 /// The elements of a file's top-level array, as unparsed text.
 pub(super) struct ArrayElements<'a> {
     path: &'a Path,
-    source: Source,
+    source: DataSource,
     place: Place,
     element: Vec<u8>,
     /// Elements read so far.
@@ -34,7 +34,7 @@ enum Place {
 }
 
 impl<'a> ArrayElements<'a> {
-    pub(super) fn new(path: &'a Path, source: Source) -> Self {
+    pub(super) fn new(path: &'a Path, source: DataSource) -> Self {
         Self { path, source, place: Place::Begin, element: Vec::new(), row: 0, line: 1, read: 0 }
     }
 

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use super::chat_template::{Rendered, sentinel_in};
 use super::conversation::{ASSISTANT, Conversation, REASONING, role};
 use super::renderer::ChatTemplate;
-use super::tokenizer::{TextTokenizer, Token};
+use super::tokenizer::{SpannedToken, TextTokenizer};
 use super::{Encoded, IGNORED, RowProblem};
 
 /// Marker characters: two private-use code points per message, from here on.
@@ -77,7 +77,7 @@ pub(super) fn render(
 }
 
 /// Labels tokens that overlap a trained span with their own id.
-fn label(tokens: &[Token], mut trained: Vec<Range<usize>>, into: &mut Encoded) {
+fn label(tokens: &[SpannedToken], mut trained: Vec<Range<usize>>, into: &mut Encoded) {
     trained.sort_by_key(|part| (part.start, part.end));
     let mut next = 0;
     into.ids.clear();
@@ -104,7 +104,7 @@ struct MessageSearch<'a> {
     template: &'a ChatTemplate,
     tokenizer: &'a TextTokenizer,
     text: &'a str,
-    tokens: &'a [Token],
+    tokens: &'a [SpannedToken],
     /// What was rendered so far.
     work: Cell<u64>,
 }
@@ -318,7 +318,7 @@ impl MessageSearch<'_> {
             start = beginning.unwrap_or(start);
         }
         let after = self.tokens.partition_point(|token| token.from < place.end);
-        let ends_turn = |token: &&Token| self.tokenizer.is_special(token.id);
+        let ends_turn = |token: &&SpannedToken| self.tokenizer.is_special(token.id);
         let turn_end = self.tokens[after..].iter().take_while(|token| token.from < ceiling).find(ends_turn);
         Ok(start..turn_end.map_or(own.end.min(ceiling), |token| token.to))
     }

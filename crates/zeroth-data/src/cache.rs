@@ -85,14 +85,14 @@ impl CacheFolder {
     }
 
     /// Destinations for a cache, in the order to try.
-    pub(super) fn destinations(&self) -> Vec<(PathBuf, io::Result<Destination>)> {
+    pub(super) fn destinations(&self) -> Vec<(PathBuf, io::Result<CacheDestination>)> {
         let folder = self.folder.as_ref().map(|folder| {
             let tokens = TokenFolder::open(folder, self.is_explicit);
-            (folder.join(TOKENS), tokens.map(Destination::Folder))
+            (folder.join(TOKENS), tokens.map(CacheDestination::Folder))
         });
         let temporary_file = self.temporary_in.as_ref();
         let temporary_file =
-            temporary_file.map(|folder| (folder.clone(), Ok(Destination::Temporary(folder.clone()))));
+            temporary_file.map(|folder| (folder.clone(), Ok(CacheDestination::Temporary(folder.clone()))));
         folder.into_iter().chain(temporary_file).collect()
     }
 }
@@ -144,14 +144,14 @@ fn digest(path: &Path) -> Result<[u8; 32], DataError> {
 }
 
 /// A destination of a token cache.
-pub(super) enum Destination {
+pub(super) enum CacheDestination {
     /// A named file, which later runs can find.
     Folder(TokenFolder),
     /// An unnamed temporary file in this folder.
     Temporary(PathBuf),
 }
 
-impl Destination {
+impl CacheDestination {
     /// An existing valid cache for this key. Anything else under its name is ignored.
     pub(super) fn find(&self, key: &[u8; 32]) -> Option<(Samples, PathBuf)> {
         let Self::Folder(folder) = self else { return None };

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use zeroth_base::counted;
 
-use super::rows::Rows;
+use super::rows::RowReader;
 use super::{DataError, Encode, IGNORED, PrepareOptions, Samples, Totals};
 
 /// Rejects samples without trained tokens: training would change no weight, and evaluation would give a loss of 0.
@@ -29,7 +29,8 @@ pub fn check_trained(
             counted(options.max_length, "token")
         )
     } else {
-        let first = || Rows::new(files, encoder.columns()).next().ok().flatten()?.content.into_object().ok();
+        let first =
+            || RowReader::new(files, encoder.columns()).next().ok().flatten()?.content.into_object().ok();
         let part = first().map_or("", |row| encoder.trained_part(&row));
         let labels = if is_paired { "label" } else { "label after the first" };
         format!("and every {labels} is {IGNORED}: {part}")

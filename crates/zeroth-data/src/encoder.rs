@@ -20,10 +20,10 @@ use super::pair_rows;
 use super::pairs::{PairOptions, Pairs};
 use super::renderer::ChatTemplate;
 use super::row_fields::{Pair, RowFields};
-use super::row_format::Format;
+use super::row_format::RowFormat;
 use super::template_process::Worker;
 use super::token_row::TokenLists;
-use super::tokenizer::{SpecialFiles, TextTokenizer, Token};
+use super::tokenizer::{SpannedToken, SpecialFiles, TextTokenizer};
 use super::{Encode, Encoded, EncoderError, IGNORED, RowProblem};
 
 /// Incremented whenever a row of text would encode differently than before.
@@ -152,7 +152,7 @@ impl Encoder {
     /// Tokenises a prompt: with `chat`, as a conversation up to the generation prompt; else as plain text with the
     /// tokenizer's prefix. An empty text may have no tokens.
     pub fn prompt(&self, text: &str, system: Option<&str>, chat: bool) -> Result<Vec<i32>, RowProblem> {
-        let tokenizer = self.tokenizer(Format::PromptCompletion)?;
+        let tokenizer = self.tokenizer(RowFormat::PromptCompletion)?;
         if chat {
             let system = system.map(|system| ("system", system));
             return self.chat(&system.into_iter().chain([("user", text)]).collect::<Vec<_>>());
@@ -168,7 +168,7 @@ impl Encoder {
     /// Tokenises a source of an encoder-decoder, with the prefix and up to the maximum length of [`EncoderOptions::pairs`].
     /// Returns its tokens, and how many were truncated.
     pub fn source(&self, text: &str) -> Result<(Vec<i32>, usize), RowProblem> {
-        let tokenizer = self.tokenizer(Format::PromptCompletion)?;
+        let tokenizer = self.tokenizer(RowFormat::PromptCompletion)?;
         let end = tokenizer.named_id("eos_token").ok_or(RowProblem::NoEndOfText)?;
         let (prefix, most) = match &self.options.pairs {
             Some(options) => (&options.prefix[..], options.pairs.limits.source),
@@ -183,17 +183,17 @@ impl Encoder {
 
     /// Tokenises a conversation of roles and texts up to the generation prompt.
     pub fn chat(&self, messages: &[(&str, &str)]) -> Result<Vec<i32>, RowProblem> {
-        let tokenizer = self.tokenizer(Format::PromptCompletion)?;
+        let tokenizer = self.tokenizer(RowFormat::PromptCompletion)?;
         let mut conversation = Conversation::default();
         for (role, text) in messages {
             conversation.say(role, text);
         }
-        let template = self.template(Format::Messages)?;
+        let template = self.template(RowFormat::Messages)?;
         let text = assistant::render(&conversation, template, true)?.text;
         self.prompt_ids(tokenizer, &tokenizer.tokens(&text, false)?)
     }
 
-    fn prompt_ids(&self, tokenizer: &TextTokenizer, tokens: &[Token]) -> Result<Vec<i32>, RowProblem> {
+    fn prompt_ids(&self, tokenizer: &TextTokenizer, tokens: &[SpannedToken]) -> Result<Vec<i32>, RowProblem> {
         let ids: Vec<i32> = tokens.iter().map(|token| token.id as i32).collect();
         if !ids.is_empty() {
             self.check(tokenizer, &ids)?;
@@ -208,11 +208,11 @@ impl Encoder {
         add_generation_prompt: bool,
     ) -> Result<String, RowProblem> {
         let fields = RowFields { row, columns: &self.options.columns };
-        let (said, template) = self.prepared(Format::Messages, fields.conversation("messages")?)?;
+        let (said, template) = self.prepared(RowFormat::Messages, fields.conversation("messages")?)?;
         Ok(assistant::render(&said, template, add_generation_prompt)?.text)
     }
 
-    fn tokenizer(&self, format: Format) -> Result<&TextTokenizer, RowProblem> {
+    fn tokenizer(&self, format: RowFormat) -> Result<&TextTokenizer, RowProblem> {
         let missing = || RowProblem::NoTokenizer {
             format: format.shown(),
             folder: self.folder.clone(),
@@ -221,7 +221,7 @@ impl Encoder {
         self.tokenizer.as_ref().ok_or_else(missing)
     }
 
-    fn template(&self, format: Format) -> Result<&ChatTemplate, RowProblem> {
+    fn template(&self, format: RowFormat) -> Result<&ChatTemplate, RowProblem> {
         let Some((file, sources)) = &self.sources else {
             return Err(RowProblem::NoChatTemplate { format: format.shown(), folder: self.folder.clone() });
         };
@@ -237,7 +237,7 @@ impl Encoder {
     /// Adapts a conversation to the chat template.
     fn prepared(
         &self,
-        format: Format,
+        format: RowFormat,
         mut said: Conversation,
     ) -> Result<(Conversation, &ChatTemplate), RowProblem> {
         let template = self.template(format)?;
@@ -256,7 +256,7 @@ impl Encoder {
     }
 
     /// Encodes a conversation with the chat template.
-    fn converse(&self, format: Format, said: Conversation, into: &mut Encoded) -> Result<(), RowProblem> {
+    fn converse(&self, format: RowFormat, said: Conversation, into: &mut Encoded) -> Result<(), RowProblem> {
         let tokenizer = self.tokenizer(format)?;
         let (said, template) = self.prepared(format, said)?;
         assistant::encode(&said, template, tokenizer, into)
@@ -265,7 +265,7 @@ impl Encoder {
     /// Encodes a text that is trained from byte `trained_from` on, followed by an end-of-text token.
     fn plain(
         &self,
-        format: Format,
+        format: RowFormat,
         text: &str,
         trained_from: usize,
         into: &mut Encoded,
@@ -280,7 +280,7 @@ impl Encoder {
         tokens.pop_if(|last| last.id == end && last.from == last.to);
         into.ids.clear();
         into.labels.clear();
-        for Token { id, to, .. } in tokens {
+        for SpannedToken { id, to, .. } in tokens {
             let trained = to > trained_from || trained_from == 0;
             into.ids.push(id as i32);
             into.labels.push(if trained { id as i32 } else { IGNORED });
@@ -291,7 +291,7 @@ impl Encoder {
     }
 
     /// Encodes turns with the chat template or, without one, as lines of text.
-    fn turns(&self, format: Format, mut said: Conversation, into: &mut Encoded) -> Result<(), RowProblem> {
+    fn turns(&self, format: RowFormat, mut said: Conversation, into: &mut Encoded) -> Result<(), RowProblem> {
         if self.has_chat_template() {
             return self.converse(format, said, into);
         }
@@ -330,22 +330,25 @@ impl Encode for Encoder {
                 self.check(tokenizer, &into.labels)
             });
         }
-        let format = Format::of(row, columns)?;
+        let format = RowFormat::of(row, columns)?;
         let fields = RowFields { row, columns };
         match format {
-            Format::Tokens => return TokenLists::of(row, columns)?.take(*vocabulary, into),
-            Format::Messages => self.converse(format, fields.conversation("messages")?, into)?,
-            Format::Sharegpt => self.converse(format, fields.conversation("conversations")?, into)?,
-            Format::Alpaca | Format::QuestionAnswer | Format::QueryResponse | Format::Translation => {
+            RowFormat::Tokens => return TokenLists::of(row, columns)?.take(*vocabulary, into),
+            RowFormat::Messages => self.converse(format, fields.conversation("messages")?, into)?,
+            RowFormat::Sharegpt => self.converse(format, fields.conversation("conversations")?, into)?,
+            RowFormat::Alpaca
+            | RowFormat::QuestionAnswer
+            | RowFormat::QueryResponse
+            | RowFormat::Translation => {
                 self.turns(format, fields.turns(format)?, into)?;
             }
-            Format::PromptCompletion => match fields.pair()? {
+            RowFormat::PromptCompletion => match fields.pair()? {
                 Pair::Texts(prompt, completion) => {
                     self.plain(format, &[prompt, completion].concat(), prompt.len(), into)?;
                 }
                 Pair::Messages(said) => self.converse(format, said, into)?,
             },
-            Format::Text => self.plain(format, fields.required("text")?, 0, into)?,
+            RowFormat::Text => self.plain(format, fields.required("text")?, 0, into)?,
         }
         if into.skipped.is_some() {
             return Ok(());
@@ -362,14 +365,14 @@ impl Encode for Encoder {
     }
 
     fn trained_part(&self, row: &Map<String, Value>) -> &'static str {
-        match Format::of(row, &self.options.columns) {
+        match RowFormat::of(row, &self.options.columns) {
             Ok(_) if self.options.pairs.is_some() => "labels other than -100 are trained",
-            Ok(Format::Tokens) => "labels other than -100 are trained, from the second on",
-            Ok(Format::Messages | Format::Sharegpt) => {
+            Ok(RowFormat::Tokens) => "labels other than -100 are trained, from the second on",
+            Ok(RowFormat::Messages | RowFormat::Sharegpt) => {
                 "assistant messages are trained, unless their \"loss\" is false"
             }
-            Ok(Format::PromptCompletion) => "the completion is trained",
-            Ok(Format::Text) => "every token after the first is trained",
+            Ok(RowFormat::PromptCompletion) => "the completion is trained",
+            Ok(RowFormat::Text) => "every token after the first is trained",
             Ok(_) => "the answer is trained",
             Err(_) => "no row format has these columns",
         }

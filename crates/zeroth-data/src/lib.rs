@@ -77,7 +77,7 @@ pub use same_tokenizer::{TokenizerDifference, tokenizer_difference, tokenizer_id
 pub use samples::Samples;
 pub use samples_builder::SamplesBuilder;
 pub use source::Codec;
-pub use survey::{Bucket, CappedList, FirstRow, LIST_LIMIT, Problem, RowLocation, Survey, survey};
+pub use survey::{CappedList, FirstRow, InvalidRow, LIST_LIMIT, LengthBucket, RowLocation, Survey, survey};
 pub use template_process::render_templates;
 pub use totals::{LengthLimits, TargetTotals, Totals};
 

@@ -4,20 +4,20 @@ use std::io::{BufRead, Read};
 use std::path::Path;
 
 use super::row_limits::MAX_ROW_BYTES;
-use super::source::Source;
+use super::source::DataSource;
 use super::{DataError, RowNumber};
 
 /// The non-blank lines of a file.
-pub(super) struct Lines<'a> {
+pub(super) struct LineReader<'a> {
     path: &'a Path,
-    source: Source,
+    source: DataSource,
     buffer: Vec<u8>,
     number: u64,
     read: u64,
 }
 
-impl<'a> Lines<'a> {
-    pub(super) fn new(path: &'a Path, source: Source) -> Self {
+impl<'a> LineReader<'a> {
+    pub(super) fn new(path: &'a Path, source: DataSource) -> Self {
         Self { path, source, buffer: Vec::new(), number: 0, read: 0 }
     }
 

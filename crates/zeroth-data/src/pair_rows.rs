@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::conversation::{ASSISTANT, Conversation, role};
 use super::pairs::PairOptions;
 use super::row_fields::{Pair, RowFields};
-use super::row_format::Format;
+use super::row_format::RowFormat;
 use super::row_problem::shortened;
 use super::token_row::TokenLists;
 use super::tokenizer::{TextTokenizer, TruncationSide};
@@ -26,11 +26,11 @@ pub(super) fn encode<'a>(
     columns: &Columns,
     options: &PairOptions,
     vocabulary: u64,
-    tokenizer: impl FnOnce(Format) -> Result<&'a TextTokenizer, RowProblem>,
+    tokenizer: impl FnOnce(RowFormat) -> Result<&'a TextTokenizer, RowProblem>,
     into: &mut Encoded,
 ) -> Result<Option<&'a TextTokenizer>, RowProblem> {
-    let format = Format::of(row, columns)?;
-    if format == Format::Tokens {
+    let format = RowFormat::of(row, columns)?;
+    if format == RowFormat::Tokens {
         ready_tokens(TokenLists::of(row, columns)?, options, vocabulary, into)?;
         return Ok(None);
     }
@@ -50,24 +50,24 @@ pub(super) fn encode<'a>(
 }
 
 /// The source and target of a row with texts.
-fn texts(format: Format, fields: &RowFields<'_>, options: &PairOptions) -> Result<PairTexts, RowProblem> {
+fn texts(format: RowFormat, fields: &RowFields<'_>, options: &PairOptions) -> Result<PairTexts, RowProblem> {
     let texts = |source: &str, target: &str, name: &str| PairTexts {
         source: source.to_owned(),
         target: target.to_owned(),
         target_key: fields.columns.theirs(name).to_owned(),
     };
     match format {
-        Format::Translation => translation(fields, options),
-        Format::PromptCompletion => match fields.pair()? {
+        RowFormat::Translation => translation(fields, options),
+        RowFormat::PromptCompletion => match fields.pair()? {
             Pair::Texts(prompt, completion) => Ok(texts(prompt, completion, "completion")),
             Pair::Messages(said) => single_answer(said, "completion"),
         },
-        Format::Messages => single_answer(fields.conversation("messages")?, "messages"),
-        Format::Sharegpt => single_answer(fields.conversation("conversations")?, "conversations"),
-        Format::Alpaca => single_answer(fields.turns(format)?, fields.columns.theirs("output")),
-        Format::QueryResponse => single_answer(fields.turns(format)?, fields.columns.theirs("response")),
-        Format::QuestionAnswer => single_answer(fields.turns(format)?, fields.columns.theirs("answer")),
-        Format::Text | Format::Tokens => Err(RowProblem::NoSource { format: format.shown() }),
+        RowFormat::Messages => single_answer(fields.conversation("messages")?, "messages"),
+        RowFormat::Sharegpt => single_answer(fields.conversation("conversations")?, "conversations"),
+        RowFormat::Alpaca => single_answer(fields.turns(format)?, fields.columns.theirs("output")),
+        RowFormat::QueryResponse => single_answer(fields.turns(format)?, fields.columns.theirs("response")),
+        RowFormat::QuestionAnswer => single_answer(fields.turns(format)?, fields.columns.theirs("answer")),
+        RowFormat::Text | RowFormat::Tokens => Err(RowProblem::NoSource { format: format.shown() }),
     }
 }
 

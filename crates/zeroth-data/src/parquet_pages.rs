@@ -17,7 +17,7 @@ use parquet::file::serialized_reader::SerializedFileReader;
 use parquet::record::reader::RowIter;
 use parquet::schema::types::Type as SchemaType;
 
-use super::parquet_row_sizes::{RowSizes, take_varint};
+use super::parquet_row_sizes::{ParquetRowSizes, take_varint};
 
 /// The largest page, decompressed.
 const MAX_PAGE_BYTES: u64 = 256 << 20;
@@ -97,7 +97,7 @@ impl RowGroupReader for BoundedRowGroup<'_> {
             source,
             is_peeked: false,
             physical_type: column.column_type(),
-            rows: RowSizes::new(column.column_descr(), self.rows_before),
+            rows: ParquetRowSizes::new(column.column_descr(), self.rows_before),
             bytes: [0; 2],
         }))
     }
@@ -171,7 +171,7 @@ struct BoundedPages {
     /// Whether the header of the next page was read.
     is_peeked: bool,
     physical_type: Type,
-    rows: RowSizes,
+    rows: ParquetRowSizes,
     /// Bytes of the dictionary and of the last page.
     bytes: [u64; 2],
 }

@@ -28,7 +28,7 @@ pub(super) enum LargeRow {
 }
 
 /// Counts the values and bytes of each row, page by page.
-pub(super) struct RowSizes {
+pub(super) struct ParquetRowSizes {
     max_repetition: i16,
     /// Whether values have their own lengths.
     is_text: bool,
@@ -45,7 +45,7 @@ pub(super) struct RowSizes {
     bytes: u64,
 }
 
-impl RowSizes {
+impl ParquetRowSizes {
     /// Of a column, after so many rows of the file.
     pub(super) fn new(column: &ColumnDescriptor, rows_before: u64) -> Self {
         let is_text = matches!(column.physical_type(), Type::BYTE_ARRAY | Type::FIXED_LEN_BYTE_ARRAY);
@@ -194,8 +194,8 @@ pub(super) fn take_varint(data: &mut &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn sizes(max_repetition: i16) -> RowSizes {
-        RowSizes {
+    fn sizes(max_repetition: i16) -> ParquetRowSizes {
+        ParquetRowSizes {
             max_repetition,
             is_text: true,
             longest_entry: 0,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rayon::prelude::*;
 
-use super::rows::{RawRow, Rows};
+use super::rows::{RawRow, RowReader};
 use super::{DataError, Encode, Encoded, RowNumber, RowProblem, SkipRule};
 
 /// Block and chunk sizes. They affect speed, never the result.
@@ -55,13 +55,13 @@ pub(super) fn each_row<E: From<DataError>>(
     progress: ProgressFn<'_>,
     mut take: impl FnMut(EncodedRow<'_>) -> Result<ControlFlow<()>, E>,
 ) -> Result<(), E> {
-    let mut rows = Rows::new(files, encoder.columns());
-    let mut block = Block::read(&mut rows, sizes);
+    let mut rows = RowReader::new(files, encoder.columns());
+    let mut block = RowBlock::read(&mut rows, sizes);
     loop {
-        let Block { rows: raw, end } = block;
+        let RowBlock { rows: raw, end } = block;
         let (chunks, next) = rayon::join(
             || encoded(raw, encoder, sizes.chunk_rows, skips, progress),
-            || if end.is_none() { Block::read(&mut rows, sizes) } else { Block::default() },
+            || if end.is_none() { RowBlock::read(&mut rows, sizes) } else { RowBlock::default() },
         );
         for chunk in chunks {
             if chunk.hand_on(&mut take)?.is_break() {
@@ -77,14 +77,14 @@ pub(super) fn each_row<E: From<DataError>>(
 
 /// Rows read ahead.
 #[derive(Default)]
-struct Block {
+struct RowBlock {
     rows: Vec<RawRow>,
     /// The result of reading, if it ended with this block.
     end: Option<Result<(), DataError>>,
 }
 
-impl Block {
-    fn read(from: &mut Rows<'_>, sizes: BlockSizes) -> Self {
+impl RowBlock {
+    fn read(from: &mut RowReader<'_>, sizes: BlockSizes) -> Self {
         let mut block = Self::default();
         let mut bytes = 0;
         while bytes < sizes.block_bytes && block.rows.len() < sizes.block_rows {

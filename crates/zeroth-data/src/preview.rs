@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use zeroth_base::{counted, grouped};
 
 use super::pairs::{DecoderStart, Pairs};
-use super::survey::{Bucket, CappedList, FirstRow, RowLocation, Survey};
+use super::survey::{CappedList, FirstRow, LengthBucket, RowLocation, Survey};
 use super::{Encoded, IGNORED, RowNumber};
 
 /// Markers around trained tokens when colours are off.
@@ -200,7 +200,7 @@ fn shown(text: &str) -> String {
     text.chars().map(one).collect()
 }
 
-fn lengths(of: &str, buckets: &[Bucket], max_length: u64, beyond: &str) -> String {
+fn lengths(of: &str, buckets: &[LengthBucket], max_length: u64, beyond: &str) -> String {
     let (Some(most), Some(last)) = (buckets.iter().map(|bucket| bucket.rows).max(), buckets.last()) else {
         return String::new();
     };
@@ -221,7 +221,7 @@ fn lengths(of: &str, buckets: &[Bucket], max_length: u64, beyond: &str) -> Strin
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Encoded, Problem, Totals};
+    use super::super::{Encoded, InvalidRow, Totals};
     use super::*;
 
     fn text(ids: &[i32]) -> String {
@@ -232,7 +232,7 @@ mod tests {
         let place = |file, at| RowLocation { file, at };
         let ids: Vec<i32> = "Hi?\nOk\x1b".bytes().map(i32::from).collect();
         let labels = [72, -100, -100, 10, 79, 107, -100].to_vec();
-        let bucket = |from, to, rows| Bucket { from, to, rows, tokens: rows, trained_tokens: 0 };
+        let bucket = |from, to, rows| LengthBucket { from, to, rows, tokens: rows, trained_tokens: 0 };
         Survey {
             rows: 1204,
             totals: Totals { samples: 1200, tokens: 30_000, trained_tokens: 10_000, ..Totals::default() },
@@ -245,7 +245,7 @@ mod tests {
             }],
             problems: CappedList {
                 count: 1,
-                first: vec![Problem { place: place(1, RowNumber::Row(7)), message: "no".to_owned() }],
+                first: vec![InvalidRow { place: place(1, RowNumber::Row(7)), message: "no".to_owned() }],
             },
             too_long: CappedList {
                 count: 5,
@@ -298,12 +298,12 @@ Rows by their tokens:
         labels[1] = IGNORED;
         let row = Encoded { ids: of("Hi"), labels, cut: [3, 0], ..Encoded::default() };
         let first = vec![FirstRow { place: RowLocation { file: 0, at: RowNumber::Line(1) }, row }];
-        let bucket = Bucket { from: 1, to: 5, rows: 1, tokens: 5, trained_tokens: 0 };
+        let bucket = LengthBucket { from: 1, to: 5, rows: 1, tokens: 5, trained_tokens: 0 };
         let survey = Survey {
             pairs: Some(Pairs { limits: PairLimits { source: 2, target: 9 }, start }),
             first,
-            lengths: vec![Bucket { from: 3, ..bucket }],
-            target_lengths: vec![Bucket { to: 9, ..bucket }],
+            lengths: vec![LengthBucket { from: 3, ..bucket }],
+            target_lengths: vec![LengthBucket { to: 9, ..bucket }],
             problems: CappedList { count: 0, first: Vec::new() },
             too_long: CappedList { count: 0, first: Vec::new() },
             ..survey()

@@ -7,9 +7,9 @@ use super::row_problem::{kind, shortened};
 use serde_json::{Map, Value};
 use zeroth_base::nearest;
 
-use super::row_format::{FORMATS, Format};
+use super::row_format::{FORMATS, RowFormat};
 
-impl Format {
+impl RowFormat {
     /// Detects the format of a row.
     pub(super) fn of(row: &Map<String, Value>, columns: &Columns) -> Result<Self, RowProblem> {
         // `input_ids: null` is reported as such, not taken for another format.
@@ -123,14 +123,14 @@ impl<'a> RowFields<'a> {
     }
 
     /// A conversation from single columns: history, question, answer.
-    pub(super) fn turns(&self, format: Format) -> Result<Conversation, RowProblem> {
+    pub(super) fn turns(&self, format: RowFormat) -> Result<Conversation, RowProblem> {
         let mut conversation = Conversation::default();
         if let Some(system) = self.text("system")?.filter(|text| !text.is_empty()) {
             conversation.say("system", system);
         }
         self.add_history(&mut conversation)?;
         let (question, answer) = match format {
-            Format::Alpaca => {
+            RowFormat::Alpaca => {
                 let instruction = self.required("instruction")?;
                 let question = match self.text("input")?.filter(|input| !input.is_empty()) {
                     Some(input) => format!("{instruction}\n{input}"),
@@ -138,11 +138,11 @@ impl<'a> RowFields<'a> {
                 };
                 (question, self.required("output")?)
             }
-            Format::Translation => {
+            RowFormat::Translation => {
                 let (source, target) = self.translation()?;
                 (source.to_owned(), target)
             }
-            Format::QueryResponse => (self.required("query")?.to_owned(), self.required("response")?),
+            RowFormat::QueryResponse => (self.required("query")?.to_owned(), self.required("response")?),
             _ => (self.required("question")?.to_owned(), self.required("answer")?),
         };
         conversation.say("user", &question);

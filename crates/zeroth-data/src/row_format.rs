@@ -16,7 +16,7 @@
 
 /// A row format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+pub(super) enum RowFormat {
     Tokens,
     Messages,
     Sharegpt,
@@ -29,19 +29,19 @@ pub(super) enum Format {
 }
 
 /// The formats, with their required columns and their representation in messages.
-pub(super) const FORMATS: [(Format, &[&str], &str); 9] = [
-    (Format::Tokens, &["input_ids"], "{\"input_ids\": [...], \"labels\": [...]}"),
-    (Format::Messages, &["messages"], "{\"messages\": [...]}"),
-    (Format::Sharegpt, &["conversations"], "{\"conversations\": [...]}"),
-    (Format::Alpaca, &["instruction", "output"], "{\"instruction\", \"input\", \"output\"}"),
-    (Format::PromptCompletion, &["prompt", "completion"], "{\"prompt\", \"completion\"}"),
-    (Format::QuestionAnswer, &["question", "answer"], "{\"question\", \"answer\"}"),
-    (Format::QueryResponse, &["query", "response"], "{\"query\", \"response\"}"),
-    (Format::Translation, &["translation"], "{\"translation\": {...}}"),
-    (Format::Text, &["text"], "{\"text\"}"),
+pub(super) const FORMATS: [(RowFormat, &[&str], &str); 9] = [
+    (RowFormat::Tokens, &["input_ids"], "{\"input_ids\": [...], \"labels\": [...]}"),
+    (RowFormat::Messages, &["messages"], "{\"messages\": [...]}"),
+    (RowFormat::Sharegpt, &["conversations"], "{\"conversations\": [...]}"),
+    (RowFormat::Alpaca, &["instruction", "output"], "{\"instruction\", \"input\", \"output\"}"),
+    (RowFormat::PromptCompletion, &["prompt", "completion"], "{\"prompt\", \"completion\"}"),
+    (RowFormat::QuestionAnswer, &["question", "answer"], "{\"question\", \"answer\"}"),
+    (RowFormat::QueryResponse, &["query", "response"], "{\"query\", \"response\"}"),
+    (RowFormat::Translation, &["translation"], "{\"translation\": {...}}"),
+    (RowFormat::Text, &["text"], "{\"text\"}"),
 ];
 
-impl Format {
+impl RowFormat {
     /// Its representation in messages.
     pub(super) fn shown(self) -> &'static str {
         FORMATS.iter().find(|(format, ..)| *format == self).map_or("", |(.., shown)| shown)

@@ -10,12 +10,12 @@ use serde_json::{Map, Value};
 use super::array_reader::ArrayElements;
 use super::columns::Columns;
 use super::file_format::{TextFormat, detect};
-use super::line_reader::Lines;
+use super::line_reader::LineReader;
 use super::parquet_rows::ParquetRows;
 use super::row_limits::has_too_many_values;
 use super::row_problem::kind;
-use super::source::{Codec, Source};
-use super::table_reader::{Header, Record, TableRecords};
+use super::source::{Codec, DataSource};
+use super::table_reader::{TableHeader, TableRecord, TableRecords};
 use super::{DataError, RowNumber, RowProblem};
 
 /// An unparsed row.
@@ -35,7 +35,7 @@ pub(super) enum Content {
     /// An element of a JSON array; parsed later, in parallel.
     Element(Vec<u8>),
     /// A record of a table.
-    Record(Arc<Header>, Record),
+    Record(Arc<TableHeader>, TableRecord),
     /// A row of a Parquet file.
     Object(Map<String, Value>),
 }
@@ -100,7 +100,7 @@ fn without_position(error: &serde_json::Error) -> String {
 }
 
 /// The rows of all files, in order. None follow an error.
-pub(super) struct Rows<'a> {
+pub(super) struct RowReader<'a> {
     files: &'a [PathBuf],
     columns: Option<&'a Columns>,
     file: usize,
@@ -116,13 +116,13 @@ struct Open<'a> {
 }
 
 enum Reader<'a> {
-    Lines(Lines<'a>),
+    Lines(LineReader<'a>),
     Array(ArrayElements<'a>),
     Table(Box<TableRecords<'a>>),
     Parquet(Box<ParquetRows<'a>>),
 }
 
-impl<'a> Rows<'a> {
+impl<'a> RowReader<'a> {
     /// `columns` are those that tables may have, unless any are accepted.
     pub(super) fn new(files: &'a [PathBuf], columns: Option<&'a Columns>) -> Self {
         Self { files, columns, file: 0, open: None, last: None }
@@ -174,7 +174,7 @@ impl<'a> Open<'a> {
             let reader = Reader::Parquet(Box::new(ParquetRows::open(path)?));
             return Ok(Self { codec: None, reader });
         }
-        let source = Source::open(path)?;
+        let source = DataSource::open(path)?;
         let codec = source.codec();
         let format = detect(path, source.beginning()).map_err(|foreign| DataError::Format {
             path: path.to_owned(),
@@ -182,7 +182,7 @@ impl<'a> Open<'a> {
             remedy: foreign.remedy,
         })?;
         let reader = match format {
-            TextFormat::Lines => Reader::Lines(Lines::new(path, source)),
+            TextFormat::Lines => Reader::Lines(LineReader::new(path, source)),
             TextFormat::Array => Reader::Array(ArrayElements::new(path, source)),
             TextFormat::Table { delimiter } => Reader::Table(Box::new(
                 TableRecords::open(path, source, delimiter, columns)
@@ -227,7 +227,7 @@ pub(super) fn table_delimiter(path: &Path) -> Option<u8> {
     if is_parquet(path).ok()? {
         return None;
     }
-    match detect(path, Source::open(path).ok()?.beginning()).ok()? {
+    match detect(path, DataSource::open(path).ok()?.beginning()).ok()? {
         TextFormat::Table { delimiter } => Some(delimiter),
         TextFormat::Lines | TextFormat::Array => None,
     }

@@ -52,7 +52,7 @@ impl fmt::Display for Codec {
 }
 
 /// The decompressed text of a file, without a byte order mark.
-pub(super) struct Source {
+pub(super) struct DataSource {
     reader: Box<dyn BufRead + Send>,
     codec: Option<Codec>,
     /// Bytes of the file read so far.
@@ -64,7 +64,7 @@ pub(super) struct Source {
     failed: Option<io::Error>,
 }
 
-impl Source {
+impl DataSource {
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let failed = |source| DataError::Read { path: path.to_owned(), line: 1, source };
         let raw_bytes = Arc::new(AtomicU64::new(0));
@@ -103,7 +103,7 @@ impl Source {
     }
 }
 
-impl Read for Source {
+impl Read for DataSource {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let available = self.fill_buf()?;
         let count = available.len().min(buffer.len());
@@ -113,7 +113,7 @@ impl Read for Source {
     }
 }
 
-impl BufRead for Source {
+impl BufRead for DataSource {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.consumed < self.beginning.len() {
             return Ok(&self.beginning[self.consumed..]);

@@ -24,15 +24,15 @@ pub struct Survey {
     /// Totals that training would use, without packing.
     pub totals: Totals,
     /// Histogram of row lengths before truncation or dropping; of pairs, of their sources.
-    pub lengths: Vec<Bucket>,
+    pub lengths: Vec<LengthBucket>,
     /// Histogram of target lengths before truncation; empty without pairs.
-    pub target_lengths: Vec<Bucket>,
+    pub target_lengths: Vec<LengthBucket>,
     /// Set if rows are pairs.
     pub pairs: Option<Pairs>,
     /// The first valid rows.
     pub first: Vec<FirstRow>,
     /// Rows that cannot be trained on.
-    pub problems: CappedList<Problem>,
+    pub problems: CappedList<InvalidRow>,
     /// Rows longer than `max_length`.
     pub too_long: CappedList<RowLocation>,
     /// Rows without trained tokens.
@@ -51,7 +51,7 @@ pub struct RowLocation {
 /// An invalid row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Problem {
+pub struct InvalidRow {
     pub place: RowLocation,
     pub message: String,
 }
@@ -89,7 +89,7 @@ impl<T> CappedList<T> {
 /// Rows of similar length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Bucket {
+pub struct LengthBucket {
     pub from: u64,
     pub to: u64,
     pub rows: u64,
@@ -97,7 +97,7 @@ pub struct Bucket {
     pub trained_tokens: u64,
 }
 
-impl Bucket {
+impl LengthBucket {
     fn add(&mut self, other: &Self) {
         self.rows += other.rows;
         self.tokens += other.tokens;
@@ -118,7 +118,7 @@ pub fn survey(
     check(files)?;
     let mut index_builder = IndexBuilder::for_rows(encoder, options);
     let pairs = encoder.pairs();
-    let mut by_length: [BTreeMap<u64, Bucket>; 2] = [BTreeMap::new(), BTreeMap::new()];
+    let mut by_length: [BTreeMap<u64, LengthBucket>; 2] = [BTreeMap::new(), BTreeMap::new()];
     let mut rows = 0;
     let mut first = Vec::new();
     let (mut problems, mut too_long, mut untrained) =
@@ -132,15 +132,15 @@ pub fn survey(
         let (ids, labels) = match outcome.row {
             Ok(row) => row,
             Err(problem) => {
-                problems.push(|| Problem { place: place(), message: problem.to_string() });
+                problems.push(|| InvalidRow { place: place(), message: problem.to_string() });
                 return Ok(ControlFlow::Continue(()));
             }
         };
         if let Some(least) = outcome.skipped {
             index_builder.drop_too_long();
             too_long.push(place);
-            let one = Bucket { from: least, to: least, rows: 1, tokens: least, trained_tokens: 0 };
-            by_length[0].entry(least).or_insert(Bucket { rows: 0, tokens: 0, ..one }).add(&one);
+            let one = LengthBucket { from: least, to: least, rows: 1, tokens: least, trained_tokens: 0 };
+            by_length[0].entry(least).or_insert(LengthBucket { rows: 0, tokens: 0, ..one }).add(&one);
             return Ok(ControlFlow::Continue(()));
         }
         let length = ids.len() as u64;
@@ -157,9 +157,9 @@ pub fn survey(
         for (stream, by_length) in by_length.iter_mut().enumerate() {
             let length = (whole[stream] + outcome.cut[stream]) as u64;
             let trained_tokens = if pairs.is_some() && stream == 0 { 0 } else { trained_tokens };
-            let empty = Bucket { from: length, to: length, rows: 0, tokens: 0, trained_tokens: 0 };
+            let empty = LengthBucket { from: length, to: length, rows: 0, tokens: 0, trained_tokens: 0 };
             let bucket = by_length.entry(length).or_insert(empty);
-            bucket.add(&Bucket { rows: 1, tokens: length, trained_tokens, ..empty });
+            bucket.add(&LengthBucket { rows: 1, tokens: length, trained_tokens, ..empty });
         }
         let kept = index_builder.take_row(ids, labels, outcome.cut);
         if kept.is_some_and(|(_, labels)| index_builder.trained_tokens(labels) == 0) {
@@ -178,22 +178,23 @@ pub fn survey(
 
 /// At most 20 buckets of equal width up to the longest row within `max_length`, and one for all longer rows. The
 /// first and last are not empty.
-fn histogram<'a>(by_length: impl Iterator<Item = &'a Bucket>, max_length: u64) -> Vec<Bucket> {
-    let (within, beyond): (Vec<&Bucket>, Vec<&Bucket>) = by_length.partition(|found| found.to <= max_length);
+fn histogram<'a>(by_length: impl Iterator<Item = &'a LengthBucket>, max_length: u64) -> Vec<LengthBucket> {
+    let (within, beyond): (Vec<&LengthBucket>, Vec<&LengthBucket>) =
+        by_length.partition(|found| found.to <= max_length);
     let width = round_width(within.last().map_or(1, |longest| longest.to).div_ceil(BUCKETS));
-    let number = |found: &Bucket| (found.from - 1) / width;
-    let mut buckets: Vec<Bucket> = Vec::new();
+    let number = |found: &LengthBucket| (found.from - 1) / width;
+    let mut buckets: Vec<LengthBucket> = Vec::new();
     if let (Some(shortest), Some(longest)) = (within.first(), within.last()) {
         for at in number(shortest)..=number(longest) {
             let (from, to) = (at * width + 1, ((at + 1) * width).min(max_length));
-            buckets.push(Bucket { from, to, rows: 0, tokens: 0, trained_tokens: 0 });
+            buckets.push(LengthBucket { from, to, rows: 0, tokens: 0, trained_tokens: 0 });
         }
         for found in &within {
             buckets[(number(found) - number(shortest)) as usize].add(found);
         }
     }
     if let (Some(shortest), Some(longest)) = (beyond.first(), beyond.last()) {
-        let mut all = Bucket { from: max_length + 1, to: longest.to, ..**shortest };
+        let mut all = LengthBucket { from: max_length + 1, to: longest.to, ..**shortest };
         beyond[1..].iter().for_each(|found| all.add(found));
         buckets.push(all);
     }

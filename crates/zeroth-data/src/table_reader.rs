@@ -11,9 +11,9 @@ use csv_core::ReadRecordResult;
 use serde_json::{Map, Value};
 
 use super::columns::Columns;
-use super::row_format::Format;
+use super::row_format::RowFormat;
 use super::row_limits::{MAX_ROW_BYTES, MAX_ROW_VALUES, has_too_many_values};
-use super::source::{Source, line_ends};
+use super::source::{DataSource, line_ends};
 use super::{DataError, RowNumber, RowProblem};
 
 /// Columns whose cells are JSON; an empty cell is null.
@@ -22,16 +22,16 @@ const JSON_COLUMNS: [&str; 8] =
 
 /// The columns of a table.
 #[derive(Debug)]
-pub(super) struct Header {
+pub(super) struct TableHeader {
     /// Their names; those without one are not read.
     names: Vec<String>,
     /// Whether their cells are JSON.
     is_json: Vec<bool>,
 }
 
-impl Header {
+impl TableHeader {
     /// Reads the first record. `columns` are those of the row formats, unless any are accepted.
-    fn new(path: &Path, record: &Record, columns: Option<&Columns>) -> Result<Self, DataError> {
+    fn new(path: &Path, record: &TableRecord, columns: Option<&Columns>) -> Result<Self, DataError> {
         let names: Vec<String> =
             record.cells().map(|name| String::from_utf8_lossy(name).trim().to_owned()).collect();
         let mut known = HashSet::new();
@@ -48,7 +48,7 @@ impl Header {
                 problem @ (RowProblem::UnknownFormat { .. }
                 | RowProblem::NoSuchColumn { .. }
                 | RowProblem::SourceAndTarget { .. }),
-            ) = Format::of(&row, columns)
+            ) = RowFormat::of(&row, columns)
             {
                 return Err(DataError::Header { path: path.to_owned(), problem });
             }
@@ -57,7 +57,7 @@ impl Header {
     }
 
     /// A record as an object.
-    pub(super) fn object(&self, record: &Record) -> Result<Map<String, Value>, RowProblem> {
+    pub(super) fn object(&self, record: &TableRecord) -> Result<Map<String, Value>, RowProblem> {
         if record.ends.len() != self.names.len() {
             return Err(RowProblem::Ragged { found: record.ends.len(), expected: self.names.len() });
         }
@@ -87,14 +87,14 @@ impl Header {
 
 /// The cells of a record.
 #[derive(Debug, Default)]
-pub(super) struct Record {
+pub(super) struct TableRecord {
     /// All cells, end to end.
     bytes: Vec<u8>,
     /// The end of each.
     ends: Vec<usize>,
 }
 
-impl Record {
+impl TableRecord {
     /// Bytes of all cells.
     pub(super) fn size(&self) -> usize {
         self.bytes.len()
@@ -109,9 +109,9 @@ impl Record {
 /// The records of a table.
 pub(super) struct TableRecords<'a> {
     path: &'a Path,
-    source: Source,
+    source: DataSource,
     parser: csv_core::Reader,
-    header: Arc<Header>,
+    header: Arc<TableHeader>,
     row: u64,
     /// The current line, from 1.
     line: u64,
@@ -122,15 +122,15 @@ impl<'a> TableRecords<'a> {
     /// Reads the header. `columns` are those of the row formats, unless any are accepted.
     pub(super) fn open(
         path: &'a Path,
-        source: Source,
+        source: DataSource,
         delimiter: u8,
         columns: Option<&Columns>,
     ) -> Result<Self, DataError> {
         let parser = csv_core::ReaderBuilder::new().delimiter(delimiter).build();
-        let no_columns = Arc::new(Header { names: Vec::new(), is_json: Vec::new() });
+        let no_columns = Arc::new(TableHeader { names: Vec::new(), is_json: Vec::new() });
         let mut table = Self { path, source, parser, header: no_columns, row: 0, line: 1, read: 0 };
         if let Some((_, first)) = table.next_record()? {
-            table.header = Arc::new(Header::new(path, &first, columns)?);
+            table.header = Arc::new(TableHeader::new(path, &first, columns)?);
             table.row = 0;
         }
         Ok(table)
@@ -141,19 +141,19 @@ impl<'a> TableRecords<'a> {
         self.source.compressed_bytes().unwrap_or(self.read)
     }
 
-    pub(super) fn header(&self) -> &Arc<Header> {
+    pub(super) fn header(&self) -> &Arc<TableHeader> {
         &self.header
     }
 
     /// The next record and its position.
-    pub(super) fn next_record(&mut self) -> Result<Option<(RowNumber, Record)>, DataError> {
+    pub(super) fn next_record(&mut self) -> Result<Option<(RowNumber, TableRecord)>, DataError> {
         if !self.skip_line_ends()? {
             return Ok(None);
         }
         self.row += 1;
         let at = RowNumber::RowAtLine { row: self.row, line: self.line };
         let begin = self.read;
-        let mut record = Record { bytes: vec![0; 256], ends: vec![0; self.header.names.len() + 8] };
+        let mut record = TableRecord { bytes: vec![0; 256], ends: vec![0; self.header.names.len() + 8] };
         let (mut size, mut cells) = (0, 0);
         loop {
             let available = self.source.fill_buf().map_err(failed(self.path, self.line))?;

@@ -38,7 +38,7 @@ const _: () = assert!(cfg!(target_endian = "little"));
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Header {
+struct TokenFileHeader {
     magic: [u8; 8],
     version: u64,
     body_bytes: u64,
@@ -64,10 +64,10 @@ struct Header {
     own_sha256: [u8; 32],
 }
 
-const HEADER: usize = size_of::<Header>();
+const HEADER: usize = size_of::<TokenFileHeader>();
 const _: () = assert!(HEADER == 256);
 
-impl Header {
+impl TokenFileHeader {
     fn sealed(mut self) -> Self {
         self.own_sha256 = self.checksum();
         self
@@ -143,7 +143,7 @@ impl Header {
     }
 }
 
-impl Header {
+impl TokenFileHeader {
     /// Whether all samples are within the tokens, all packs within the samples, and none is longer than stated.
     fn covers(&self, index: &SampleIndex) -> bool {
         let covers = |starts: &[u64], all: u64, longest: u64| {
@@ -198,7 +198,7 @@ pub(super) enum Reject {
 pub(super) struct TokenFile {
     file: File,
     path: PathBuf,
-    header: Header,
+    header: TokenFileHeader,
     sections: Sections,
     count: NonZeroU64,
 }
@@ -214,7 +214,7 @@ impl TokenFile {
         if length < HEADER as u64 {
             return Err(Reject::Damaged("it is too short for a header"));
         }
-        let mut header = Header::zeroed();
+        let mut header = TokenFileHeader::zeroed();
         file.read_exact_at(bytes_of_mut(&mut header), 0).map_err(Reject::Io)?;
         if header.magic != MAGIC {
             return Err(Reject::Damaged("it has no valid magic number"));
@@ -349,7 +349,7 @@ impl TokenWriter {
         }
         let totals = &index.totals;
         let targets = totals.targets.unwrap_or_default();
-        let header = Header {
+        let header = TokenFileHeader {
             magic: MAGIC,
             version: if totals.targets.is_some() { PAIRS_VERSION } else { VERSION },
             body_bytes: self.body_bytes,

@@ -20,7 +20,7 @@ const NAMES: [&str; 7] =
 
 /// A token and its byte range in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Token {
+pub(super) struct SpannedToken {
     pub(super) id: u32,
     pub(super) from: usize,
     pub(super) to: usize,
@@ -102,7 +102,7 @@ impl TextTokenizer {
     }
 
     /// Tokenises a text, with special tokens around it if `around` is set. Long texts wait for each other.
-    pub(super) fn tokens(&self, text: &str, around: bool) -> Result<Vec<Token>, RowProblem> {
+    pub(super) fn tokens(&self, text: &str, around: bool) -> Result<Vec<SpannedToken>, RowProblem> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(RowProblem::TextTooLong { bytes: text.len() as u64 });
         }
@@ -114,11 +114,11 @@ impl TextTokenizer {
             .map_err(|message| RowProblem::Tokenizer { message })?;
         let given = self.around.as_ref().filter(|_| around);
         let mut tokens = Vec::with_capacity(encoding.len() + 2);
-        tokens.extend(given.and_then(|given| given.bos).map(|id| Token { id, from: 0, to: 0 }));
+        tokens.extend(given.and_then(|given| given.bos).map(|id| SpannedToken { id, from: 0, to: 0 }));
         let pairs = encoding.get_ids().iter().zip(encoding.get_offsets());
-        tokens.extend(pairs.map(|(&id, &(from, to))| Token { id, from, to }));
+        tokens.extend(pairs.map(|(&id, &(from, to))| SpannedToken { id, from, to }));
         let end = text.len();
-        tokens.extend(given.and_then(|given| given.eos).map(|id| Token { id, from: end, to: end }));
+        tokens.extend(given.and_then(|given| given.eos).map(|id| SpannedToken { id, from: end, to: end }));
         Ok(tokens)
     }
 

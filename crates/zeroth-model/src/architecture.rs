@@ -9,22 +9,22 @@ pub(crate) struct Architecture {
     pub(crate) model_type: &'static str,
     /// Its language-model classes in `architectures`; the first is the current name.
     pub(crate) classes: &'static [&'static str],
-    pub(crate) stack: Stack,
+    pub(crate) stack: FamilyStacks,
 }
 
 /// The stacks of transformer blocks of a model.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "one constant a family")]
-pub(crate) enum Stack {
+pub(crate) enum FamilyStacks {
     /// Decoder only, in the manner of llama.
-    Decoder(Decoder),
+    Decoder(DecoderFamily),
     /// Encoder and decoder, in the manner of T5.
-    EncoderDecoder(EncoderDecoder),
+    EncoderDecoder(EncoderDecoderFamily),
 }
 
 /// A decoder-only family: rotary positions, grouped-query attention and a gated MLP, with these differences.
 #[derive(Debug)]
-pub(crate) struct Decoder {
+pub(crate) struct DecoderFamily {
     /// `num_key_value_heads` where a config has none; `None`: one for each head.
     pub(crate) kv_heads: Option<u64>,
     /// `head_dim` where a config has none; `None`: the hidden size divided by the heads.
@@ -36,7 +36,7 @@ pub(crate) struct Decoder {
     pub(crate) mlp_bias: Bias,
     /// RMSNorm on each head of q and k.
     pub(crate) qk_norm: bool,
-    pub(crate) windows: Windows,
+    pub(crate) windows: WindowedLayers,
     /// The norms; their eps where a config has no `rms_norm_eps`.
     pub(crate) norm: NormOptions,
     /// The weight of a new norm.
@@ -49,7 +49,7 @@ pub(crate) struct Decoder {
     pub(crate) mixture: Option<Mixture>,
 }
 
-impl Decoder {
+impl DecoderFamily {
     /// Llama, the family that the others vary.
     pub(crate) const LLAMA: Self = Self {
         kv_heads: None,
@@ -59,7 +59,7 @@ impl Decoder {
         output_bias: Bias::Field("attention_bias"),
         mlp_bias: Bias::Field("mlp_bias"),
         qk_norm: false,
-        windows: Windows::None,
+        windows: WindowedLayers::None,
         norm: NormOptions::rms(1e-6),
         norm_weight: 1.0,
         score_width: "head_dim",
@@ -98,7 +98,7 @@ pub(crate) enum Bias {
 
 /// Which layers attend to a window of `sliding_window` positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Windows {
+pub(crate) enum WindowedLayers {
     /// None.
     None,
     /// All.
@@ -115,7 +115,7 @@ pub(crate) enum Windows {
 
 /// A family in the manner of T5: learned biases of relative positions.
 #[derive(Debug)]
-pub(crate) struct EncoderDecoder {
+pub(crate) struct EncoderDecoderFamily {
     /// `feed_forward_proj` where a config has none.
     pub(crate) feed_forward: &'static str,
     /// Whether `scale_decoder_outputs` scales the head's input; its default is whether the head is tied.

@@ -5,13 +5,13 @@
 //! 4.56, `dtype` since. What is written is read back before it is given out: it says the same model, or it is refused.
 
 use serde_json::{Map, Value, json};
-use zeroth_base::DType;
+use zeroth_base::{ActivationFn, DType};
 
-use crate::architecture::{Bias, Decoder, MixtureConfig, Stack, Windows};
+use crate::architecture::{Bias, DecoderFamily, FamilyStacks, MixtureConfig, WindowedLayers};
 use crate::config::ModelConfig;
 use crate::decoder::AUX_LOSS_COEFFICIENT;
 use crate::family::Family;
-use crate::layer::{Activation, AttentionModule, ExpertsModule, Layer, Positions};
+use crate::layer::{ACTIVATION_WORDS, AttentionModule, ExpertsModule, Layer, Positions};
 use crate::rope::{Rope, RopeScaling};
 use crate::t5;
 
@@ -42,8 +42,8 @@ impl ModelConfig {
     /// The resolved fields, as far as the family's configs have them.
     pub(crate) fn to_map(&self) -> Map<String, Value> {
         match &self.family.architecture().stack {
-            Stack::Decoder(decoder) => self.fields(decoder),
-            Stack::EncoderDecoder(_) => self.encoder_decoder_fields(),
+            FamilyStacks::Decoder(decoder) => self.fields(decoder),
+            FamilyStacks::EncoderDecoder(_) => self.encoder_decoder_fields(),
         }
     }
 
@@ -66,7 +66,7 @@ impl ModelConfig {
         map
     }
 
-    fn fields(&self, decoder: &Decoder) -> Map<String, Value> {
+    fn fields(&self, decoder: &DecoderFamily) -> Map<String, Value> {
         let attention = self.first_attention();
         let mut map = self.shared_fields();
         let mut set = |field: &str, value: Value| {
@@ -112,7 +112,7 @@ impl ModelConfig {
         map
     }
 
-    fn window_fields(&self, windows: Windows, set: &mut impl FnMut(&str, Value)) {
+    fn window_fields(&self, windows: WindowedLayers, set: &mut impl FnMut(&str, Value)) {
         let by_block = self.windows();
         let window = by_block.iter().copied().find_map(|window| window);
         let types = || {
@@ -123,13 +123,13 @@ impl ModelConfig {
             json!(by_block.iter().map(name).collect::<Vec<_>>())
         };
         match windows {
-            Windows::None => {}
-            Windows::All | Windows::Given => set("sliding_window", json!(window)),
-            Windows::LayerTypes => {
+            WindowedLayers::None => {}
+            WindowedLayers::All | WindowedLayers::Given => set("sliding_window", json!(window)),
+            WindowedLayers::LayerTypes => {
                 set("sliding_window", json!(window));
                 set("layer_types", types());
             }
-            Windows::Switched | Windows::SwitchedLayerTypes => {
+            WindowedLayers::Switched | WindowedLayers::SwitchedLayerTypes => {
                 let first = by_block.iter().position(Option::is_some).unwrap_or(by_block.len());
                 set("use_sliding_window", json!(window.is_some()));
                 set("sliding_window", json!(window));
@@ -170,8 +170,8 @@ fn owned(fields: Vec<(&str, Value)>) -> Map<String, Value> {
     fields.into_iter().map(|(field, value)| (field.to_owned(), value)).collect()
 }
 
-fn activation_word(activation: Activation) -> &'static str {
-    let word = Activation::WORDS.iter().find(|(_, meaning)| *meaning == activation);
+fn activation_word(activation: ActivationFn) -> &'static str {
+    let word = ACTIVATION_WORDS.iter().find(|(_, meaning)| *meaning == activation);
     word.map(|(word, _)| *word).expect("every activation has a word: it is read by it")
 }
 
@@ -236,7 +236,7 @@ fn rope_scaling(rope: &Rope) -> Map<String, Value> {
 }
 
 /// The function between the matrices of feed-forward parts.
-fn activation(model: &ModelConfig) -> Option<Activation> {
+fn activation(model: &ModelConfig) -> Option<ActivationFn> {
     let of_layer = |layer: &Layer| {
         let of_dense = layer.feed_forward().map(|feed_forward| feed_forward.activation);
         of_dense.or_else(|| layer.experts().map(|experts| experts.activation))

@@ -1,5 +1,5 @@
 //! Decoder-only families: one stack of blocks with rotary positions, grouped-query attention and a gated MLP. How they
-//! differ is data: [`Decoder`].
+//! differ is data: [`DecoderFamily`].
 
 mod block;
 
@@ -8,18 +8,18 @@ use zeroth_base::counted;
 use zeroth_graph::NormOptions;
 
 use self::block::{BlockOfConfig, ExpertsOfConfig};
-use crate::architecture::{Bias, Decoder, MixtureConfig, Windows};
+use crate::architecture::{Bias, DecoderFamily, MixtureConfig, WindowedLayers};
 use crate::config::ModelConfig;
 use crate::error::FieldError;
 use crate::family::Family;
 use crate::fields::{Fields, Given, check_attention_width, read_dtype};
 use crate::init::INITIALIZER_RANGE;
-use crate::layer::{Activation, Layer, NormModule};
+use crate::layer::{ACTIVATION_WORDS, Layer, NormModule};
 use crate::limits::{
     MAX_BLOCKS, MAX_EXPERTS, MAX_EXPERTS_OF_ALL_BLOCKS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH,
 };
 use crate::rope;
-use crate::table::{Parameter, ParameterKind, ParameterTable, Routing, Unit, UnitName};
+use crate::table::{ExpertRouting, Parameter, ParameterKind, ParameterTable, ParameterUnit, UnitName};
 
 /// `sliding_window` where a config of a family with windows has none.
 const DEFAULT_WINDOW: u64 = 4096;
@@ -29,7 +29,7 @@ pub(crate) const AUX_LOSS_COEFFICIENT: f64 = 0.001;
 
 pub(crate) fn read(
     family: Family,
-    decoder: &Decoder,
+    decoder: &DecoderFamily,
     fields: &Fields<'_>,
 ) -> Result<ModelConfig, FieldError> {
     let hidden = fields.size("hidden_size", MAX_WIDTH)?;
@@ -65,7 +65,7 @@ pub(crate) fn read(
         Bias::Field(field) => Ok(fields.flag(field)?.unwrap_or(false)),
     };
     let ffn = fields.size("intermediate_size", MAX_WIDTH)?;
-    let activation = fields.word("hidden_act", &Activation::WORDS, "silu")?;
+    let activation = fields.word("hidden_act", &ACTIVATION_WORDS, "silu")?;
     let vocab = fields.size("vocab_size", MAX_VOCAB)?;
     let tied_head = fields.flag("tie_word_embeddings")?.unwrap_or(false);
     let eps = fields.positive("rms_norm_eps")?.unwrap_or(decoder.norm.eps);
@@ -117,25 +117,29 @@ pub(crate) fn read(
 }
 
 /// The attention window of each block.
-fn windows(windows: Windows, fields: &Fields<'_>, blocks: u64) -> Result<Vec<Option<u64>>, FieldError> {
+fn windows(
+    windows: WindowedLayers,
+    fields: &Fields<'_>,
+    blocks: u64,
+) -> Result<Vec<Option<u64>>, FieldError> {
     let everywhere = |window| vec![window; blocks as usize];
-    if windows == Windows::None {
+    if windows == WindowedLayers::None {
         return Ok(everywhere(None));
     }
     let mut window = match fields.size_in("sliding_window", 1, MAX_POSITIONS)? {
         Given::Value(window) => Some(window),
         Given::Null => None,
-        Given::Absent => (windows != Windows::Given).then_some(DEFAULT_WINDOW),
+        Given::Absent => (windows != WindowedLayers::Given).then_some(DEFAULT_WINDOW),
     };
-    if matches!(windows, Windows::Switched | Windows::SwitchedLayerTypes) {
+    if matches!(windows, WindowedLayers::Switched | WindowedLayers::SwitchedLayerTypes) {
         let is_used = fields.flag("use_sliding_window")?.unwrap_or(false);
         window = window.filter(|_| is_used);
     }
-    if matches!(windows, Windows::All | Windows::Given | Windows::Switched) {
+    if matches!(windows, WindowedLayers::All | WindowedLayers::Given | WindowedLayers::Switched) {
         return Ok(everywhere(window));
     }
     match fields.list("layer_types", "a list of texts", Value::as_str)? {
-        None if windows == Windows::LayerTypes => Ok(everywhere(window)),
+        None if windows == WindowedLayers::LayerTypes => Ok(everywhere(window)),
         None => {
             let first = fields.size_in("max_window_layers", 0, u64::MAX)?.value().unwrap_or(28);
             Ok((0..blocks).map(|block| window.filter(|_| block >= first)).collect())
@@ -236,7 +240,7 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
     let (name, aliases): (_, &[_]) =
         if config.tied_head { (UnitName::Tied, &["lm_head.weight"]) } else { (UnitName::Embedding, &[]) };
     let shape = vec![config.vocab, config.hidden];
-    let mut embedding = Unit::new(name);
+    let mut embedding = ParameterUnit::new(name);
     embedding.push(Parameter {
         aliases,
         ..Parameter::new("model.embed_tokens.weight".to_owned(), shape, ParameterKind::Embedding)
@@ -246,7 +250,7 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
         units.push(layer.unit(UnitName::Block(index)));
         units.extend(layer.experts().map(|experts| experts.unit(UnitName::Experts(index))));
     }
-    let mut head = Unit::new(UnitName::Head);
+    let mut head = ParameterUnit::new(UnitName::Head);
     let (name, width, options) = ("model.norm".to_owned(), config.hidden, config.norm);
     head.push_norm(&NormModule { name, width, options });
     if !config.tied_head {
@@ -254,6 +258,7 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
     }
     units.push(head);
     let experts = config.layers.iter().find_map(Layer::experts);
-    let routing = experts.map(|experts| Routing { experts: experts.count, per_token: experts.per_token });
+    let routing =
+        experts.map(|experts| ExpertRouting { experts: experts.count, per_token: experts.per_token });
     ParameterTable { units, routing, adapters: None }
 }

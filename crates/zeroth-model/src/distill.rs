@@ -2,8 +2,8 @@
 
 use zeroth_graph::{Builder, DistillSpec, Graph, Teacher};
 
-use crate::forward::{Decoder, ForwardError};
-use crate::{Batch, ModelConfig, ParameterTable};
+use crate::forward::{DecoderForward, ForwardError};
+use crate::{BatchTokens, ModelConfig, ParameterTable};
 
 /// What the names of a teacher's parameters begin with.
 pub const TEACHER_PREFIX: &str = "teacher.";
@@ -41,15 +41,15 @@ pub(crate) fn forward_distilled(
     config: &ModelConfig,
     table: &ParameterTable,
     Distilled { teacher, spec, alpha }: Distilled<'_>,
-    batch: Batch,
+    batch: BatchTokens,
 ) -> Result<Graph, ForwardError> {
     refuse_encoder("the student", config)?;
     let mut b = Builder::new(&[batch.tokens]);
-    let student = Decoder::new(config, table);
+    let student = DecoderForward::new(config, table);
     let teacher = match teacher {
         TeacherForward::Weights { config, table } => {
             refuse_encoder("the teacher", config)?;
-            let output = Decoder::teacher(config, table).add(&mut b, &|_| false)?;
+            let output = DecoderForward::teacher(config, table).add(&mut b, &|_| false)?;
             Teacher::Hidden { x: output.normed, weight: output.head }
         }
         TeacherForward::TopK { k, vocab, tail } => {
@@ -100,7 +100,7 @@ mod tests {
             spec: SPEC,
             alpha: 0.3,
         };
-        let graph = forward_distilled(&student, &own, distilled, Batch::of_tokens(4)).unwrap();
+        let graph = forward_distilled(&student, &own, distilled, BatchTokens::of_tokens(4)).unwrap();
         let of_teacher = |group| graph.units.iter().filter(|unit| unit.group == group).count();
         assert_eq!(of_teacher(Group::Teacher), table.units.len());
         assert_eq!(of_teacher(Group::Model), own.units.len());
@@ -121,7 +121,7 @@ mod tests {
         let (student, own) = model("");
         let teacher = TeacherForward::TopK { k: 3, vocab: 20, tail: true };
         let distilled = Distilled { teacher, spec: SPEC, alpha: 1.0 };
-        let graph = forward_distilled(&student, &own, distilled, Batch::of_tokens(4)).unwrap();
+        let graph = forward_distilled(&student, &own, distilled, BatchTokens::of_tokens(4)).unwrap();
         assert_eq!(graph.params.len(), own.iter().count());
         let widths: Vec<u64> = graph.inputs.iter().map(|input| graph.info(*input).width).collect();
         assert_eq!(widths, [1, 1, 1, 3, 3]);

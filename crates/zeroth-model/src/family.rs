@@ -6,7 +6,7 @@ use serde_json::Value;
 use zeroth_base::nearest;
 
 use crate::ModelError;
-use crate::architecture::{Architecture, Mixture, Stack};
+use crate::architecture::{Architecture, FamilyStacks, Mixture};
 use crate::fields::Fields;
 
 /// Declares the families: each is a variant of [`Family`] and a file of `family/` with its `ARCHITECTURE`.
@@ -71,14 +71,14 @@ impl Family {
 
     /// Whether an encoder reads what a decoder continues.
     pub const fn is_encoder_decoder(self) -> bool {
-        matches!(self.architecture().stack, Stack::EncoderDecoder(_))
+        matches!(self.architecture().stack, FamilyStacks::EncoderDecoder(_))
     }
 
     /// The mixture of experts of its models, where they may have one.
     pub(crate) const fn mixture(self) -> Option<Mixture> {
         match &self.architecture().stack {
-            Stack::Decoder(decoder) => decoder.mixture,
-            Stack::EncoderDecoder(_) => None,
+            FamilyStacks::Decoder(decoder) => decoder.mixture,
+            FamilyStacks::EncoderDecoder(_) => None,
         }
     }
 

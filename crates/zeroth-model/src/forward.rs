@@ -13,20 +13,20 @@ use zeroth_graph::{Builder, Graph};
 
 use crate::{ModelConfig, Parameter, ParameterTable};
 
-pub(crate) use decoder::Decoder;
-use encoder_decoder::EncoderDecoder;
+pub(crate) use decoder::DecoderForward;
+use encoder_decoder::EncoderDecoderForward;
 pub use error::ForwardError;
 
 /// The micro-batches a forward is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Batch {
+pub struct BatchTokens {
     /// Tokens (rows) of a micro-batch; those of the sources, of an encoder-decoder.
     pub tokens: u64,
     /// Tokens of the targets, of an encoder-decoder. Others have none.
     pub target_tokens: u64,
 }
 
-impl Batch {
+impl BatchTokens {
     /// So many tokens; an encoder-decoder has as many of sources and of targets.
     pub const fn of_tokens(tokens: u64) -> Self {
         Self { tokens, target_tokens: tokens }
@@ -39,7 +39,11 @@ impl Batch {
 }
 
 /// The forward of a model; `table` is the model's own and says which parameters are trained.
-pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Result<Graph, ForwardError> {
+pub fn forward(
+    config: &ModelConfig,
+    table: &ParameterTable,
+    batch: BatchTokens,
+) -> Result<Graph, ForwardError> {
     forward_training(config, table, batch, |parameter| parameter.trained)
 }
 
@@ -47,16 +51,16 @@ pub fn forward(config: &ModelConfig, table: &ParameterTable, batch: Batch) -> Re
 pub fn forward_training(
     config: &ModelConfig,
     table: &ParameterTable,
-    batch: Batch,
+    batch: BatchTokens,
     is_trained: impl Fn(&Parameter) -> bool,
 ) -> Result<Graph, ForwardError> {
     if config.family.is_encoder_decoder() {
         let mut b = Builder::new(&[batch.tokens, batch.target_tokens]);
-        EncoderDecoder::new(config, table).add(&mut b, &is_trained)?;
+        EncoderDecoderForward::new(config, table).add(&mut b, &is_trained)?;
         return Ok(b.finish()?);
     }
     let mut b = Builder::new(&[batch.tokens]);
-    let output = Decoder::new(config, table).add(&mut b, &is_trained)?;
+    let output = DecoderForward::new(config, table).add(&mut b, &is_trained)?;
     b.head_loss(output.normed, output.head)?;
     output.aux_loss(&mut b, config)?;
     Ok(b.finish()?)

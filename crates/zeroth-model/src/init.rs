@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use zeroth_base::philox4x32;
 
-use crate::architecture::Stack;
+use crate::architecture::FamilyStacks;
 use crate::{LoraInit, ModelConfig, Parameter, ParameterKind, t5};
 
 /// The standard deviation of new weights where a config has no `initializer_range`, as in transformers.
@@ -48,8 +48,8 @@ impl ModelConfig {
     /// The distribution of a parameter's new values: that of transformers.
     pub fn new_values(&self, parameter: &Parameter) -> NewValues {
         let (deviation, norm_weight) = match &self.family.architecture().stack {
-            Stack::Decoder(decoder) => (self.initializer_range as f32, decoder.norm_weight),
-            Stack::EncoderDecoder(_) => {
+            FamilyStacks::Decoder(decoder) => (self.initializer_range as f32, decoder.norm_weight),
+            FamilyStacks::EncoderDecoder(_) => {
                 let deviation = t5::initial_deviation(self, parameter) as f32;
                 (deviation, deviation)
             }

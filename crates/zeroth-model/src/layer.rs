@@ -1,10 +1,11 @@
 //! The blocks of a model, resolved: what its `config.json` and its family say, by block. The parameter table, the forward,
 //! plans and FLOPs walk them.
 
+use zeroth_base::ActivationFn;
 use zeroth_graph::NormOptions;
 
 use crate::rope::Rope;
-use crate::table::{Parameter, ParameterKind, ParameterRole, Part, Unit, UnitName};
+use crate::table::{Parameter, ParameterKind, ParameterRole, ParameterUnit, StoredPart, UnitName};
 
 /// A block: its parts in the order of execution. Experts can only be the last.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,7 +98,7 @@ pub struct FeedForwardModule {
     /// The map back.
     pub down: LinearModule,
     /// The function between them.
-    pub activation: Activation,
+    pub activation: ActivationFn,
 }
 
 /// A mixture of experts. Parameters have the names of transformers 5, where an expert's gate and up are one; a folder may
@@ -123,33 +124,18 @@ pub struct ExpertsModule {
     /// Whether the weights of a token's experts are scaled to sum to one.
     pub normalized: bool,
     /// The function between their matrices.
-    pub activation: Activation,
+    pub activation: ActivationFn,
 }
 
-/// A function between the matrices of a feed-forward part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x · sigmoid(x)`.
-    Silu,
-    /// `max(x, 0)`.
-    Relu,
-    /// Gelu by the error function.
-    Gelu,
-    /// Gelu by its tanh approximation.
-    GeluTanh,
-}
-
-impl Activation {
-    /// The names transformers has for them.
-    pub(crate) const WORDS: [(&'static str, Self); 6] = [
-        ("silu", Self::Silu),
-        ("swish", Self::Silu),
-        ("relu", Self::Relu),
-        ("gelu", Self::Gelu),
-        ("gelu_new", Self::GeluTanh),
-        ("gelu_pytorch_tanh", Self::GeluTanh),
-    ];
-}
+/// The names that transformers has for activations.
+pub(crate) const ACTIVATION_WORDS: [(&str, ActivationFn); 6] = [
+    ("silu", ActivationFn::Silu),
+    ("swish", ActivationFn::Silu),
+    ("relu", ActivationFn::Relu),
+    ("gelu", ActivationFn::Gelu),
+    ("gelu_new", ActivationFn::GeluTanh),
+    ("gelu_pytorch_tanh", ActivationFn::GeluTanh),
+];
 
 /// How attention knows where a token stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -203,8 +189,8 @@ impl Layer {
     }
 
     /// The unit of its parameters, without those of experts.
-    pub(crate) fn unit(&self, name: UnitName) -> Unit {
-        let mut unit = Unit::new(name);
+    pub(crate) fn unit(&self, name: UnitName) -> ParameterUnit {
+        let mut unit = ParameterUnit::new(name);
         for part in &self.parts {
             unit.push_norm(&part.norm);
             match &part.branch {
@@ -221,7 +207,7 @@ impl Layer {
     }
 }
 
-impl Unit {
+impl ParameterUnit {
     pub(crate) fn push_norm(&mut self, norm: &NormModule) {
         self.push(Parameter::new(format!("{}.weight", norm.name), vec![norm.width], ParameterKind::Norm));
     }
@@ -244,7 +230,7 @@ impl AttentionModule {
         (self.score_width as f64).powf(-0.5)
     }
 
-    fn push_to(&self, unit: &mut Unit) {
+    fn push_to(&self, unit: &mut ParameterUnit) {
         for linear in [&self.q, &self.k, &self.v] {
             unit.push_linear(linear);
         }
@@ -272,7 +258,7 @@ impl ExpertsModule {
         let parts = if self.stored_router == *name {
             Vec::new()
         } else {
-            vec![Part::whole(format!("{}.weight", self.stored_router), shape.clone())]
+            vec![StoredPart::whole(format!("{}.weight", self.stored_router), shape.clone())]
         };
         let router = Parameter::new(format!("{name}.weight"), shape, ParameterKind::Router);
         Parameter { role: Some(*role), parts, ..router }
@@ -280,7 +266,7 @@ impl ExpertsModule {
 
     /// The unit of the experts: one parameter for what goes in, with gate and up of an expert behind each other, and one for
     /// what comes out. The parts are the tensors of a folder per expert.
-    pub(crate) fn unit(&self, name: UnitName) -> Unit {
+    pub(crate) fn unit(&self, name: UnitName) -> ParameterUnit {
         let (count, width, hidden) = (self.count, self.width, self.router.input);
         let [gate, up, down] = self.projections;
         let parameter = |name, role, [out, input]: [u64; 2], projections: &[&str]| {
@@ -288,14 +274,14 @@ impl ExpertsModule {
             let shape = vec![out / projections.len() as u64, input];
             let part = |(expert, projection): (u64, &&str)| {
                 let name = format!("{}.{expert}.{projection}.weight", self.stored_name);
-                Part::whole(name, shape.clone())
+                StoredPart::whole(name, shape.clone())
             };
             let parts = (0..count).flat_map(|expert| projections.iter().map(move |name| (expert, name)));
             let experts = Parameter::new(name, vec![count, out, input], ParameterKind::Expert);
             Parameter { role: Some(role), parts: parts.map(part).collect(), ..experts }
         };
         let (into, from) = (ParameterRole::FeedForwardInput, ParameterRole::FeedForwardOutput);
-        let mut unit = Unit::new(name);
+        let mut unit = ParameterUnit::new(name);
         unit.push(parameter(self.gate_up(), into, [2 * width, hidden], &[gate, up]));
         unit.push(parameter(self.down(), from, [hidden, width], &[down]));
         unit

@@ -44,12 +44,12 @@ pub use distill::{Distilled, TEACHER_PREFIX, TeacherForward};
 pub use error::{FieldError, ModelError, ModelOfRun, Needs};
 pub use family::Family;
 pub use folder::{HubCache, NamedConfig, locate, named_config, read_config};
-pub use forward::{Batch, ForwardError, forward, forward_training};
+pub use forward::{BatchTokens, ForwardError, forward, forward_training};
 pub use function::ModelFunction;
 pub use init::{INITIALIZER_RANGE, NewValues, fill_adapter, fill_new};
 pub use layer::{
-    Activation, AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, LinearModule, NormModule,
-    Positions, Sublayer,
+    AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, LinearModule, NormModule, Positions,
+    Sublayer,
 };
 pub use limits::MAX_PARAMETERS;
 pub use load::table;
@@ -69,6 +69,6 @@ pub use safetensors::{
     stored_to_f32, write_header,
 };
 pub use table::{
-    AdaptedParameter, Adapters, Parameter, ParameterKind, ParameterRole, ParameterTable, Part, Routing, Unit,
-    UnitName,
+    AdaptedParameter, AdapterScales, ExpertRouting, Parameter, ParameterKind, ParameterRole, ParameterTable,
+    ParameterUnit, StoredPart, UnitName,
 };

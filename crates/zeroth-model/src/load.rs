@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::architecture::Stack;
+use crate::architecture::FamilyStacks;
 use crate::config::ModelConfig;
 use crate::error::{FieldError, ModelError};
 use crate::family::Family;
@@ -45,8 +45,8 @@ impl ModelConfig {
         let fields = Fields::new(map);
         let family = Family::of(&fields, origin)?;
         let config = match &family.architecture().stack {
-            Stack::Decoder(decoder) => decoder::read(family, decoder, &fields),
-            Stack::EncoderDecoder(stacks) => t5::read(family, stacks, &fields),
+            FamilyStacks::Decoder(decoder) => decoder::read(family, decoder, &fields),
+            FamilyStacks::EncoderDecoder(stacks) => t5::read(family, stacks, &fields),
         };
         config
             .and_then(check_parameters)
@@ -57,8 +57,8 @@ impl ModelConfig {
 /// The parameter table of a model.
 pub fn table(config: &ModelConfig) -> ParameterTable {
     match config.family.architecture().stack {
-        Stack::Decoder(_) => decoder::table(config),
-        Stack::EncoderDecoder(_) => t5::table(config),
+        FamilyStacks::Decoder(_) => decoder::table(config),
+        FamilyStacks::EncoderDecoder(_) => t5::table(config),
     }
 }
 

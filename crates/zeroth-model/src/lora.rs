@@ -4,8 +4,8 @@ use fancy_regex::Regex;
 
 use crate::error::did_you_mean;
 use crate::table::{
-    AdaptedParameter, Adapters, Parameter, ParameterKind, ParameterRole, ParameterTable, Part, Unit,
-    module_of,
+    AdaptedParameter, AdapterScales, Parameter, ParameterKind, ParameterRole, ParameterTable, ParameterUnit,
+    StoredPart, module_of,
 };
 use zeroth_base::nearest;
 
@@ -168,7 +168,7 @@ fn around(before: &str, known: &str, after: &str) -> String {
 /// peft saves them by, which for `lora_B` is [out, rank · experts].
 pub fn lora_table(base: &ParameterTable, lora: &Lora) -> Result<ParameterTable, LoraError> {
     let targets = Targets::find(base, lora)?;
-    let units = base.units.iter().map(|unit| Unit {
+    let units = base.units.iter().map(|unit| ParameterUnit {
         name: unit.name,
         parameters: unit
             .parameters
@@ -191,16 +191,16 @@ pub fn add_adapters(base: &ParameterTable, lora: &Lora) -> Result<ParameterTable
     if lora.dropout > 0.0 && base.iter().any(|p| adds_to_weights(p) && targets.contain(p)) {
         return Err(LoraError::ExpertDropout(lora.dropout));
     }
-    let adapted = |unit: &Unit| {
+    let adapted = |unit: &ParameterUnit| {
         let parameters = unit.parameters.iter().flat_map(|parameter| {
             let own = targets.contain(parameter).then(|| targets.adapter(parameter, unit));
             std::iter::once(Parameter { trained: false, ..parameter.clone() })
                 .chain(own.into_iter().flatten())
         });
-        Unit { name: unit.name, parameters: parameters.collect() }
+        ParameterUnit { name: unit.name, parameters: parameters.collect() }
     };
     let units = base.units.iter().map(adapted);
-    let adapters = Some(Adapters {
+    let adapters = Some(AdapterScales {
         scale: lora.scale(),
         fused_scale: lora.scale_of_rank(2 * lora.rank),
         dropout: lora.dropout,
@@ -384,7 +384,7 @@ impl<'a> Targets<'a> {
     }
 
     /// The two matrices of a map's adapter. `unit` is the map's.
-    fn adapter(&self, linear: &Parameter, unit: &Unit) -> [Parameter; 2] {
+    fn adapter(&self, linear: &Parameter, unit: &ParameterUnit) -> [Parameter; 2] {
         let ([out, input], rank) = (sides(linear), self.rank_of(linear));
         let matrix = |part: &str, kind, shape: Vec<u64>| Parameter {
             role: linear.role,
@@ -403,7 +403,7 @@ impl<'a> Targets<'a> {
         let module = format!("{}{}", linear.module(), if is_inside { ".base_layer" } else { "" });
         let experts = linear.shape[0];
         let matrix = |part: &str, kind, shape: [u64; 3], stored: [u64; 2]| Parameter {
-            parts: vec![Part::whole(adapter_name(&module, part), stored.to_vec())],
+            parts: vec![StoredPart::whole(adapter_name(&module, part), stored.to_vec())],
             ..matrix(part, kind, shape.to_vec())
         };
         [

@@ -3,7 +3,7 @@
 use zeroth_graph::Graph;
 
 use crate::distill::forward_distilled;
-use crate::{Batch, Distilled, ForwardError, ModelConfig, ParameterTable, forward};
+use crate::{BatchTokens, Distilled, ForwardError, ModelConfig, ParameterTable, forward};
 
 /// What a model is trained for: its loss, and what that is computed from besides the model.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -21,7 +21,7 @@ impl Objective<'_> {
         self,
         config: &ModelConfig,
         table: &ParameterTable,
-        batch: Batch,
+        batch: BatchTokens,
     ) -> Result<Graph, ForwardError> {
         match self {
             Self::CrossEntropy => forward(config, table, batch),

@@ -2,32 +2,32 @@
 //! have a gated feed-forward part and a head of their own.
 
 use serde_json::{Value, json};
+use zeroth_base::ActivationFn;
 use zeroth_graph::NormOptions;
 
-use crate::architecture::EncoderDecoder;
+use crate::architecture::EncoderDecoderFamily;
 use crate::config::{ModelConfig, TargetTokens};
 use crate::error::FieldError;
 use crate::family::Family;
 use crate::fields::{Fields, Given, check_attention_width, read_dtype};
 use crate::init::INITIALIZER_RANGE;
 use crate::layer::{
-    Activation, AttentionModule, Branch, FeedForwardModule, Layer, LinearModule, NormModule, Positions,
-    Sublayer,
+    AttentionModule, Branch, FeedForwardModule, Layer, LinearModule, NormModule, Positions, Sublayer,
 };
 use crate::limits::{MAX_BLOCKS, MAX_VOCAB, MAX_WIDTH};
-use crate::table::{Parameter, ParameterKind, ParameterRole, ParameterTable, Unit, UnitName};
+use crate::table::{Parameter, ParameterKind, ParameterRole, ParameterTable, ParameterUnit, UnitName};
 
 /// How `feed_forward_proj` is written, whether it has a gate, and its function. `gated-gelu` has always meant the
 /// tanh approximation.
-pub(crate) const FEED_FORWARDS: [(&str, (bool, Activation)); 8] = [
-    ("relu", (false, Activation::Relu)),
-    ("gelu", (false, Activation::Gelu)),
-    ("gelu_new", (false, Activation::GeluTanh)),
-    ("silu", (false, Activation::Silu)),
-    ("gated-relu", (true, Activation::Relu)),
-    ("gated-gelu", (true, Activation::GeluTanh)),
-    ("gated-gelu_new", (true, Activation::GeluTanh)),
-    ("gated-silu", (true, Activation::Silu)),
+pub(crate) const FEED_FORWARDS: [(&str, (bool, ActivationFn)); 8] = [
+    ("relu", (false, ActivationFn::Relu)),
+    ("gelu", (false, ActivationFn::Gelu)),
+    ("gelu_new", (false, ActivationFn::GeluTanh)),
+    ("silu", (false, ActivationFn::Silu)),
+    ("gated-relu", (true, ActivationFn::Relu)),
+    ("gated-gelu", (true, ActivationFn::GeluTanh)),
+    ("gated-gelu_new", (true, ActivationFn::GeluTanh)),
+    ("gated-silu", (true, ActivationFn::Silu)),
 ];
 
 /// The stacks, as the names of their modules begin.
@@ -39,7 +39,7 @@ const DROPOUT_RATE: f64 = 0.1;
 
 pub(crate) fn read(
     family: Family,
-    stacks: &EncoderDecoder,
+    stacks: &EncoderDecoderFamily,
     fields: &Fields<'_>,
 ) -> Result<ModelConfig, FieldError> {
     let heads = fields.size("num_heads", MAX_WIDTH)?;
@@ -236,7 +236,7 @@ pub(crate) fn fields(config: &ModelConfig) -> Vec<(&'static str, Value)> {
 /// each stack's first block on disk but serve all of its blocks: each is a unit of its own.
 pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
     let mut units = Vec::with_capacity(config.blocks() as usize + 5);
-    let mut shared = Unit::new(UnitName::Tied);
+    let mut shared = ParameterUnit::new(UnitName::Tied);
     shared.push(Parameter {
         aliases: if config.tied_head {
             &["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"]
@@ -255,18 +255,18 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
         let (name, width, options) = (format!("{stack}.final_layer_norm"), config.hidden, config.norm);
         NormModule { name, width, options }
     };
-    let blocks = |layers: &[Layer], name: fn(u64) -> UnitName| -> Vec<Unit> {
+    let blocks = |layers: &[Layer], name: fn(u64) -> UnitName| -> Vec<ParameterUnit> {
         (0..).zip(layers).map(|(index, layer)| layer.unit(name(index))).collect()
     };
     units.extend(position_biases(&config.encoder_layers, UnitName::EncoderPositions, ENCODER));
     units.extend(blocks(&config.encoder_layers, UnitName::EncoderBlock));
-    let mut encoder_norm = Unit::new(UnitName::EncoderNorm);
+    let mut encoder_norm = ParameterUnit::new(UnitName::EncoderNorm);
     encoder_norm.push_norm(&final_norm(ENCODER));
     units.push(encoder_norm);
 
     units.extend(position_biases(&config.layers, UnitName::DecoderPositions, DECODER));
     units.extend(blocks(&config.layers, UnitName::Block));
-    let mut head = Unit::new(UnitName::Head);
+    let mut head = ParameterUnit::new(UnitName::Head);
     head.push_norm(&final_norm(DECODER));
     if !config.tied_head {
         head.push_head("lm_head", [config.vocab, config.hidden]);
@@ -276,10 +276,10 @@ pub(crate) fn table(config: &ModelConfig) -> ParameterTable {
 }
 
 /// The unit of one stack's position biases.
-fn position_biases(layers: &[Layer], name: UnitName, stack: &str) -> Option<Unit> {
+fn position_biases(layers: &[Layer], name: UnitName, stack: &str) -> Option<ParameterUnit> {
     let attention = layers.first()?.attention()?;
     let Some(Positions::Relative { buckets, .. }) = attention.positions else { return None };
-    let mut unit = Unit::new(name);
+    let mut unit = ParameterUnit::new(name);
     unit.push(Parameter::new(
         format!("{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
         vec![buckets, attention.heads],

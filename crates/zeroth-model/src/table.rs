@@ -8,16 +8,16 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterTable {
     /// The units in the order of the forward pass.
-    pub units: Vec<Unit>,
+    pub units: Vec<ParameterUnit>,
     /// How tokens choose experts, where there are any.
-    pub routing: Option<Routing>,
+    pub routing: Option<ExpertRouting>,
     /// How LoRA adapters act, where linear maps have some.
-    pub adapters: Option<Adapters>,
+    pub adapters: Option<AdapterScales>,
 }
 
 /// How the LoRA adapters of a model act.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Adapters {
+pub struct AdapterScales {
     /// The factor of their products.
     pub scale: f64,
     /// The factor of the product of an adapter of gate and up of experts, which has twice the rank and the alpha.
@@ -28,7 +28,7 @@ pub struct Adapters {
 
 /// How many of a block's experts a token goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Routing {
+pub struct ExpertRouting {
     /// Experts of a block.
     pub experts: u64,
     /// Experts of a token.
@@ -37,7 +37,7 @@ pub struct Routing {
 
 /// A piece of the model that is gathered, computed and released together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unit {
+pub struct ParameterUnit {
     /// Which piece of the model it is.
     pub name: UnitName,
     /// Its parameters, in the order it uses them.
@@ -88,7 +88,7 @@ pub struct Parameter {
     pub aliases: &'static [&'static str],
     /// The parts of tensors on disk that it is the concatenation of, in order. Empty where it is always one whole tensor of
     /// its own name and shape.
-    pub parts: Vec<Part>,
+    pub parts: Vec<StoredPart>,
     /// Whether it is trained; a frozen one has no gradient and no optimizer state.
     pub trained: bool,
     /// Whether it is kept in nf4 while it is frozen (QLoRA): see [`ParameterTable::quantize`].
@@ -98,13 +98,13 @@ pub struct Parameter {
 /// Consecutive elements of a tensor on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Part {
+pub struct StoredPart {
     pub name: String,
     pub shape: Vec<u64>,
     pub elements: Range<u64>,
 }
 
-impl Part {
+impl StoredPart {
     /// All of a tensor.
     pub(crate) fn whole(name: String, shape: Vec<u64>) -> Self {
         let elements = 0..shape.iter().product();
@@ -168,6 +168,13 @@ pub struct AdaptedParameter {
     pub kind: ParameterKind,
 }
 
+impl AdaptedParameter {
+    /// The module that its adapter is named for: experts are parameters of one module, so theirs have their own name.
+    pub fn module(&self) -> &str {
+        if self.kind == ParameterKind::Expert { &self.name } else { module_of(&self.name) }
+    }
+}
+
 impl ParameterKind {
     /// Whether it is the matrix of a linear map, adapters not counted.
     pub const fn is_linear(self) -> bool {
@@ -228,7 +235,7 @@ impl Parameter {
     }
 }
 
-impl Unit {
+impl ParameterUnit {
     pub(crate) fn new(name: UnitName) -> Self {
         Self { name, parameters: Vec::new() }
     }
@@ -282,7 +289,7 @@ impl ParameterTable {
 
     /// The number of parameters of the model; a tied one counts once.
     pub fn total(&self) -> u64 {
-        self.units.iter().map(Unit::elements).sum()
+        self.units.iter().map(ParameterUnit::elements).sum()
     }
 
     /// The number of trained parameters.
@@ -292,7 +299,7 @@ impl ParameterTable {
 
     /// The number of parameters that one token passes: all but the experts it does not go to.
     pub fn active_per_token(&self) -> u64 {
-        let Some(Routing { experts, per_token }) = self.routing else { return self.total() };
+        let Some(ExpertRouting { experts, per_token }) = self.routing else { return self.total() };
         let of_experts: u64 =
             self.iter().filter(|p| p.kind == ParameterKind::Expert).map(Parameter::elements).sum();
         // All experts of all blocks are equal, so the division leaves nothing.
@@ -305,7 +312,7 @@ impl ParameterTable {
     }
 
     /// The blocks of encoder and decoder.
-    pub fn blocks(&self) -> impl Iterator<Item = &Unit> {
+    pub fn blocks(&self) -> impl Iterator<Item = &ParameterUnit> {
         self.units.iter().filter(|unit| matches!(unit.name, UnitName::Block(_) | UnitName::EncoderBlock(_)))
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zeroth_graph::Group;
 use zeroth_kernel::{ByTier, Tier};
-use zeroth_model::{Batch, ForwardError, ModelConfig, Objective, ParameterTable};
+use zeroth_model::{BatchTokens, ForwardError, ModelConfig, Objective, ParameterTable};
 use zeroth_program::{
     Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings, Target,
 };
@@ -62,7 +62,7 @@ impl TrainableModel {
     ) -> Result<Arc<Self>, ForwardError> {
         let model = Self { config, table, adapted, device, teacher };
         let table = model.adapted.as_ref().unwrap_or(&model.table);
-        model.objective().forward(&model.config, table, Batch::of_tokens(1))?;
+        model.objective().forward(&model.config, table, BatchTokens::of_tokens(1))?;
         Ok(Arc::new(model))
     }
 

@@ -10,7 +10,7 @@ use zeroth_config::resolve::Choice;
 use zeroth_graph::Op;
 use zeroth_kernel::Tier;
 use zeroth_machine::Rates;
-use zeroth_model::{Batch, ForwardError, ModelConfig, Objective, ParameterTable};
+use zeroth_model::{BatchTokens, ForwardError, ModelConfig, Objective, ParameterTable};
 use zeroth_program::{CompileError, Compiled, Settings, StreamSizes, Target};
 use zeroth_program::{FrozenPlacement, Offload, Recompute, StateStream, UpdatedBy};
 
@@ -148,10 +148,10 @@ pub enum Detail {
 }
 
 /// A micro-batch of the largest of these sizes.
-pub fn batch_of(sizes: &StreamSizes) -> Batch {
+pub fn batch_of(sizes: &StreamSizes) -> BatchTokens {
     let rows = sizes.iter().last().unwrap_or_default();
     let [tokens, target_tokens] = [0, 1].map(|stream| rows.get(stream).copied().unwrap_or(0));
-    Batch { tokens, target_tokens }
+    BatchTokens { tokens, target_tokens }
 }
 
 impl<'a> Sizing<'a> {
@@ -477,7 +477,7 @@ impl<'a> Sizing<'a> {
     /// Whether the split of a batch into micro-batches changes the training: the auxiliary loss of a mixture of experts
     /// balances the load of every micro-batch.
     pub fn balances_micro_batches(&self) -> Result<bool, SizingError> {
-        let graph = self.objective.forward(self.model, self.table, Batch::of_tokens(1))?;
+        let graph = self.objective.forward(self.model, self.table, BatchTokens::of_tokens(1))?;
         Ok(graph.nodes.iter().any(|node| matches!(node.op, Op::BalanceLoss { .. })))
     }
 

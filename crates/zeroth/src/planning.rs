@@ -1,6 +1,6 @@
 //! Translates a config and a model into a request for the planner, which depends on neither.
 
-use zeroth_config::resolve::{Origin, Resolved, Setting};
+use zeroth_config::resolve::{Origin, Resolved, ResolvedSetting};
 use zeroth_config::schema::{OffloadDevice, Values};
 use zeroth_machine::Rates;
 use zeroth_plan::{Freedom, Offload, Placement};
@@ -45,7 +45,7 @@ pub fn placement(name: &str, config: &Resolved) -> Result<Placement, NvmeOffload
 /// What the config leaves open, so that runs and plans choose it to fit. `update` are the measured rates of a rank's share
 /// of the machine.
 pub fn freedom(config: &Resolved, update: Option<Rates>) -> Freedom {
-    let checkpoints = |setting: &Setting| {
+    let checkpoints = |setting: &ResolvedSetting| {
         setting.key.path.starts_with("activation_checkpointing") && setting.origin != Origin::Default
     };
     Freedom {

@@ -8,11 +8,11 @@ use std::num::NonZeroU64;
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinError, JoinOptions};
 use zeroth_config::checked::CheckedConfig;
-use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
+use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth_config::unimplemented::unimplemented;
 use zeroth_cpu::CpuDevice;
 use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError, StreamBatch};
-use zeroth_graph::{Graph, ParamId};
+use zeroth_graph::{Graph, Op, ParamId};
 use zeroth_kernel::{DeviceError, RATES, Recipe, Record};
 use zeroth_model::{INITIALIZER_RANGE, NewValues, Parameter, ParameterKind, fill_new};
 use zeroth_program::Target;
@@ -82,7 +82,7 @@ impl Session {
         let wrong = |error: &dyn std::fmt::Display| SessionError::Config(error.to_string());
         let checked = CheckedConfig::load(config).map_err(|error| wrong(&error))?;
         let widest = graph.values.iter().map(|value| value.width).max();
-        let request = Request {
+        let request = ResolveRequest {
             file: &checked.report.values,
             flags: &Flags::default(),
             ranks,
@@ -141,10 +141,14 @@ impl Session {
 
     fn rank(&self, comm: Option<Box<dyn Comm>>) -> Result<RankSession<'_>, SessionError> {
         let graph = &self.compiled.graph;
+        // The bias of a linear map is its second parameter.
+        let is_bias = |param: ParamId| {
+            graph.nodes.iter().any(|node| node.op == Op::Linear && node.params.get(1) == Some(&param))
+        };
         let parameter = |param: ParamId| {
             let spec = &graph.param(param).spec;
             let kind = match spec.shape.len() {
-                1 if spec.name.ends_with("bias") => ParameterKind::Bias,
+                1 if is_bias(param) => ParameterKind::Bias,
                 1 => ParameterKind::Norm,
                 _ => ParameterKind::Linear,
             };

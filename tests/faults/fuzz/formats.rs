@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use zeroth::config::check::check;
 use zeroth::config::preset::PRESETS;
-use zeroth::config::read::{Source, parse};
-use zeroth::config::resolve::{Flags, ModelFacts, Request, resolve};
+use zeroth::config::read::{ConfigSource, parse};
+use zeroth::config::resolve::{Flags, ModelFacts, ResolveRequest, resolve};
 use zeroth::data::{
     CacheFolder, Encode, Encoded, Encoder, EncoderOptions, PrepareOptions, Samples, Truncation, prepare,
     survey,
@@ -490,7 +490,7 @@ pub(super) fn deepspeed_json() -> Format {
     let folder = folder();
     let reader = |file: &Path| {
         let bytes = fs::read(file).unwrap();
-        let Ok(document) = Source::from_bytes("damaged", bytes).and_then(parse) else { return false };
+        let Ok(document) = ConfigSource::from_bytes("damaged", bytes).and_then(parse) else { return false };
         let report = check(&document);
         if !report.is_ok(false) {
             return false;
@@ -498,7 +498,8 @@ pub(super) fn deepspeed_json() -> Format {
         let (flags, model) =
             (Flags::default(), Some(ModelFacts { hidden_size: Some(4096), blocks: Some(32) }));
         for ranks in [1, 5, 1024] {
-            let request = Request { file: &report.values, flags: &flags, ranks, model, steps: Some(100) };
+            let request =
+                ResolveRequest { file: &report.values, flags: &flags, ranks, model, steps: Some(100) };
             let _ = black_box(resolve(&request));
         }
         true

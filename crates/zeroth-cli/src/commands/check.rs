@@ -1,9 +1,9 @@
 //! `config check`: the verdict on every key of a file.
 
 use serde_json::{Value, json};
-use zeroth::config::check::{Report, Severity, Status, Verdict, check};
+use zeroth::config::check::{CheckReport, KeyStatus, Severity, Verdict, check};
 use zeroth::config::checked::{config_source, read_error_text};
-use zeroth::config::read::{ReadError, ReadErrorKind, Source, parse};
+use zeroth::config::read::{ConfigSource, ReadError, ReadErrorKind, parse};
 use zeroth::config::snippet;
 
 use crate::cli::CheckArgs;
@@ -55,11 +55,11 @@ fn row(verdict: &Verdict) -> Value {
     })
 }
 
-fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> String {
+fn text(report: &CheckReport, source: &ConfigSource, strict: bool, output: &Output) -> String {
     let mut text = String::new();
     let loud = |verdict: &Verdict| {
         verdict.severity() == Severity::Error
-            || matches!(verdict.status, Status::Unknown | Status::Deprecated)
+            || matches!(verdict.status, KeyStatus::Unknown | KeyStatus::Deprecated)
     };
     // Errors, unknown keys and deprecated names come first, each with its source line.
     for verdict in report.verdicts.iter().filter(|verdict| loud(verdict)) {
@@ -83,8 +83,8 @@ fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> Stri
         for (index, line) in table.lines().iter().enumerate() {
             let colour = match index.checked_sub(1).map(|index| rows[index].status) {
                 None => None,
-                Some(Status::Honoured | Status::BuiltIn) => Some(Colour::Green),
-                Some(Status::NotYet) => Some(Colour::Dim),
+                Some(KeyStatus::Honoured | KeyStatus::BuiltIn) => Some(Colour::Green),
+                Some(KeyStatus::NotYet) => Some(Colour::Dim),
                 Some(_) => Some(Colour::Yellow),
             };
             let line = line.trim_end();
@@ -93,7 +93,7 @@ fn text(report: &Report, source: &Source, strict: bool, output: &Output) -> Stri
         }
         text.push('\n');
     }
-    let counts: Vec<String> = Status::ALL
+    let counts: Vec<String> = KeyStatus::ALL
         .iter()
         .map(|status| (status, report.count(*status)))
         .filter(|(_, count)| *count > 0)

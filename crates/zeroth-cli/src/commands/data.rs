@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use zeroth::data::{Bucket, Encoder, FirstRow, RowLocation, Survey, TRAINED_MARKERS, preview, survey};
+use zeroth::data::{Encoder, FirstRow, LengthBucket, RowLocation, Survey, TRAINED_MARKERS, preview, survey};
 use zeroth::job::Reading;
 use zeroth::model::{ModelConfig, locate, read_config};
 
@@ -49,8 +49,8 @@ fn with_special(encoder: &Encoder, ids: &[i32]) -> String {
 fn as_json(found: &Survey, files: &[PathBuf]) -> Value {
     let place = |place: &RowLocation| data_inputs::place(place, files);
     let totals = &found.totals;
-    let buckets = |buckets: &[Bucket]| -> Value {
-        let bucket = |bucket: &Bucket| {
+    let buckets = |buckets: &[LengthBucket]| -> Value {
+        let bucket = |bucket: &LengthBucket| {
             json!({
                 "from": bucket.from, "to": bucket.to, "rows": bucket.rows, "tokens": bucket.tokens,
                 "trained_tokens": bucket.trained_tokens,

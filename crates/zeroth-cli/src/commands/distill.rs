@@ -9,7 +9,7 @@ use zeroth::comm::alone;
 use zeroth::config::check::check;
 use zeroth::config::preset::Preset;
 use zeroth::config::read::parse;
-use zeroth::config::resolve::{Flags, Request, resolve};
+use zeroth::config::resolve::{Flags, ResolveRequest, resolve};
 use zeroth::cpu::CpuDevice;
 use zeroth::cuda::CudaDevice;
 use zeroth::data::{Samples, check_trained, prepare_with_progress};
@@ -202,7 +202,7 @@ fn settings(arguments: &DistillCacheArgs, notes: &mut Vec<String>) -> anyhow::Re
         per_device_train_batch_size: Some(arguments.per_device_train_batch_size),
         ..Flags::default()
     };
-    let request = Request { file: &report.values, flags: &flags, ranks: 1, model: None, steps: None };
+    let request = ResolveRequest { file: &report.values, flags: &flags, ranks: 1, model: None, steps: None };
     let mut settings = Settings::from_config(&resolve(&request)?);
     if let Some(given) = &arguments.teacher_deepspeed {
         settings.teacher = teacher_placement(given, notes)?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
-use zeroth::base::{DType, counted, format_bytes};
+use zeroth::base::{counted, format_bytes};
 use zeroth::data::{Columns, EncoderOptions};
 use zeroth::job::system_message;
 use zeroth::kernel::Tier;

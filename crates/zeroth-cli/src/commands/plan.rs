@@ -7,13 +7,13 @@ use serde_json::json;
 use zeroth::base::{DType, counted, format_bytes, format_count};
 use zeroth::config::checked::CheckedConfig;
 use zeroth::config::preset::PRESETS;
-use zeroth::config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
+use zeroth::config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth::graph::DistillSpec;
 use zeroth::job::{
     DeviceKind, cpus, free_device_memory, gpus, longest_row, processes, teacher_placement, usual_ranks,
 };
 use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
-use zeroth::model::{Batch, ModelConfig, ParameterTable, hidden_size_for_auto, named_config, table};
+use zeroth::model::{BatchTokens, ModelConfig, ParameterTable, hidden_size_for_auto, named_config, table};
 use zeroth::plan::{
     Basis, Placement, PlanDevice, PlanRequest, PlannedRows, PlannedSource, PlannedTeacher, States, TrainType,
     TrainableModel, compile, plan,
@@ -142,7 +142,7 @@ fn configs(
         .map(|name| {
             let checked = CheckedConfig::load(name)?;
             let file = &checked.report.values;
-            let request = Request { file, flags, ranks, model: Some(facts), steps: None };
+            let request = ResolveRequest { file, flags, ranks, model: Some(facts), steps: None };
             Ok((name.to_owned(), resolve(&request)?))
         })
         .collect()
@@ -268,7 +268,7 @@ fn request(
     if let (Some(model), Some(teacher)) = (model, &teacher) {
         // Refused here with its reason: a model that cannot be trained is estimated below.
         let (config, table) = (&model.config, &model.table);
-        teacher.objective().forward(config, table, Batch::of_tokens(1))?;
+        teacher.objective().forward(config, table, BatchTokens::of_tokens(1))?;
     }
     let adapted = lora.map(|lora| lora.table);
     let adapter_params = adapted.as_ref().map(ParameterTable::trained);

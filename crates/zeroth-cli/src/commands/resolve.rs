@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use zeroth::base::DType;
 use zeroth::config::checked::CheckedConfig;
-use zeroth::config::resolve::{ModelFacts, Origin, Request, Setting, resolve};
+use zeroth::config::resolve::{ModelFacts, Origin, ResolveRequest, ResolvedSetting, resolve};
 use zeroth::model::{ModelConfig, NamedConfig, hidden_size_for_auto, named_config};
 
 use crate::cli::ResolveArgs;
@@ -18,8 +18,13 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     let dtype = found.as_ref().and_then(|found| found.dtype);
     let flags = arguments.train.to_flags(arguments.train_type == TrainTypeArg::Lora, dtype)?;
     let (model, builtin) = found.map_or((None, None), |found| (Some(found.facts), found.note));
-    let request =
-        Request { file: &checked.report.values, flags: &flags, ranks: arguments.ranks, model, steps: None };
+    let request = ResolveRequest {
+        file: &checked.report.values,
+        flags: &flags,
+        ranks: arguments.ranks,
+        model,
+        steps: None,
+    };
     let resolved = resolve(&request)?;
     let notes: Vec<String> =
         builtin.into_iter().chain(resolved.notes.iter().map(ToString::to_string)).collect();
@@ -37,7 +42,7 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
         return Ok(Exit::Done);
     }
     let mut table = Table::new(&["key", "value", "origin"], &[]);
-    let shown = |setting: &&Setting| arguments.all || setting.origin != Origin::Default;
+    let shown = |setting: &&ResolvedSetting| arguments.all || setting.origin != Origin::Default;
     for setting in resolved.settings().iter().filter(shown) {
         table.row([setting.key.path.to_owned(), setting.value.to_string(), setting.origin.to_string()]);
     }
@@ -52,7 +57,7 @@ pub(super) fn run(arguments: &ResolveArgs, output: &Output) -> anyhow::Result<Ex
     Ok(Exit::Done)
 }
 
-fn origin(setting: &Setting) -> Value {
+fn origin(setting: &ResolvedSetting) -> Value {
     let mut entry = json!({
         "path": setting.key.path,
         "value": setting.value,

@@ -3,8 +3,8 @@
 use serde_json::Value as Json;
 use zeroth_base::{Optimizer, nearest};
 
-use crate::read::{Number, Value};
-use crate::schema::{self, Key, Kind};
+use crate::read::{JsonValue, Number};
+use crate::schema::{self, Key, KeyType};
 
 /// A value in its key's kind, and notes on its spelling.
 #[derive(Debug, PartialEq)]
@@ -14,11 +14,11 @@ pub(super) struct Coerced {
 }
 
 /// Reads a value; the error is one sentence with a remedy.
-pub(super) fn coerce(key: &Key, value: &Value) -> Result<Coerced, String> {
-    if let Value::Null = value {
+pub(super) fn coerce(key: &Key, value: &JsonValue) -> Result<Coerced, String> {
+    if let JsonValue::Null = value {
         return Ok(Coerced { value: Json::Null, notes: Vec::new() });
     }
-    if is_auto(value) && !matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto")) {
+    if is_auto(value) && !matches!(key.kind, KeyType::OneOf(words) if words.contains(&"auto")) {
         let notes = if key.auto.is_some() || key.default.to_json() == Some("auto".into()) {
             Vec::new()
         } else {
@@ -28,35 +28,35 @@ pub(super) fn coerce(key: &Key, value: &Value) -> Result<Coerced, String> {
     }
     let mut notes = Vec::new();
     let value = match key.kind {
-        Kind::Bool => truth(value, &mut notes)?,
-        Kind::Int => whole(key, value, &mut notes)?.into(),
-        Kind::Float => number(key, value, &mut notes)?.into(),
-        Kind::Text => match value {
-            Value::Text(text) => known_spelling(key, text).into(),
+        KeyType::Bool => truth(value, &mut notes)?,
+        KeyType::Int => whole(key, value, &mut notes)?.into(),
+        KeyType::Float => number(key, value, &mut notes)?.into(),
+        KeyType::Text => match value {
+            JsonValue::Text(text) => known_spelling(key, text).into(),
             other => return Err(format!("it holds {}, and must hold text", other.kind())),
         },
-        Kind::OneOf(words) => one_of(words, value)?.into(),
-        Kind::Floats(count) => {
+        KeyType::OneOf(words) => one_of(words, value)?.into(),
+        KeyType::Floats(count) => {
             let list = list(value)?;
             if list.len() != count {
                 return Err(format!("it holds a list of {}, and must hold {count} numbers", list.len()));
             }
             list.iter().map(|item| number(key, item, &mut notes)).collect::<Result<Vec<f64>, _>>()?.into()
         }
-        Kind::Ints => list(value)?
+        KeyType::Ints => list(value)?
             .iter()
             .map(|item| whole(key, item, &mut notes))
             .collect::<Result<Vec<i64>, _>>()?
             .into(),
-        Kind::Texts => list(value)?
+        KeyType::Texts => list(value)?
             .iter()
             .map(|item| match item {
-                Value::Text(text) => Ok(text.as_str()),
+                JsonValue::Text(text) => Ok(text.as_str()),
                 other => Err(format!("it holds {} in its list, and must hold texts", other.kind())),
             })
             .collect::<Result<Vec<&str>, _>>()?
             .into(),
-        Kind::Section | Kind::Opaque => value.to_json(),
+        KeyType::Section | KeyType::Opaque => value.to_json(),
     };
     Ok(Coerced { value, notes })
 }
@@ -71,37 +71,37 @@ fn known_spelling<'a>(key: &Key, text: &'a str) -> &'a str {
     known.iter().find(|name| name.eq_ignore_ascii_case(text)).copied().unwrap_or(text)
 }
 
-fn is_auto(value: &Value) -> bool {
-    matches!(value, Value::Text(text) if text == "auto")
+fn is_auto(value: &JsonValue) -> bool {
+    matches!(value, JsonValue::Text(text) if text == "auto")
 }
 
-fn list(value: &Value) -> Result<Vec<&Value>, String> {
+fn list(value: &JsonValue) -> Result<Vec<&JsonValue>, String> {
     match value {
-        Value::List(nodes) => Ok(nodes.iter().map(|node| &node.value).collect()),
+        JsonValue::List(nodes) => Ok(nodes.iter().map(|node| &node.value).collect()),
         other => Err(format!("it holds {}, and must hold a list […]", other.kind())),
     }
 }
 
-fn truth(value: &Value, notes: &mut Vec<String>) -> Result<Json, String> {
+fn truth(value: &JsonValue, notes: &mut Vec<String>) -> Result<Json, String> {
     let truth = match value {
-        Value::Bool(truth) => return Ok((*truth).into()),
+        JsonValue::Bool(truth) => return Ok((*truth).into()),
         // pydantic, which DeepSpeed uses, reads these too.
-        Value::Text(text) if text.eq_ignore_ascii_case("true") => true,
-        Value::Text(text) if text.eq_ignore_ascii_case("false") => false,
-        Value::Number(number) if number.as_whole() == Some(1) => true,
-        Value::Number(number) if number.as_whole() == Some(0) => false,
+        JsonValue::Text(text) if text.eq_ignore_ascii_case("true") => true,
+        JsonValue::Text(text) if text.eq_ignore_ascii_case("false") => false,
+        JsonValue::Number(number) if number.as_whole() == Some(1) => true,
+        JsonValue::Number(number) if number.as_whole() == Some(0) => false,
         other => return Err(format!("it holds {}, and must be true or false", shown(other))),
     };
-    let without = if matches!(value, Value::Text(_)) { " without quotes" } else { "" };
+    let without = if matches!(value, JsonValue::Text(_)) { " without quotes" } else { "" };
     notes.push(format!("read as {truth}; write {truth}{without}"));
     Ok(truth.into())
 }
 
 /// A number, or a numeric text with a note.
-fn read_number(value: &Value, wanted: &str, notes: &mut Vec<String>) -> Result<Number, String> {
+fn read_number(value: &JsonValue, wanted: &str, notes: &mut Vec<String>) -> Result<Number, String> {
     match value {
-        Value::Number(number) => Ok(number.clone()),
-        Value::Text(text) => match Number::from_text(text) {
+        JsonValue::Number(number) => Ok(number.clone()),
+        JsonValue::Text(text) => match Number::from_text(text) {
             Some(number) => {
                 notes.push(format!("the text \"{text}\" is read as the number {}", number.text()));
                 Ok(number)
@@ -112,7 +112,7 @@ fn read_number(value: &Value, wanted: &str, notes: &mut Vec<String>) -> Result<N
     }
 }
 
-fn whole(key: &Key, value: &Value, notes: &mut Vec<String>) -> Result<i64, String> {
+fn whole(key: &Key, value: &JsonValue, notes: &mut Vec<String>) -> Result<i64, String> {
     let number = read_number(value, "a whole number", notes)?;
     let Some(whole) = number.as_whole() else {
         let float = number.as_f64();
@@ -126,7 +126,7 @@ fn whole(key: &Key, value: &Value, notes: &mut Vec<String>) -> Result<i64, Strin
     Ok(whole)
 }
 
-fn number(key: &Key, value: &Value, notes: &mut Vec<String>) -> Result<f64, String> {
+fn number(key: &Key, value: &JsonValue, notes: &mut Vec<String>) -> Result<f64, String> {
     let number = read_number(value, "a number", notes)?;
     in_bounds(key, number.as_f64(), number.text())?;
     Ok(number.as_f64())
@@ -144,8 +144,8 @@ fn in_bounds(key: &Key, number: f64, text: &str) -> Result<(), String> {
     Err(format!("{text} is out of bounds: it must be {bounds}"))
 }
 
-fn one_of(words: &[&'static str], value: &Value) -> Result<&'static str, String> {
-    let Value::Text(text) = value else {
+fn one_of(words: &[&'static str], value: &JsonValue) -> Result<&'static str, String> {
+    let JsonValue::Text(text) = value else {
         return Err(format!("it holds {}, and must be {}", shown(value), alternatives(words)));
     };
     if let Some(word) = words.iter().find(|word| word.eq_ignore_ascii_case(text)) {
@@ -170,11 +170,11 @@ fn alternatives(words: &[&str]) -> String {
     }
 }
 
-fn shown(value: &Value) -> String {
+fn shown(value: &JsonValue) -> String {
     match value {
-        Value::Number(number) => format!("the number {}", number.text()),
-        Value::Bool(truth) => truth.to_string(),
-        Value::Text(text) => format!("the text \"{text}\""),
+        JsonValue::Number(number) => format!("the number {}", number.text()),
+        JsonValue::Bool(truth) => truth.to_string(),
+        JsonValue::Text(text) => format!("the text \"{text}\""),
         other => other.kind().to_owned(),
     }
 }

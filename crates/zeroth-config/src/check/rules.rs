@@ -1,6 +1,6 @@
 //! The third step of a check: values that are fine alone and contradict each other.
 
-use super::verdict::{Status, Verdict};
+use super::verdict::{KeyStatus, Verdict};
 use crate::view::{ConfigView, Switch};
 
 /// A contradiction: the keys to report it at (the first that the file has), and the message.
@@ -20,7 +20,7 @@ pub(super) fn apply(view: ConfigView<'_>, verdicts: &mut [Verdict]) {
             verdicts.iter().position(|verdict| verdict.key.is_some_and(|key| key.path == *path))
         });
         // What is wrong by itself keeps its own message.
-        if let Some(index) = pinned.filter(|&index| verdicts[index].status != Status::Invalid) {
+        if let Some(index) = pinned.filter(|&index| verdicts[index].status != KeyStatus::Invalid) {
             verdicts[index].refuse(conflict.message);
         }
     }

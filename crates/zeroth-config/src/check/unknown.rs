@@ -2,12 +2,12 @@
 
 use zeroth_base::{Optimizer, nearest};
 
-use super::finding::Outcome;
+use super::finding::MatchOutcome;
 use crate::schema::{self, Effect, Key};
 
-pub(super) fn explain(section: &str, name: &str, type_name: Option<&str>) -> Outcome {
+pub(super) fn explain(section: &str, name: &str, type_name: Option<&str>) -> MatchOutcome {
     let location = if section.is_empty() { "the top level".to_owned() } else { format!("`{section}`") };
-    let near_miss = |hint: String| Outcome::Unknown {
+    let near_miss = |hint: String| MatchOutcome::Unknown {
         message: format!("{location} has no key `{name}`; {hint}"),
         near: true,
     };
@@ -36,7 +36,7 @@ pub(super) fn explain(section: &str, name: &str, type_name: Option<&str>) -> Out
         "neither DeepSpeed nor zeroth has a key `{name}` in {location}, so it does nothing; a name that begins with \
          `_` is a comment"
     );
-    Outcome::Unknown { message, near: false }
+    MatchOutcome::Unknown { message, near: false }
 }
 
 fn keys_at(section: &str, name: &str) -> impl Iterator<Item = &'static Key> + use<> {
@@ -95,7 +95,7 @@ fn homes(name: &str) -> Option<String> {
 }
 
 /// Parameters of an optimizer or scheduler: another type may have them, or the type itself may be foreign.
-fn of_a_type(section: &str, name: &str, type_name: Option<&str>) -> Option<Outcome> {
+fn of_a_type(section: &str, name: &str, type_name: Option<&str>) -> Option<MatchOutcome> {
     let owner = section.strip_suffix(".params")?;
     let (known, foreign) = match owner {
         "optimizer" => (Optimizer::NAMES, schema::FOREIGN_OPTIMIZERS),
@@ -104,12 +104,12 @@ fn of_a_type(section: &str, name: &str, type_name: Option<&str>) -> Option<Outco
     };
     let Some(type_name) = type_name else {
         let message = format!("which parameters there are depends on {owner}.type, which is missing");
-        return Some(Outcome::Wrong { key: None, message, at: None });
+        return Some(MatchOutcome::Wrong { key: None, message, at: None });
     };
     let is = |list: &[&str]| list.iter().any(|known| known.eq_ignore_ascii_case(type_name));
     if is(foreign) || !is(known) {
         let message = format!("a parameter of {type_name}, which zeroth does not have");
-        return Some(Outcome::OfForeignType { message });
+        return Some(MatchOutcome::OfForeignType { message });
     }
     let mut types: Vec<&str> =
         schema::find(&format!("{section}.{name}")).flat_map(|key| key.types.iter().copied()).collect();
@@ -118,5 +118,5 @@ fn of_a_type(section: &str, name: &str, type_name: Option<&str>) -> Option<Outco
     }
     types.dedup();
     let message = format!("a parameter of {}; {type_name} has none of that name", types.join(", "));
-    Some(Outcome::Wrong { key: None, message, at: None })
+    Some(MatchOutcome::Wrong { key: None, message, at: None })
 }

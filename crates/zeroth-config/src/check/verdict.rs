@@ -3,14 +3,14 @@
 use serde_json::Value as Json;
 use zeroth_base::Optimizer;
 
-use super::finding::{Finding, Outcome};
-use crate::read::{Location, Span};
-use crate::schema::{self, Effect, Key, Kind, Support};
+use super::finding::{KeyMatch, MatchOutcome};
+use crate::read::{Location, TextSpan};
+use crate::schema::{self, Effect, Key, KeyType, Support};
 use crate::view::{ConfigView, Switch};
 
 /// The effect of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Status {
+pub enum KeyStatus {
     /// It does what it says.
     Honoured,
     /// It is always so here.
@@ -27,7 +27,7 @@ pub enum Status {
     Invalid,
 }
 
-impl Status {
+impl KeyStatus {
     /// All of them, from best to worst.
     pub const ALL: [Self; 7] = [
         Self::Honoured,
@@ -85,11 +85,11 @@ pub struct Verdict {
     /// The key of the table.
     pub key: Option<&'static Key>,
     /// What becomes of the key.
-    pub status: Status,
+    pub status: KeyStatus,
     /// The value as the file has it.
     pub value: Json,
     /// The span to underline: the key, or the value where that is wrong.
-    pub span: Span,
+    pub span: TextSpan,
     /// The location of its key.
     pub location: Location,
     /// The reason, and a remedy.
@@ -102,26 +102,26 @@ impl Verdict {
     /// Its severity.
     pub fn severity(&self) -> Severity {
         match self.status {
-            Status::Honoured | Status::BuiltIn => Severity::Fine,
-            Status::NotYet | Status::NoEffect | Status::Deprecated => Severity::Warning,
-            Status::Unknown if !self.near => Severity::Warning,
-            Status::Unknown | Status::Invalid => Severity::Error,
+            KeyStatus::Honoured | KeyStatus::BuiltIn => Severity::Fine,
+            KeyStatus::NotYet | KeyStatus::NoEffect | KeyStatus::Deprecated => Severity::Warning,
+            KeyStatus::Unknown if !self.near => Severity::Warning,
+            KeyStatus::Unknown | KeyStatus::Invalid => Severity::Error,
         }
     }
 
     /// Makes the verdict "invalid" for this reason.
     pub(super) fn refuse(&mut self, message: String) {
-        self.status = Status::Invalid;
+        self.status = KeyStatus::Invalid;
         self.message = message;
     }
 }
 
-pub(super) fn decide(finding: Finding, view: ConfigView<'_>) -> Verdict {
-    let Finding { spelled, span, location, value, outcome } = finding;
+pub(super) fn decide(finding: KeyMatch, view: ConfigView<'_>) -> Verdict {
+    let KeyMatch { spelled, span, location, value, outcome } = finding;
     let mut verdict = Verdict {
         path: spelled,
         key: None,
-        status: Status::Honoured,
+        status: KeyStatus::Honoured,
         value,
         span,
         location,
@@ -129,7 +129,7 @@ pub(super) fn decide(finding: Finding, view: ConfigView<'_>) -> Verdict {
         near: false,
     };
     match outcome {
-        Outcome::Known { key, notes } => {
+        MatchOutcome::Known { key, notes } => {
             verdict.key = Some(key);
             // As the key's kind reads it: "False" is false.
             let value = view.value(key.path).unwrap_or(&verdict.value);
@@ -142,21 +142,21 @@ pub(super) fn decide(finding: Finding, view: ConfigView<'_>) -> Verdict {
             }
             // DeepSpeed's first form `"zero_optimization": true` still works.
             if key.path == "zero_optimization" && verdict.value.is_boolean() {
-                verdict.status = Status::Deprecated;
+                verdict.status = KeyStatus::Deprecated;
             }
         }
-        Outcome::Wrong { key, message, at } => {
+        MatchOutcome::Wrong { key, message, at } => {
             verdict.key = key;
             verdict.span = at.unwrap_or(span);
             verdict.refuse(message);
         }
-        Outcome::Unknown { message, near } => {
-            verdict.status = Status::Unknown;
+        MatchOutcome::Unknown { message, near } => {
+            verdict.status = KeyStatus::Unknown;
             verdict.near = near;
             verdict.message = message;
         }
-        Outcome::OfForeignType { message } => {
-            verdict.status = Status::NotYet;
+        MatchOutcome::OfForeignType { message } => {
+            verdict.status = KeyStatus::NotYet;
             verdict.message = message;
         }
     }
@@ -164,35 +164,35 @@ pub(super) fn decide(finding: Finding, view: ConfigView<'_>) -> Verdict {
 }
 
 /// The effect of a value, given the others, and the reason.
-pub(crate) fn effect(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, String) {
+pub(crate) fn effect(key: &Key, value: &Json, view: ConfigView<'_>) -> (KeyStatus, String) {
     if let Some(decided) = foreign_type(key, value) {
         return decided;
     }
     if let Some(because) = key.idle.and_then(|idle| idle(view)) {
-        return (Status::NoEffect, because);
+        return (KeyStatus::NoEffect, because);
     }
     match key.effect {
         Effect::Works => works(key, value, view),
         Effect::WhileEnabled => match view.switch(&format!("{}.enabled", key.parent())) {
-            Switch::Off => (Status::NoEffect, format!("{}.enabled is false", key.parent())),
+            Switch::Off => (KeyStatus::NoEffect, format!("{}.enabled is false", key.parent())),
             Switch::On | Switch::Open => works(key, value, view),
         },
         Effect::BuiltIn(why) => match key.support {
-            Support::None => (Status::NotYet, format!("not built yet, and always so once it is: {why}")),
+            Support::None => (KeyStatus::NotYet, format!("not built yet, and always so once it is: {why}")),
             Support::Full | Support::Only { .. } => match works(key, value, view) {
-                (Status::Honoured, _) => (Status::BuiltIn, format!("always so here: {why}")),
+                (KeyStatus::Honoured, _) => (KeyStatus::BuiltIn, format!("always so here: {why}")),
                 lacking => lacking,
             },
         },
-        Effect::Nothing(because) => (Status::NoEffect, because.to_owned()),
+        Effect::Nothing(because) => (KeyStatus::NoEffect, because.to_owned()),
         Effect::AsSection => match schema::find(key.parent()).next() {
             Some(section) => effect(section, value, view),
             None => works(key, value, view),
         },
-        Effect::Lacking(_) if is_off(key, value) => (Status::Honoured, "off, as asked".to_owned()),
-        Effect::Lacking(what) => (Status::NotYet, what.to_owned()),
-        Effect::Deprecated(instead) => (Status::Deprecated, format!("write {instead}")),
-        Effect::Refused(instead) => (Status::Invalid, instead.to_owned()),
+        Effect::Lacking(_) if is_off(key, value) => (KeyStatus::Honoured, "off, as asked".to_owned()),
+        Effect::Lacking(what) => (KeyStatus::NotYet, what.to_owned()),
+        Effect::Deprecated(instead) => (KeyStatus::Deprecated, format!("write {instead}")),
+        Effect::Refused(instead) => (KeyStatus::Invalid, instead.to_owned()),
     }
 }
 
@@ -200,21 +200,21 @@ fn is_off(key: &Key, value: &Json) -> bool {
     value.is_null() || value.as_str() == Some("auto") || key.is_default(value)
 }
 
-fn works(key: &Key, value: &Json, view: ConfigView<'_>) -> (Status, String) {
+fn works(key: &Key, value: &Json, view: ConfigView<'_>) -> (KeyStatus, String) {
     // A section does what its switch does.
-    if let Some(switch) = schema::switch_of(key).filter(|_| key.kind == Kind::Section) {
+    if let Some(switch) = schema::switch_of(key).filter(|_| key.kind == KeyType::Section) {
         return effect(switch, view.value(switch.path).unwrap_or(&Json::Null), view);
     }
     if let Some(switch) = unbuilt_switch(key, view) {
-        return (Status::NotYet, format!("it follows {switch}, which is not built yet"));
+        return (KeyStatus::NotYet, format!("it follows {switch}, which is not built yet"));
     }
     match key.support {
         _ if key.supports(value) => {
-            (Status::Honoured, key.note.and_then(|note| note(view)).unwrap_or_default())
+            (KeyStatus::Honoured, key.note.and_then(|note| note(view)).unwrap_or_default())
         }
-        Support::Only { instead, .. } => (Status::NotYet, format!("not built yet; {instead}")),
+        Support::Only { instead, .. } => (KeyStatus::NotYet, format!("not built yet; {instead}")),
         Support::None | Support::Full => {
-            (Status::NotYet, format!("not built yet; it will be read by {}", key.reader.name()))
+            (KeyStatus::NotYet, format!("not built yet; it will be read by {}", key.reader.name()))
         }
     }
 }
@@ -229,7 +229,7 @@ pub(crate) fn unbuilt_switch(key: &Key, view: ConfigView<'_>) -> Option<String> 
 }
 
 /// The type of an optimizer or scheduler: one of ours, one that only DeepSpeed has, or a slip.
-fn foreign_type(key: &Key, value: &Json) -> Option<(Status, String)> {
+fn foreign_type(key: &Key, value: &Json) -> Option<(KeyStatus, String)> {
     let (ours, theirs) = match key.path {
         "optimizer.type" => (Optimizer::NAMES, schema::FOREIGN_OPTIMIZERS),
         "scheduler.type" => (schema::SCHEDULERS, schema::FOREIGN_SCHEDULERS),
@@ -242,18 +242,18 @@ fn foreign_type(key: &Key, value: &Json) -> Option<(Status, String)> {
     }
     if is(theirs) {
         let message = format!("DeepSpeed has {name}, zeroth does not: use one of {}", ours.join(", "));
-        return Some((Status::NotYet, message));
+        return Some((KeyStatus::NotYet, message));
     }
     if key.path == "scheduler.type" && schema::HF_SCHEDULES.contains(&name.to_ascii_lowercase().as_str()) {
         let message = format!(
             "a schedule of Hugging Face: write \"zeroth\": {{\"lr_scheduler_type\": \"{name}\"}} or --lr-scheduler-type {name}"
         );
-        return Some((Status::Invalid, message));
+        return Some((KeyStatus::Invalid, message));
     }
     let near = zeroth_base::nearest(name, ours.iter().chain(theirs).copied());
     let hint = near.map_or_else(
         || format!("use one of {}", ours.join(", ")),
         |near| format!("did you mean \"{near}\"?"),
     );
-    Some((Status::Invalid, format!("no {} is called \"{name}\"; {hint}", key.parent())))
+    Some((KeyStatus::Invalid, format!("no {} is called \"{name}\"; {hint}", key.parent())))
 }

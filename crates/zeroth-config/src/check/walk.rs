@@ -3,15 +3,15 @@
 use serde_json::Value as Json;
 
 use super::coerce::{self, Coerced};
-use super::finding::{Finding, Outcome};
+use super::finding::{KeyMatch, MatchOutcome};
 use super::unknown;
 use crate::file_values::{FileValue, FileValues};
-use crate::read::{Document, Entry, Node, Source, Span, Value};
-use crate::schema::{self, Effect, Key, Kind};
+use crate::read::{ConfigSource, Document, Entry, JsonNode, JsonValue, TextSpan};
+use crate::schema::{self, Effect, Key, KeyType};
 
-pub(super) fn walk(document: &Document) -> (Vec<Finding>, FileValues) {
+pub(super) fn walk(document: &Document) -> (Vec<KeyMatch>, FileValues) {
     let mut walker = Walker { source: &document.source, findings: Vec::new(), values: FileValues::default() };
-    let Value::Object(entries) = &document.root.value else {
+    let JsonValue::Object(entries) = &document.root.value else {
         // `parse` gives an object always; an empty file has no keys to judge.
         return (Vec::new(), FileValues::default());
     };
@@ -22,8 +22,8 @@ pub(super) fn walk(document: &Document) -> (Vec<Finding>, FileValues) {
 }
 
 struct Walker<'a> {
-    source: &'a Source,
-    findings: Vec<Finding>,
+    source: &'a ConfigSource,
+    findings: Vec<KeyMatch>,
     values: FileValues,
 }
 
@@ -54,7 +54,7 @@ impl Walker<'_> {
         let known = schema::find(&path).find(|key| key.is_of(type_name)).filter(|_| !entry.key.contains('.'));
         let Some(key) = known else {
             let outcome = unknown::explain(section, &entry.key, type_name);
-            let foreign = matches!(outcome, Outcome::OfForeignType { .. }).then(|| outcome.clone());
+            let foreign = matches!(outcome, MatchOutcome::OfForeignType { .. }).then(|| outcome.clone());
             self.push(spelled, entry, outcome);
             match foreign {
                 Some(outcome) => self.inside(&join(spelled, &entry.key), &entry.node, &outcome),
@@ -64,41 +64,41 @@ impl Walker<'_> {
         };
         match (key.kind, &entry.node.value) {
             // `bf16` and `bfloat16` are one section under two names.
-            (Kind::Section, Value::Object(_)) if self.values.has_section(key.path) => {
+            (KeyType::Section, JsonValue::Object(_)) if self.values.has_section(key.path) => {
                 let message = format!("the same section as `{}`, which is given too. Keep one", key.path);
                 self.push(
                     spelled,
                     entry,
-                    Outcome::Wrong { key: Some(key), message, at: Some(entry.key_span) },
+                    MatchOutcome::Wrong { key: Some(key), message, at: Some(entry.key_span) },
                 );
                 self.unseen(spelled, entry);
             }
-            (Kind::Section, Value::Object(entries)) => {
-                self.push(spelled, entry, Outcome::Known { key, notes: Vec::new() });
+            (KeyType::Section, JsonValue::Object(entries)) => {
+                self.push(spelled, entry, MatchOutcome::Known { key, notes: Vec::new() });
                 self.values.insert_section(key.path);
                 self.section(key.path, &join(spelled, &entry.key), entries);
             }
             // DeepSpeed's first form of the section: a switch for stage 1.
-            (Kind::Section, Value::Bool(on)) if key.path == "zero_optimization" => {
+            (KeyType::Section, JsonValue::Bool(on)) if key.path == "zero_optimization" => {
                 let stage = i64::from(*on);
                 let message = format!("the old form; write {{\"stage\": {stage}}}");
-                self.push(spelled, entry, Outcome::Known { key, notes: vec![message] });
+                self.push(spelled, entry, MatchOutcome::Known { key, notes: vec![message] });
                 self.ask("zero_optimization.stage", stage.into(), join(spelled, &entry.key), entry.key_span);
             }
-            (Kind::Section, Value::Null) => {
+            (KeyType::Section, JsonValue::Null) => {
                 let notes = vec!["null counts as absent".to_owned()];
-                self.push(spelled, entry, Outcome::Known { key, notes });
+                self.push(spelled, entry, MatchOutcome::Known { key, notes });
             }
-            (Kind::Section, other) => {
+            (KeyType::Section, other) => {
                 let message = format!("it holds {}, and must hold an object {{…}}", other.kind());
                 self.push(
                     spelled,
                     entry,
-                    Outcome::Wrong { key: Some(key), message, at: Some(entry.node.span) },
+                    MatchOutcome::Wrong { key: Some(key), message, at: Some(entry.node.span) },
                 );
             }
-            (Kind::Opaque, _) => {
-                let outcome = Outcome::Known { key, notes: Vec::new() };
+            (KeyType::Opaque, _) => {
+                let outcome = MatchOutcome::Known { key, notes: Vec::new() };
                 self.push(spelled, entry, outcome.clone());
                 self.inside(&join(spelled, &entry.key), &entry.node, &outcome);
             }
@@ -113,7 +113,7 @@ impl Walker<'_> {
                 self.push(
                     spelled,
                     entry,
-                    Outcome::Wrong { key: Some(key), message, at: Some(entry.node.span) },
+                    MatchOutcome::Wrong { key: Some(key), message, at: Some(entry.node.span) },
                 );
                 self.unseen(spelled, entry);
                 return;
@@ -125,7 +125,11 @@ impl Walker<'_> {
                 "the same key as `{}` at {}; only one of the two can count. Keep one",
                 earlier.spelled, earlier.location
             );
-            self.push(spelled, entry, Outcome::Wrong { key: Some(key), message, at: Some(entry.key_span) });
+            self.push(
+                spelled,
+                entry,
+                MatchOutcome::Wrong { key: Some(key), message, at: Some(entry.key_span) },
+            );
             return;
         }
         if value.is_null() {
@@ -133,12 +137,12 @@ impl Walker<'_> {
         } else {
             self.ask(key.path, value, path, entry.key_span);
         }
-        self.push(spelled, entry, Outcome::Known { key, notes });
+        self.push(spelled, entry, MatchOutcome::Known { key, notes });
     }
 
     /// Keys inside an opaque value share one outcome; a duplicate is an error there too.
-    fn inside(&mut self, spelled: &str, node: &Node, outcome: &Outcome) {
-        let Value::Object(entries) = &node.value else { return };
+    fn inside(&mut self, spelled: &str, node: &JsonNode, outcome: &MatchOutcome) {
+        let JsonValue::Object(entries) = &node.value else { return };
         for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| !is_comment(entry)) {
             let outcome_here = self.given_twice(entries, index).unwrap_or_else(|| outcome.clone());
             self.push(spelled, entry, outcome_here);
@@ -150,25 +154,25 @@ impl Walker<'_> {
     fn unseen(&mut self, section: &str, entry: &Entry) {
         let path = join(section, &entry.key);
         let message = format!("it lies in `{path}`, which is wrong itself, so it is not looked at");
-        self.inside(&path, &entry.node, &Outcome::Unknown { message, near: false });
+        self.inside(&path, &entry.node, &MatchOutcome::Unknown { message, near: false });
     }
 
-    fn given_twice(&self, entries: &[Entry], index: usize) -> Option<Outcome> {
+    fn given_twice(&self, entries: &[Entry], index: usize) -> Option<MatchOutcome> {
         let entry = &entries[index];
         let first = entries[..index].iter().find(|earlier| earlier.key == entry.key)?;
         let location = self.source.location(first.key_span.start);
         let message =
             format!("the key is given twice, first at {location}; DeepSpeed refuses that. Keep one");
-        Some(Outcome::Wrong { key: None, message, at: Some(entry.key_span) })
+        Some(MatchOutcome::Wrong { key: None, message, at: Some(entry.key_span) })
     }
 
-    fn ask(&mut self, path: &'static str, value: Json, spelled: String, span: Span) {
+    fn ask(&mut self, path: &'static str, value: Json, spelled: String, span: TextSpan) {
         self.values.insert(path, FileValue { value, spelled, location: self.source.location(span.start) });
     }
 
-    fn push(&mut self, section: &str, entry: &Entry, outcome: Outcome) {
+    fn push(&mut self, section: &str, entry: &Entry, outcome: MatchOutcome) {
         let span = entry.key_span;
-        self.findings.push(Finding {
+        self.findings.push(KeyMatch {
             spelled: join(section, &entry.key),
             span,
             location: self.source.location(span.start),
@@ -180,7 +184,7 @@ impl Walker<'_> {
     /// Moves the values of deprecated keys to their replacements; giving both is an error, as in DeepSpeed.
     fn move_deprecated(&mut self) {
         for finding in &mut self.findings {
-            let Outcome::Known { key, .. } = finding.outcome else { continue };
+            let MatchOutcome::Known { key, .. } = finding.outcome else { continue };
             let Effect::Deprecated(_) = key.effect else { continue };
             let Some(old) = self.values.get(key.path).cloned() else { continue };
             let Some((path, value)) = replacement(key.path, &old.value) else { continue };
@@ -189,7 +193,7 @@ impl Walker<'_> {
                     "the old name of `{}`, which is given too ({}). Keep the new one",
                     new.spelled, new.location
                 );
-                finding.outcome = Outcome::Wrong { key: Some(key), message, at: None };
+                finding.outcome = MatchOutcome::Wrong { key: Some(key), message, at: None };
             } else {
                 self.values.insert(path, FileValue { value, ..old });
             }

@@ -121,7 +121,7 @@ const LAUNCHERS: &[Variable] = &[
         "NODE_RANK",
         "The number of this machine, for ms-swift.",
         NoEffect,
-        "it is ms-swift's; `zeroth launch` will number machines by itself",
+        "ms-swift reads it; `zeroth launch`, once it is built, numbers the machines itself",
     ),
 ];
 

@@ -2,13 +2,13 @@
 
 use super::cursor::{Cursor, ends_word};
 use super::error::{Fault, Parsed, shown};
-use super::location::Span;
+use super::location::TextSpan;
 use super::number::{JsonNumber, Number};
-use super::value::{Node, Value};
+use super::value::{JsonNode, JsonValue};
 
 /// What a word says.
 enum Word {
-    Value(Value),
+    Value(JsonValue),
     /// An error wherever it stands: what is wrong, and what to write.
     Refused(String, String),
     /// Neither: text, where text may go without quotes.
@@ -24,9 +24,9 @@ impl Word {
             )
         };
         match word {
-            "null" => Self::Value(Value::Null),
-            "true" => Self::Value(Value::Bool(true)),
-            "false" => Self::Value(Value::Bool(false)),
+            "null" => Self::Value(JsonValue::Null),
+            "true" => Self::Value(JsonValue::Bool(true)),
+            "false" => Self::Value(JsonValue::Bool(false)),
             "True" => python("true"),
             "False" => python("false"),
             "None" => python("null"),
@@ -35,7 +35,7 @@ impl Word {
                 "numbers in a config are finite: write one, or remove the key for its default".to_owned(),
             ),
             _ => match Number::from_json(word) {
-                JsonNumber::Finite(number) => Self::Value(Value::Number(number)),
+                JsonNumber::Finite(number) => Self::Value(JsonValue::Number(number)),
                 JsonNumber::TooLarge => Self::Refused(
                     format!("{} is larger than the largest number, about 1.8e308", shown(word)),
                     "write a smaller number".to_owned(),
@@ -48,22 +48,22 @@ impl Word {
 
 impl Cursor<'_> {
     /// The JSON value that begins here and has neither quotes nor brackets.
-    pub(super) fn json_word(&mut self) -> Parsed<Node> {
+    pub(super) fn json_word(&mut self) -> Parsed<JsonNode> {
         let start = self.at;
         let end = self
             .find(|bytes| ends_word(bytes) || matches!(bytes[0], b' ' | b'\t' | b'"' | b':' | b'{' | b'['));
-        let span = Span { start, end };
+        let span = TextSpan { start, end };
         let word = self.slice(span);
         match Word::read(word) {
             Word::Value(value) => {
                 self.at = end;
-                Ok(Node { span, value })
+                Ok(JsonNode { span, value })
             }
             Word::Refused(message, help) => Err(Fault::syntax(span, message, help)),
             Word::Other => {
                 self.check_visible(span)?;
                 // Text without its quotes has blanks in it: show it whole.
-                let whole = self.slice(Span { start, end: self.find(ends_word) }).trim_end();
+                let whole = self.slice(TextSpan { start, end: self.find(ends_word) }).trim_end();
                 let (message, help) = not_a_value(word, whole);
                 Err(Fault::syntax(span, message, help))
             }
@@ -72,30 +72,30 @@ impl Cursor<'_> {
 
     /// The Hjson value that begins here and has neither quotes nor brackets: a number, `true`, `false`, `null`, or
     /// text to the end of the line.
-    pub(super) fn hjson_word(&mut self) -> Parsed<Node> {
+    pub(super) fn hjson_word(&mut self) -> Parsed<JsonNode> {
         let start = self.at;
-        let word = self.slice(Span { start, end: self.find(ends_word) }).trim_end();
-        let span = Span { start, end: start + word.len() };
+        let word = self.slice(TextSpan { start, end: self.find(ends_word) }).trim_end();
+        let span = TextSpan { start, end: start + word.len() };
         match Word::read(word) {
             Word::Value(value) => {
                 self.at = span.end;
-                Ok(Node { span, value })
+                Ok(JsonNode { span, value })
             }
             Word::Refused(message, help) => Err(Fault::syntax(span, message, help)),
             Word::Other => {
-                let text = self.slice(Span { start, end: self.line_end() }).trim_end();
+                let text = self.slice(TextSpan { start, end: self.line_end() }).trim_end();
                 let control = text.char_indices().find(|&(_, c)| c.is_control() && c != '\t');
                 if let Some((at, character)) = control {
                     return Err(invisible(start + at, character));
                 }
                 self.at = start + text.len();
-                Ok(Node { span: self.since(start), value: Value::Text(text.to_owned()) })
+                Ok(JsonNode { span: self.since(start), value: JsonValue::Text(text.to_owned()) })
             }
         }
     }
 
     /// Refuses characters that are not seen, or that only look like a quote, in a word or key without quotes.
-    pub(super) fn check_visible(&self, span: Span) -> Parsed<()> {
+    pub(super) fn check_visible(&self, span: TextSpan) -> Parsed<()> {
         for (at, character) in self.slice(span).char_indices() {
             let start = span.start + at;
             if is_invisible(character) {
@@ -103,7 +103,7 @@ impl Cursor<'_> {
             }
             if matches!(character, '“' | '”' | '„' | '‘' | '’' | '«' | '»') {
                 return Err(Fault::syntax(
-                    Span { start, end: start + character.len_utf8() },
+                    TextSpan { start, end: start + character.len_utf8() },
                     format!("`{character}` is a typographic quote"),
                     "write the plain quote `\"`",
                 ));
@@ -127,7 +127,7 @@ fn invisible(start: usize, character: char) -> Fault {
         _ => "remove it",
     };
     Fault::syntax(
-        Span { start, end: start + character.len_utf8() },
+        TextSpan { start, end: start + character.len_utf8() },
         format!("the invisible character U+{:04X} cannot stand outside of quotes", u32::from(character)),
         help,
     )

@@ -1,20 +1,20 @@
 //! The position of the reader in the text; skips white space and comments.
 
 use super::error::{Fault, Parsed};
-use super::location::Span;
-use super::source::Source;
+use super::location::TextSpan;
+use super::source::ConfigSource;
 
 /// A position in a source that moves forward.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor<'a> {
-    pub(super) source: &'a Source,
+    pub(super) source: &'a ConfigSource,
     /// The offset of the next byte; always on a character boundary between tokens.
     pub(super) at: usize,
 }
 
 impl<'a> Cursor<'a> {
     /// The start of a source.
-    pub(super) fn new(source: &'a Source) -> Self {
+    pub(super) fn new(source: &'a ConfigSource) -> Self {
         Self { source, at: 0 }
     }
 
@@ -29,19 +29,19 @@ impl<'a> Cursor<'a> {
     }
 
     /// The text of a span.
-    pub(super) fn slice(&self, span: Span) -> &'a str {
+    pub(super) fn slice(&self, span: TextSpan) -> &'a str {
         &self.source.text()[span.start..span.end]
     }
 
     /// The next character's span; empty at the end.
-    pub(super) fn here(&self) -> Span {
+    pub(super) fn here(&self) -> TextSpan {
         let length = self.rest().chars().next().map_or(0, char::len_utf8);
-        Span { start: self.at, end: self.at + length }
+        TextSpan { start: self.at, end: self.at + length }
     }
 
     /// What was read since `start`.
-    pub(super) fn since(&self, start: usize) -> Span {
-        Span { start, end: self.at }
+    pub(super) fn since(&self, start: usize) -> TextSpan {
+        TextSpan { start, end: self.at }
     }
 
     /// Steps over `token` if it comes next.
@@ -78,7 +78,7 @@ impl<'a> Cursor<'a> {
                 Some(b'/') if self.rest().starts_with("//") => self.at = self.line_end(),
                 Some(b'/') if self.rest().starts_with("/*") => {
                     let Some(length) = self.rest()[2..].find("*/") else {
-                        let span = Span { start: self.at, end: self.at + 2 };
+                        let span = TextSpan { start: self.at, end: self.at + 2 };
                         return Err(Fault::syntax(
                             span,
                             "this comment is never closed",

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use super::location::{Location, Span};
+use super::location::{Location, TextSpan};
 
 /// A config that cannot be read. The parts are fields: `error.location`, `error.message`, `error.help`, …
 #[derive(Debug, Clone, thiserror::Error)]
@@ -20,7 +20,7 @@ pub struct ReadProblem {
     /// Its location; absent where the whole file is the problem.
     pub location: Option<Location>,
     /// The bytes of the text it is about; never absent where there is a place.
-    pub span: Option<Span>,
+    pub span: Option<TextSpan>,
     /// The problem, without its location.
     pub message: String,
     /// What to write instead, where that is known.
@@ -119,7 +119,7 @@ impl fmt::Display for ReadProblem {
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) kind: ReadErrorKind,
-    pub(super) span: Span,
+    pub(super) span: TextSpan,
     pub(super) message: String,
     pub(super) help: Option<String>,
 }
@@ -129,7 +129,7 @@ pub(super) type Parsed<T> = Result<T, Fault>;
 
 impl Fault {
     /// A syntax error with advice.
-    pub(super) fn syntax(span: Span, message: impl Into<String>, help: impl Into<String>) -> Self {
+    pub(super) fn syntax(span: TextSpan, message: impl Into<String>, help: impl Into<String>) -> Self {
         let (message, help) = (message.into(), Some(help.into()));
         Self { kind: ReadErrorKind::Syntax, span, message, help }
     }

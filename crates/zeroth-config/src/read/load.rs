@@ -10,37 +10,37 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::error::{ReadError, ReadErrorKind, shown};
 use super::parse;
-use super::source::Source;
+use super::source::ConfigSource;
 
 /// The largest file that is read as a config: 16 MiB. Real ones have some kilobytes.
 pub const MAX_BYTES: u64 = 16 << 20;
 
-impl Source {
+impl ConfigSource {
     /// The text of a file, at most [`MAX_BYTES`].
-    pub fn from_path(path: &Path) -> Result<Source, ReadError> {
+    pub fn from_path(path: &Path) -> Result<ConfigSource, ReadError> {
         let name = path.display().to_string();
         let bytes = read_file(path).map_err(|error| cannot_read(path, &error))?;
         // A pipe has no size beforehand: what was read counts.
         if bytes.len() as u64 > MAX_BYTES {
             return Err(too_large(name, &format!("more than {MAX_BYTES} bytes")));
         }
-        Source::from_bytes(name, bytes)
+        ConfigSource::from_bytes(name, bytes)
     }
 
     /// What a user may give for a config: its path, its text (it begins with `{`), or base64 of its text.
-    pub fn from_argument(argument: &str) -> Result<Source, ReadError> {
+    pub fn from_argument(argument: &str) -> Result<ConfigSource, ReadError> {
         /// A path that is longer than this in bytes is not shown whole.
         const MOST_OF_A_PATH: usize = 255;
         if argument.trim_start().starts_with('{') {
-            return Ok(Source::from_text("<argument>", argument));
+            return Ok(ConfigSource::from_text("<argument>", argument));
         }
         let path = Path::new(argument);
         if fs::metadata(path).is_err()
             && let Some(text) = decode(argument)
         {
-            return Ok(Source::from_text("<base64>", text));
+            return Ok(ConfigSource::from_text("<base64>", text));
         }
-        Source::from_path(path).map_err(|error| {
+        ConfigSource::from_path(path).map_err(|error| {
             if error.kind != ReadErrorKind::NotFound {
                 return error;
             }
@@ -129,7 +129,7 @@ fn decode(argument: &str) -> Option<String> {
         .ok()?;
     let text = String::from_utf8(bytes).ok()?;
     let is_config = text.trim_start_matches(['\u{feff}', ' ', '\t', '\r', '\n']).starts_with('{')
-        || parse::root(&Source::from_text("", text.as_str())).is_ok();
+        || parse::root(&ConfigSource::from_text("", text.as_str())).is_ok();
     is_config.then_some(text)
 }
 

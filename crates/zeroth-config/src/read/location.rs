@@ -18,7 +18,7 @@ impl fmt::Display for Location {
 
 /// A range of bytes of a text, on character boundaries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct TextSpan {
     /// The offset of its first byte in the text.
     pub start: usize,
     /// The byte after its last.

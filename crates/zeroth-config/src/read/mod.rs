@@ -36,23 +36,23 @@ mod value;
 
 pub use error::{ReadError, ReadErrorKind, ReadProblem};
 pub use load::MAX_BYTES;
-pub use location::{Location, Span};
+pub use location::{Location, TextSpan};
 pub use number::Number;
 pub use parse::MAX_DEPTH;
-pub use source::Source;
-pub use value::{Entry, Node, Value};
+pub use source::ConfigSource;
+pub use value::{Entry, JsonNode, JsonValue};
 
 /// A config that was read: its text and what the text says.
 #[derive(Debug, Clone)]
 pub struct Document {
     /// The text, for places and lines.
-    pub source: Source,
+    pub source: ConfigSource,
     /// What it says; always an object.
-    pub root: Node,
+    pub root: JsonNode,
 }
 
 /// Reads a config. Duplicate keys stay, in the order of the file: to refuse them is the checker's part.
-pub fn parse(source: Source) -> Result<Document, ReadError> {
+pub fn parse(source: ConfigSource) -> Result<Document, ReadError> {
     match parse::root(&source) {
         Ok(root) => Ok(Document { source, root }),
         Err(fault) => Err(source.error(fault)),

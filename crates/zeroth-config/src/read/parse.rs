@@ -2,9 +2,9 @@
 
 use super::cursor::Cursor;
 use super::error::{Fault, Parsed, ReadErrorKind, shown};
-use super::location::Span;
-use super::source::Source;
-use super::value::{Entry, Node, Value};
+use super::location::TextSpan;
+use super::source::ConfigSource;
+use super::value::{Entry, JsonNode, JsonValue};
 
 /// How deep lists and objects may nest, the root included. A config has four levels; the stack has its limit.
 pub const MAX_DEPTH: usize = 128;
@@ -20,7 +20,7 @@ enum Style {
 #[derive(Clone, Copy)]
 struct Open {
     /// Its opening bracket; the root may have none.
-    bracket: Option<Span>,
+    bracket: Option<TextSpan>,
     closing: u8,
 }
 
@@ -29,17 +29,17 @@ struct Parser<'a> {
     cursor: Cursor<'a>,
     depth: usize,
     /// The last quoteless text that has a closing bracket in it: the likely reason for one that is missing.
-    swallowed: Option<Span>,
+    swallowed: Option<TextSpan>,
 }
 
 /// Reads a whole text.
-pub(super) fn root(source: &Source) -> Parsed<Node> {
+pub(super) fn root(source: &ConfigSource) -> Parsed<JsonNode> {
     let mut parser = Parser { cursor: Cursor::new(source), depth: 0, swallowed: None };
     parser.cursor.skip_blank()?;
     match parser.cursor.peek() {
         None => Err(Fault {
             kind: ReadErrorKind::Empty,
-            span: Span { start: 0, end: 0 },
+            span: TextSpan { start: 0, end: 0 },
             message: "there is nothing in this config".to_owned(),
             help: Some("write `{}` for a config that is all defaults".to_owned()),
         }),
@@ -56,7 +56,7 @@ pub(super) fn root(source: &Source) -> Parsed<Node> {
     }
 }
 
-fn not_an_object(span: Span, found: &str) -> Fault {
+fn not_an_object(span: TextSpan, found: &str) -> Fault {
     Fault {
         kind: ReadErrorKind::NotAnObject,
         span,
@@ -66,7 +66,7 @@ fn not_an_object(span: Span, found: &str) -> Fault {
 }
 
 impl Parser<'_> {
-    fn root_without_braces(&mut self) -> Parsed<Node> {
+    fn root_without_braces(&mut self) -> Parsed<JsonNode> {
         let start = self.cursor.at;
         // A text that is one value and nothing else deserves to hear so.
         let mut alone = *self;
@@ -79,27 +79,29 @@ impl Parser<'_> {
         self.depth = 1;
         let entries = self.members(Open { bracket: None, closing: b'}' })?;
         let end = entries.last().map_or(start, |entry| entry.node.span.end);
-        Ok(Node { span: Span { start, end }, value: Value::Object(entries) })
+        Ok(JsonNode { span: TextSpan { start, end }, value: JsonValue::Object(entries) })
     }
 
     /// The value that begins here. The caller has seen that something does.
-    fn value(&mut self, style: Style) -> Parsed<Node> {
+    fn value(&mut self, style: Style) -> Parsed<JsonNode> {
         let start = self.cursor.at;
         let bracket = self.cursor.here();
         let value = match self.cursor.peek() {
-            Some(b'\'') if self.cursor.rest().starts_with("'''") => Value::Text(self.cursor.multi_line()?),
-            Some(b'"' | b'\'') => Value::Text(self.cursor.quoted()?),
+            Some(b'\'') if self.cursor.rest().starts_with("'''") => {
+                JsonValue::Text(self.cursor.multi_line()?)
+            }
+            Some(b'"' | b'\'') => JsonValue::Text(self.cursor.quoted()?),
             Some(b'{') => {
                 self.enter(bracket)?;
                 let members = self.members(Open { bracket: Some(bracket), closing: b'}' })?;
                 self.depth -= 1;
-                Value::Object(members)
+                JsonValue::Object(members)
             }
             Some(b'[') => {
                 self.enter(bracket)?;
                 let elements = self.elements(Open { bracket: Some(bracket), closing: b']' }, style)?;
                 self.depth -= 1;
-                Value::List(elements)
+                JsonValue::List(elements)
             }
             _ if style == Style::Json => return self.cursor.json_word(),
             _ => {
@@ -110,10 +112,10 @@ impl Parser<'_> {
                 return Ok(node);
             }
         };
-        Ok(Node { span: self.cursor.since(start), value })
+        Ok(JsonNode { span: self.cursor.since(start), value })
     }
 
-    fn enter(&mut self, bracket: Span) -> Parsed<()> {
+    fn enter(&mut self, bracket: TextSpan) -> Parsed<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return Err(Fault {
@@ -155,7 +157,7 @@ impl Parser<'_> {
     }
 
     /// The elements of a list, and its closing bracket.
-    fn elements(&mut self, open: Open, style: Style) -> Parsed<Vec<Node>> {
+    fn elements(&mut self, open: Open, style: Style) -> Parsed<Vec<JsonNode>> {
         let mut nodes = Vec::new();
         self.cursor.skip_blank()?;
         while !self.closed(open)? {
@@ -169,7 +171,7 @@ impl Parser<'_> {
     }
 
     /// A key, its place, and what it permits as value.
-    fn key(&mut self) -> Parsed<(String, Span, Style)> {
+    fn key(&mut self) -> Parsed<(String, TextSpan, Style)> {
         let start = self.cursor.at;
         match self.cursor.peek() {
             Some(b'"') => Ok((self.cursor.quoted()?, self.cursor.since(start), Style::Json)),
@@ -253,7 +255,7 @@ impl Parser<'_> {
             Some(_) => {
                 let start = self.cursor.at;
                 let end = self.cursor.find(|bytes| bytes[0] == b' ' || super::cursor::ends_word(bytes));
-                let span = Span { start, end: end.max(self.cursor.here().end) };
+                let span = TextSpan { start, end: end.max(self.cursor.here().end) };
                 self.cursor.check_visible(self.cursor.here())?;
                 Err(Fault::syntax(
                     span,
@@ -272,7 +274,7 @@ impl Parser<'_> {
         )
     }
 
-    fn no_colon(&self, key_span: Span) -> Fault {
+    fn no_colon(&self, key_span: TextSpan) -> Fault {
         let key = self.cursor.slice(key_span);
         let help = match key.split_once('=') {
             Some((name, value)) if !key.starts_with(['"', '\'']) => format!("write `{name}: {value}`"),
@@ -282,7 +284,7 @@ impl Parser<'_> {
         Fault::syntax(key_span, format!("the key {} has no colon after it", shown(key)), help)
     }
 
-    fn never_closed(&self, bracket: Span, closing: u8) -> Fault {
+    fn never_closed(&self, bracket: TextSpan, closing: u8) -> Fault {
         let closing = char::from(closing);
         let help = match self.swallowed {
             Some(text) => format!(
@@ -307,7 +309,7 @@ impl Parser<'_> {
     }
 }
 
-fn closes_nothing(span: Span, bracket: u8) -> Fault {
+fn closes_nothing(span: TextSpan, bracket: u8) -> Fault {
     let message = format!("this `{}` closes nothing", char::from(bracket));
     Fault::syntax(span, message, "remove it, or add the bracket that opens it")
 }

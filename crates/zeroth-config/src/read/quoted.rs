@@ -2,7 +2,7 @@
 
 use super::cursor::Cursor;
 use super::error::{Fault, Parsed, shown};
-use super::location::Span;
+use super::location::TextSpan;
 
 impl Cursor<'_> {
     /// The text in the quotes that begin here, `"` or `'`.
@@ -69,7 +69,7 @@ impl Cursor<'_> {
             // The quotes are not closed on this line either: the caller says that at the opening.
             None | Some(b'\n' | b'\r') => return Ok('\\'),
             Some(_) => {
-                let span = Span { start, end: self.here().end };
+                let span = TextSpan { start, end: self.here().end };
                 return Err(Fault::syntax(
                     span,
                     format!("{} is no escape", shown(self.slice(span))),
@@ -93,7 +93,7 @@ impl Cursor<'_> {
             }
         }
         char::from_u32(code).ok_or_else(|| {
-            let span = Span { start, end: start + 6 };
+            let span = TextSpan { start, end: start + 6 };
             Fault::syntax(
                 span,
                 format!("`{}` is half of a surrogate pair", self.slice(span)),
@@ -108,7 +108,7 @@ impl Cursor<'_> {
         let digits =
             self.rest().as_bytes().get(2..6).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
         let Some(digits) = digits else {
-            let span = Span { start, end: start + 2 };
+            let span = TextSpan { start, end: start + 2 };
             return Err(Fault::syntax(
                 span,
                 "`\\u` needs four hexadecimal digits",
@@ -140,7 +140,7 @@ impl Cursor<'_> {
             text.push_str(self.slice(self.since(run)));
             match self.peek() {
                 None => {
-                    let span = Span { start: open, end: open + 3 };
+                    let span = TextSpan { start: open, end: open + 3 };
                     return Err(Fault::syntax(
                         span,
                         "this `'''` is never closed",

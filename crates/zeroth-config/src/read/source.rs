@@ -1,19 +1,19 @@
 //! The text of a config, with its name and its lines.
 
 use super::error::{Fault, ReadError, ReadErrorKind};
-use super::location::{Location, Span};
+use super::location::{Location, TextSpan};
 
 /// A config's text with its name and where lines begin.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct ConfigSource {
     name: String,
     text: String,
     line_starts: Vec<usize>,
 }
 
-impl Source {
+impl ConfigSource {
     /// A text that is at hand. A byte order mark at its start is dropped.
-    pub fn from_text(name: impl Into<String>, text: impl Into<String>) -> Source {
+    pub fn from_text(name: impl Into<String>, text: impl Into<String>) -> ConfigSource {
         let mut text: String = text.into();
         if text.starts_with('\u{feff}') {
             text.drain(..'\u{feff}'.len_utf8());
@@ -21,13 +21,13 @@ impl Source {
         Self::new(name.into(), text)
     }
 
-    fn new(name: String, text: String) -> Source {
+    fn new(name: String, text: String) -> ConfigSource {
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
-        Source { name, text, line_starts }
+        ConfigSource { name, text, line_starts }
     }
 
     /// A text as bytes, which must be UTF-8.
-    pub fn from_bytes(name: impl Into<String>, mut bytes: Vec<u8>) -> Result<Source, ReadError> {
+    pub fn from_bytes(name: impl Into<String>, mut bytes: Vec<u8>) -> Result<ConfigSource, ReadError> {
         let name = name.into();
         if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
             return Err(ReadError::whole(
@@ -41,15 +41,16 @@ impl Source {
             bytes.drain(..'\u{feff}'.len_utf8());
         }
         match String::from_utf8(bytes) {
-            Ok(text) => Ok(Source::new(name, text)),
+            Ok(text) => Ok(ConfigSource::new(name, text)),
             Err(error) => {
                 let start = error.utf8_error().valid_up_to();
                 let byte = error.as_bytes()[start];
                 // Up to the bad byte the replaced text is the same: the place is right, and the line can be shown.
-                let readable = Source::new(name, String::from_utf8_lossy(error.as_bytes()).into_owned());
+                let readable =
+                    ConfigSource::new(name, String::from_utf8_lossy(error.as_bytes()).into_owned());
                 let fault = Fault {
                     kind: ReadErrorKind::Encoding,
-                    span: Span { start, end: start + '\u{fffd}'.len_utf8() },
+                    span: TextSpan { start, end: start + '\u{fffd}'.len_utf8() },
                     message: format!("the byte 0x{byte:02X} is not UTF-8"),
                     help: Some("save the file as UTF-8".to_owned()),
                 };
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     fn places_count_lines_and_characters_from_one() {
-        let source = Source::from_text("x", "a\r\nbé\n\nlast");
+        let source = ConfigSource::from_text("x", "a\r\nbé\n\nlast");
         for (offset, line, column) in [
             (0, 1, 1),
             (1, 1, 2),

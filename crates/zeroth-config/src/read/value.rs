@@ -1,21 +1,21 @@
 //! The parsed values of a config, with their spans.
 
-use super::location::Span;
+use super::location::TextSpan;
 use super::number::Number;
 
 /// A value and its span.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Node {
+pub struct JsonNode {
     /// Its piece of the text, brackets and quotes included.
-    pub span: Span,
+    pub span: TextSpan,
     /// The value.
-    pub value: Value,
+    pub value: JsonValue,
 }
 
 /// A value of a config.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Value {
+pub enum JsonValue {
     /// `null`
     Null,
     /// `true` or `false`
@@ -23,7 +23,7 @@ pub enum Value {
     Number(Number),
     /// Text, with escapes resolved.
     Text(String),
-    List(Vec<Node>),
+    List(Vec<JsonNode>),
     /// Members in the order of the file, duplicate keys included.
     Object(Vec<Entry>),
 }
@@ -34,12 +34,12 @@ pub struct Entry {
     /// The key, with escapes resolved.
     pub key: String,
     /// The key's piece of the text, quotes included.
-    pub key_span: Span,
+    pub key_span: TextSpan,
     /// The value.
-    pub node: Node,
+    pub node: JsonNode,
 }
 
-impl Value {
+impl JsonValue {
     /// What it is, for a message: `a number`, `text`, ….
     pub fn kind(&self) -> &'static str {
         match self {

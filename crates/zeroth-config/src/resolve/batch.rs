@@ -2,7 +2,7 @@
 
 /// The batch sizes of a run; the product of the last two and the ranks is the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Batch {
+pub struct BatchSizes {
     /// Samples of one optimizer step.
     pub train: u64,
     /// Samples one rank computes at a time.
@@ -35,27 +35,27 @@ pub fn triangulate(
     micro: Option<u64>,
     accumulation: Option<u64>,
     ranks: u64,
-) -> Result<Batch, BatchError> {
+) -> Result<BatchSizes, BatchError> {
     let product = |a: u64, b: u64, c: u64| {
         a.checked_mul(b).and_then(|ab| ab.checked_mul(c)).ok_or(BatchError::TooLarge)
     };
     let divided = |total: u64, by: u64| total.checked_div(by).unwrap_or(0);
     let batch = match (train, micro, accumulation) {
-        (Some(train), Some(micro), Some(accumulation)) => Batch { train, micro, accumulation },
+        (Some(train), Some(micro), Some(accumulation)) => BatchSizes { train, micro, accumulation },
         (Some(train), Some(micro), None) => {
-            Batch { train, micro, accumulation: divided(divided(train, micro), ranks) }
+            BatchSizes { train, micro, accumulation: divided(divided(train, micro), ranks) }
         }
         (Some(train), None, Some(accumulation)) => {
-            Batch { train, micro: divided(divided(train, ranks), accumulation), accumulation }
+            BatchSizes { train, micro: divided(divided(train, ranks), accumulation), accumulation }
         }
-        (Some(train), None, None) => Batch { train, micro: divided(train, ranks), accumulation: 1 },
+        (Some(train), None, None) => BatchSizes { train, micro: divided(train, ranks), accumulation: 1 },
         (None, Some(micro), accumulation) => {
             let accumulation = accumulation.unwrap_or(1);
-            Batch { train: product(micro, accumulation, ranks)?, micro, accumulation }
+            BatchSizes { train: product(micro, accumulation, ranks)?, micro, accumulation }
         }
         (None, None, _) => return Err(BatchError::NoneGiven),
     };
-    let Batch { train, micro, accumulation } = batch;
+    let BatchSizes { train, micro, accumulation } = batch;
     if train == 0 || micro == 0 || accumulation == 0 || product(micro, accumulation, ranks)? != train {
         let fix = fix(batch, ranks);
         return Err(BatchError::Mismatch { train, micro, accumulation, ranks, fix });
@@ -64,7 +64,7 @@ pub fn triangulate(
 }
 
 /// The smallest change that makes the sizes consistent.
-fn fix(batch: Batch, ranks: u64) -> String {
+fn fix(batch: BatchSizes, ranks: u64) -> String {
     let (micro, accumulation) = (batch.micro.max(1), batch.accumulation.max(1));
     let share = micro.saturating_mul(accumulation);
     let all = share.saturating_mul(ranks);
@@ -83,8 +83,8 @@ fn fix(batch: Batch, ranks: u64) -> String {
 mod tests {
     use super::*;
 
-    fn batch(train: u64, micro: u64, accumulation: u64) -> Batch {
-        Batch { train, micro, accumulation }
+    fn batch(train: u64, micro: u64, accumulation: u64) -> BatchSizes {
+        BatchSizes { train, micro, accumulation }
     }
 
     #[test]

@@ -3,28 +3,28 @@
 use serde_json::{Value, json};
 use zeroth_base::{DType, Optimizer};
 
-use super::batch::{self, Batch};
-use super::flags::{self, Warmup};
+use super::batch::{self, BatchSizes};
+use super::flags::{self, WarmupLength};
 use super::mismatch::Mismatch;
-use super::request::{Request, ResolveError};
-use super::resolved::{Origin, Resolved, Setting};
+use super::request::{ResolveError, ResolveRequest};
+use super::resolved::{Origin, Resolved, ResolvedSetting};
 use crate::file_values::FileValue;
-use crate::schema::{self, AutoRule, DefaultValue, Derivation, Effect, Key, Kind};
+use crate::schema::{self, AutoRule, DefaultValue, Derivation, Effect, Key, KeyType};
 use crate::view::{ConfigView, Switch};
 
 pub(super) struct Filler<'a> {
-    request: &'a Request<'a>,
+    request: &'a ResolveRequest<'a>,
     view: ConfigView<'a>,
     precision: DType,
-    batch: Option<Batch>,
+    batch: Option<BatchSizes>,
     mismatches: Vec<Mismatch>,
     missing_hidden: Vec<&'static str>,
     notes: Vec<String>,
-    settings: Vec<Setting>,
+    settings: Vec<ResolvedSetting>,
 }
 
 impl<'a> Filler<'a> {
-    pub(super) fn new(request: &'a Request<'a>) -> Self {
+    pub(super) fn new(request: &'a ResolveRequest<'a>) -> Self {
         let view = ConfigView::new(request.file);
         Self {
             request,
@@ -61,7 +61,7 @@ impl<'a> Filler<'a> {
     }
 
     /// The batch sizes from the file, where it names them, and from typed flags; what is left is computed.
-    fn batch(&mut self) -> Result<Batch, ResolveError> {
+    fn batch(&mut self) -> Result<BatchSizes, ResolveError> {
         let flags = self.request.flags;
         let given = |path: &str| self.view.integer(path).and_then(|value| u64::try_from(value).ok());
         let train = given("train_batch_size");
@@ -90,8 +90,8 @@ impl<'a> Filler<'a> {
         Ok(batch::triangulate(train, micro, accumulation, ranks)?)
     }
 
-    fn setting(&mut self, key: &'static Key) -> Option<Setting> {
-        if key.kind == Kind::Section || matches!(key.effect, Effect::Deprecated(_) | Effect::Refused(_)) {
+    fn setting(&mut self, key: &'static Key) -> Option<ResolvedSetting> {
+        if key.kind == KeyType::Section || matches!(key.effect, Effect::Deprecated(_) | Effect::Refused(_)) {
             return None;
         }
         if !key.types.is_empty() && !self.is_of_the_type(key) {
@@ -103,13 +103,19 @@ impl<'a> Filler<'a> {
         }
         let is_auto = given.is_some_and(|given| given.value == json!("auto"));
         match given {
-            Some(given) if !is_auto || matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto")) => {
+            Some(given)
+                if !is_auto || matches!(key.kind, KeyType::OneOf(words) if words.contains(&"auto")) =>
+            {
                 self.compare(key, given);
                 self.compare_direct(key, given);
-                Some(Setting { key, value: given.value.clone(), origin: Origin::File(given.location) })
+                Some(ResolvedSetting {
+                    key,
+                    value: given.value.clone(),
+                    origin: Origin::File(given.location),
+                })
             }
             _ => match self.request.flags.direct(key.path) {
-                Some((value, flag, _)) => Some(Setting { key, value, origin: Origin::Flag(flag) }),
+                Some((value, flag, _)) => Some(ResolvedSetting { key, value, origin: Origin::Flag(flag) }),
                 None => self.open(key, is_auto),
             },
         }
@@ -150,7 +156,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Two keys that Hugging Face's Trainer always overwrites.
-    fn forced(&mut self, key: &'static Key, given: Option<&FileValue>) -> Option<Setting> {
+    fn forced(&mut self, key: &'static Key, given: Option<&FileValue>) -> Option<ResolvedSetting> {
         let origin = match key.auto? {
             AutoRule::NodeLocal if self.request.flags.save_on_each_node == Some(true) => {
                 Origin::Flag("--save-on-each-node")
@@ -163,7 +169,7 @@ impl<'a> Filler<'a> {
         if let Some(given) = given.filter(|given| given.value != Value::Bool(true)) {
             self.notes.push(format!("{}: the file's {} is overwritten ({origin})", key.path, given.value));
         }
-        Some(Setting { key, value: true.into(), origin })
+        Some(ResolvedSetting { key, value: true.into(), origin })
     }
 
     /// A typed flag against the file's value.
@@ -187,7 +193,7 @@ impl<'a> Filler<'a> {
     }
 
     /// A key that the file leaves open: `explicit` where it says `"auto"`, else it is absent.
-    fn open(&mut self, key: &'static Key, explicit: bool) -> Option<Setting> {
+    fn open(&mut self, key: &'static Key, explicit: bool) -> Option<ResolvedSetting> {
         if let Some(rule) = key.auto {
             let rule_flag = flags::rule_flag(rule, self.request.flags);
             let typed = rule_flag.is_some_and(|rule_flag| rule_flag.typed);
@@ -201,13 +207,13 @@ impl<'a> Filler<'a> {
                         Some(rule_flag) if rule_flag.typed => Origin::Flag(rule_flag.flag),
                         _ => Origin::Auto(said),
                     };
-                    return Some(Setting { key, value, origin });
+                    return Some(ResolvedSetting { key, value, origin });
                 }
                 if matches!(rule, AutoRule::TotalSteps | AutoRule::WarmupSteps) {
                     self.notes
                         .push(format!("{} is known once the data is: --max-steps says it now", key.path));
                     let origin = Origin::Auto("known once the data is read".to_owned());
-                    return Some(Setting { key, value: "auto".into(), origin });
+                    return Some(ResolvedSetting { key, value: "auto".into(), origin });
                 }
             }
         }
@@ -222,7 +228,7 @@ impl<'a> Filler<'a> {
             "zeroth.recompute" if self.recomputes() => self.why_recomputed(),
             _ => Origin::Default,
         };
-        Some(Setting { key, value, origin })
+        Some(ResolvedSetting { key, value, origin })
     }
 
     /// Whether an absent key is filled by its rule even though no flag was typed. A section in the file wins over
@@ -426,10 +432,12 @@ impl<'a> Filler<'a> {
         }
         let is_typed = flags.warmup_steps.is_some() || flags.warmup_ratio.is_some();
         let warmup = match flags.warmup() {
-            Warmup::Steps(steps) => Value::from(steps),
+            WarmupLength::Steps(steps) => Value::from(steps),
             // From 1 on the key counts steps.
-            Warmup::Ratio(ratio) if ratio < 1.0 => Value::from(ratio),
-            Warmup::Ratio(_) => self.steps().map_or_else(|| "auto".into(), |steps| (steps as f64).into()),
+            WarmupLength::Ratio(ratio) if ratio < 1.0 => Value::from(ratio),
+            WarmupLength::Ratio(_) => {
+                self.steps().map_or_else(|| "auto".into(), |steps| (steps as f64).into())
+            }
         };
         let typed = [
             (
@@ -457,7 +465,7 @@ impl<'a> Filler<'a> {
                     });
                 }
             } else {
-                *setting = Setting { key: setting.key, value, origin: Origin::Flag(flag) };
+                *setting = ResolvedSetting { key: setting.key, value, origin: Origin::Flag(flag) };
             }
         }
     }
@@ -484,7 +492,7 @@ fn is_hidden_rule(rule: AutoRule) -> bool {
 fn is_silent(key: &Key) -> bool {
     match key.effect {
         Effect::Nothing(_) | Effect::AsSection | Effect::Lacking(_) | Effect::BuiltIn(_) => true,
-        _ => key.kind == Kind::Opaque,
+        _ => key.kind == KeyType::Opaque,
     }
 }
 

@@ -68,10 +68,10 @@ impl Flags {
     }
 
     /// The warm-up. As in Hugging Face, --warmup-steps wins over --warmup-ratio unless it is 0.
-    pub(super) fn warmup(&self) -> Warmup {
+    pub(super) fn warmup(&self) -> WarmupLength {
         match (self.warmup_steps.unwrap_or(0.0), self.warmup_ratio) {
-            (0.0, Some(ratio)) => Warmup::Ratio(ratio),
-            (steps, _) => Warmup::Steps(steps),
+            (0.0, Some(ratio)) => WarmupLength::Ratio(ratio),
+            (steps, _) => WarmupLength::Steps(steps),
         }
     }
 
@@ -88,14 +88,14 @@ impl Flags {
 
 /// The warm-up that the flags ask for.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Warmup {
+pub(super) enum WarmupLength {
     /// Steps from 1 on, below that a share of all steps.
     Steps(f64),
     /// A share of all steps.
     Ratio(f64),
 }
 
-impl Warmup {
+impl WarmupLength {
     /// Its number of steps in a run of `total`; a share is rounded up.
     pub(super) fn steps(self, total: Option<u64>) -> Option<u64> {
         match self {

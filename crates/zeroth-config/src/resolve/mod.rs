@@ -11,14 +11,14 @@ mod mismatch;
 mod request;
 mod resolved;
 
-pub use batch::{Batch, BatchError, triangulate};
+pub use batch::{BatchError, BatchSizes, triangulate};
 pub use choice::Choice;
 pub use flags::Flags;
 pub use mismatch::Mismatch;
-pub use request::{ModelFacts, Request, ResolveError};
-pub use resolved::{Origin, Resolved, Setting};
+pub use request::{ModelFacts, ResolveError, ResolveRequest};
+pub use resolved::{Origin, Resolved, ResolvedSetting};
 
 /// Resolves every value.
-pub fn resolve(request: &Request<'_>) -> Result<Resolved, ResolveError> {
+pub fn resolve(request: &ResolveRequest<'_>) -> Result<Resolved, ResolveError> {
     fill::Filler::new(request).fill()
 }

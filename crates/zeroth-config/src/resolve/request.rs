@@ -7,7 +7,7 @@ use crate::file_values::FileValues;
 
 /// The inputs of resolving.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct ResolveRequest<'a> {
     /// The values of the config file, after its check.
     pub file: &'a FileValues,
     /// The flags of the command line.

@@ -48,7 +48,7 @@ impl fmt::Display for Origin {
 /// One resolved value.
 #[derive(Debug, Clone)]
 #[allow(missing_docs, reason = "the names say it")]
-pub struct Setting {
+pub struct ResolvedSetting {
     pub key: &'static Key,
     pub value: Value,
     /// Where it comes from.
@@ -62,21 +62,21 @@ pub struct Resolved {
     pub values: Values,
     /// Remarks made while resolving.
     pub notes: Vec<String>,
-    settings: Vec<Setting>,
+    settings: Vec<ResolvedSetting>,
 }
 
 impl Resolved {
-    pub(super) fn new(settings: Vec<Setting>, notes: Vec<String>) -> Self {
+    pub(super) fn new(settings: Vec<ResolvedSetting>, notes: Vec<String>) -> Self {
         Self { values: read_values(&settings), notes, settings }
     }
 
     /// All values with their origins, in the order of the schema.
-    pub fn settings(&self) -> &[Setting] {
+    pub fn settings(&self) -> &[ResolvedSetting] {
         &self.settings
     }
 
     /// The setting of a canonical path.
-    pub fn get(&self, path: &str) -> Option<&Setting> {
+    pub fn get(&self, path: &str) -> Option<&ResolvedSetting> {
         self.settings.iter().find(|setting| setting.key.path == path)
     }
 
@@ -131,7 +131,7 @@ impl Resolved {
     }
 }
 
-fn read_values(settings: &[Setting]) -> Values {
+fn read_values(settings: &[ResolvedSetting]) -> Values {
     Values::read(&|path| {
         settings.iter().find(|setting| setting.key.path == path).map(|setting| &setting.value)
     })

@@ -3,7 +3,7 @@
 use zeroth_base::DType;
 
 use super::conditions;
-use super::key::{AutoRule, Derivation, Key, Kind, Reader};
+use super::key::{AutoRule, Derivation, Key, KeyType, ReadBy};
 use super::recompute::Recompute;
 
 /// Hugging Face's schedules, by --lr-scheduler-type or `zeroth.lr_scheduler_type`.
@@ -68,7 +68,7 @@ section! {
         Key::section("activation_checkpointing")
             .does("Keeps few activations from forward to backward and recomputes the others; the section alone turns it on.")
             .set("{} turns it on for every block; zeroth.recompute chooses finer")
-            .read_by(Reader::Checkpoint)
+            .read_by(ReadBy::Checkpoint)
             .unless(conditions::blocks_are_recomputed),
         Key::bool("activation_checkpointing.partition_activations", false)
             .does("Shards kept activations across model-parallel ranks.")
@@ -76,7 +76,7 @@ section! {
         Key::bool("activation_checkpointing.cpu_checkpointing", false)
             .does("Offloads the kept inputs of blocks to host memory, from forward's last use to backward's first.")
             .set("true when recomputing alone does not fit")
-            .read_by(Reader::Checkpoint)
+            .read_by(ReadBy::Checkpoint)
             .unless(conditions::blocks_are_recomputed)
             => cpu_checkpointing: bool,
         Key::bool("activation_checkpointing.contiguous_memory_optimization", false)
@@ -87,7 +87,7 @@ section! {
             .in_("checkpoints")
             .does("How many inputs of blocks are kept, at most: blocks are recomputed in runs of (blocks / this, rounded up), from the input of each run.")
             .set("leave it out (one a block)")
-            .read_by(Reader::Checkpoint)
+            .read_by(ReadBy::Checkpoint)
             .auto(AutoRule::Blocks)
             .unless(conditions::blocks_are_recomputed)
             => number_checkpoints: Option<u64>,
@@ -103,74 +103,74 @@ section! {
 section! {
     /// Values of `zeroth`.
     ZEROTH_KEYS: Zeroth {
-        Key::section("zeroth").does("What DeepSpeed's keys cannot say; DeepSpeed ignores the block.").read_by(Reader::Lower),
-        Key::new("zeroth.recompute", Kind::OneOf(Recompute::WORDS))
+        Key::section("zeroth").does("What DeepSpeed's keys cannot say; DeepSpeed ignores the block.").read_by(ReadBy::Lower),
+        Key::new("zeroth.recompute", KeyType::OneOf(Recompute::WORDS))
             .or_derived(Derivation::Checkpointing, "block with activation_checkpointing or --gradient-checkpointing, else none")
             .does("What backward recomputes: nothing, norms and swiglu (cheap), attention as well, or the whole block.")
             .set("norm_swiglu first: it saves a part for almost no time; block saves most")
-            .read_by(Reader::Checkpoint)
+            .read_by(ReadBy::Checkpoint)
             => recompute: Recompute,
         Key::int("zeroth.recompute_blocks", 1)
             .or_rule("all blocks")
             .in_("blocks")
             .does("How many blocks, from the first on, backward recomputes as a whole; of the others norms and swiglu.")
             .set("leave both out: where memory is short, as few blocks are chosen as fit")
-            .read_by(Reader::Checkpoint)
+            .read_by(ReadBy::Checkpoint)
             .unless(conditions::blocks_are_recomputed)
             => recompute_blocks: Option<u64>,
-        Key::new("zeroth.gather", Kind::OneOf(Gather::WORDS))
+        Key::new("zeroth.gather", KeyType::OneOf(Gather::WORDS))
             .or_rule("view on CPU, copy on GPUs")
             .does(
                 "How a rank gets parameters that other ranks hold. view (CPU only): it reads their shards in place, and nothing \
                  is gathered; copy: units are gathered by all-gather, within the bounds of the stage3_* keys.",
             )
             .set("leave it out")
-            .read_by(Reader::Gather)
+            .read_by(ReadBy::Gather)
             .unless(conditions::stage_gathers_units)
             .noting(conditions::views_need_a_cpu)
             => gather: Option<Gather>,
-        Key::new("zeroth.frozen", Kind::OneOf(FrozenPlacement::WORDS))
+        Key::new("zeroth.frozen", KeyType::OneOf(FrozenPlacement::WORDS))
             .or_text("auto")
             .does(
                 "Whether parameters that are not trained (LoRA's base model) are sharded across ranks, at any stage. auto: whole \
                  where every rank has room for them, else sharded; the run says which. With offload_param they are sharded.",
             )
             .set("leave it out; sharded to leave room for larger micro-batches")
-            .read_by(Reader::Gather)
+            .read_by(ReadBy::Gather)
             => frozen: FrozenPlacement,
-        Key::new("zeroth.collectives", Kind::OneOf(&["exact", "fast"]))
+        Key::new("zeroth.collectives", KeyType::OneOf(&["exact", "fast"]))
             .or_text("exact")
             .does("exact adds in rank order, so that results do not depend on buckets; fast uses the library's own reduction.")
             .set("exact, or fast with hundreds of ranks")
-            .read_by(Reader::Collectives)
+            .read_by(ReadBy::Collectives)
             .only(&["exact"], "write \"exact\""),
         Key::int("zeroth.stall_seconds", 5)
             .or_int(30)
             .in_("seconds")
             .does("How long ranks wait for one that shows no sign of life (stopped, or starved of CPU time) before the run ends without a save.")
             .set("30; more where ranks are suspended and continued, as by a debugger or a scheduler that preempts")
-            .read_by(Reader::Loop)
+            .read_by(ReadBy::Loop)
             => stall_seconds: u64,
-        Key::new("zeroth.moments", Kind::OneOf(&["fp32", "bf16"]))
+        Key::new("zeroth.moments", KeyType::OneOf(&["fp32", "bf16"]))
             .or_text("fp32")
             .does("The type of the optimizer's moments.")
             .set("fp32; bf16 saves 4 bytes a parameter with Adam's two moments")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             => moments: DType,
         Key::bool("zeroth.stochastic_rounding", true)
             .does("Rounds bf16 moments stochastically, so that small changes are not lost.")
             .set("true")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::moments_are_16_bit)
             => stochastic_rounding: bool,
-        Key::new("zeroth.update", Kind::OneOf(UpdatedBy::WORDS))
+        Key::new("zeroth.update", KeyType::OneOf(UpdatedBy::WORDS))
             .or_rule("the faster one on this machine, by measurement")
             .does(
                 "With the optimizer in host memory and a GPU: who computes the update. device: state passes through the GPU; \
                  host: the CPU updates it in place, while the GPU runs the next forward.",
             )
             .set("leave it out")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::host_can_update)
             => update: Option<UpdatedBy>,
         Key::int("zeroth.update_window", 0)
@@ -182,20 +182,20 @@ section! {
                  activations leave behind.",
             )
             .set("leave it out")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::optimizer_offloaded)
             => update_window: Option<u64>,
-        Key::new("zeroth.decay", Kind::OneOf(DecayedParameters::WORDS))
+        Key::new("zeroth.decay", KeyType::OneOf(DecayedParameters::WORDS))
             .or_text("matrices")
             .does("Which parameters decay: matrices only, as Hugging Face does, or all, as DeepSpeed does.")
             .set("matrices")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             => decay: DecayedParameters,
-        Key::new("zeroth.lr_scheduler_type", Kind::OneOf(HF_SCHEDULES))
+        Key::new("zeroth.lr_scheduler_type", KeyType::OneOf(HF_SCHEDULES))
             .or_text("cosine")
             .does("Hugging Face's schedule, where the file has no scheduler section; --lr-scheduler-type says the same.")
             .set("cosine")
-            .read_by(Reader::Schedule)
+            .read_by(ReadBy::Schedule)
             .unless(conditions::schedule_is_ours)
             => lr_scheduler_type: String,
         Key::float("zeroth.warmup_steps", 0.0)
@@ -203,7 +203,7 @@ section! {
             .in_("steps, or a share of all below 1")
             .does("Warm-up of that schedule; --warmup-steps says the same.")
             .set("0.03 of the run, or some hundred steps")
-            .read_by(Reader::Schedule)
+            .read_by(ReadBy::Schedule)
             .unless(conditions::schedule_is_ours)
             => warmup_steps: f64,
     }

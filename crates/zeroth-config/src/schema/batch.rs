@@ -2,9 +2,9 @@
 
 use zeroth_base::DType;
 
-use super::key::{AutoRule, Derivation, Key, Kind, Reader};
+use super::key::{AutoRule, Derivation, Key, KeyType, ReadBy};
 
-const COMM_TYPES: Kind = Kind::OneOf(&["fp16", "bf16", "fp32"]);
+const COMM_TYPES: KeyType = KeyType::OneOf(&["fp16", "bf16", "fp32"]);
 
 section! {
     /// Values of keys at the top level.
@@ -13,21 +13,21 @@ section! {
             .in_("samples")
             .does("Samples of one optimizer step, all ranks and micro-batches together.")
             .set("\"auto\", or micro-batch × accumulation × ranks")
-            .read_by(Reader::Resolve)
+            .read_by(ReadBy::Resolve)
             .auto(AutoRule::TrainBatch)
             => train_batch_size: u64,
         Key::int("train_micro_batch_size_per_gpu", 1)
             .in_("samples")
             .does("Samples that one rank computes at a time.")
             .set("\"auto\", or the most that fits")
-            .read_by(Reader::Resolve)
+            .read_by(ReadBy::Resolve)
             .auto(AutoRule::MicroBatch)
             => train_micro_batch_size_per_gpu: u64,
         Key::int("gradient_accumulation_steps", 1)
             .in_("micro-batches")
             .does("Micro-batches whose gradients add up before the optimizer steps.")
             .set("\"auto\", or what makes up the batch you want")
-            .read_by(Reader::Resolve)
+            .read_by(ReadBy::Resolve)
             .auto(AutoRule::Accumulation)
             => gradient_accumulation_steps: u64,
         Key::bool("managed_gradient_accumulation", true)
@@ -38,14 +38,14 @@ section! {
             .in_("L2 norm")
             .does("Scales gradients down when their global norm is above this; 0 turns it off.")
             .set("1.0 (DeepSpeed's default was 0.0 before 0.19.3)")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .auto(AutoRule::Clipping)
             => gradient_clipping: f64,
         Key::new("communication_data_type", COMM_TYPES)
             .or_derived(Derivation::RunPrecision, "the type of the run: bf16, fp16 or fp32")
             .does("The type gradients are rounded to, once, before ranks add them in f32.")
             .set("leave it out, or fp32 to round nothing")
-            .read_by(Reader::Reduce)
+            .read_by(ReadBy::Reduce)
             => communication_data_type: DType,
         Key::new("seq_parallel_communication_data_type", COMM_TYPES)
             .or_text("fp32")
@@ -59,7 +59,7 @@ section! {
             .or_float(1.0)
             .does("Divides gradients by this before they are added.")
             .nothing("ranks add in f32, where the order of the division is not needed against overflow"),
-        Key::new("gradient_allreduce_op", Kind::OneOf(&["mean", "sum"]))
+        Key::new("gradient_allreduce_op", KeyType::OneOf(&["mean", "sum"]))
             .or_text("mean")
             .does("Whether ranks' gradients are averaged or added.")
             .lacking(
@@ -75,26 +75,26 @@ section! {
             .in_("steps")
             .does("Prints a line of progress every N steps.")
             .set("leave it out; --logging-steps says the same")
-            .read_by(Reader::Loop)
+            .read_by(ReadBy::Loop)
             => steps_per_print: Option<u64>,
         Key::bool("wall_clock_breakdown", false)
             .does("Prints where the time of a step goes: data, forward, backward, gather, reduce, update; with every line of \
                    progress.")
             .set("true when looking for time; on a GPU, times are the host's")
-            .read_by(Reader::Loop)
+            .read_by(ReadBy::Loop)
             => wall_clock_breakdown: bool,
         Key::bool("memory_breakdown", false)
             .does("Prints memory by category and phase.")
             .set("true when looking for memory; the plan at the start shows the same numbers")
-            .read_by(Reader::Loop)
+            .read_by(ReadBy::Loop)
             .only(&["false"], "the plan at the start of a run has memory by category"),
         Key::bool("dump_state", false)
             .does("Prints the whole configuration once.")
             .built_in("the run folder holds the resolved config with the origin of each value"),
-        Key::new("log_level", Kind::OneOf(&["debug", "info", "warning", "warn", "error", "critical"]))
+        Key::new("log_level", KeyType::OneOf(&["debug", "info", "warning", "warn", "error", "critical"]))
             .does("How much is logged.")
             .set("leave it out; info")
-            .read_by(Reader::Loop)
+            .read_by(ReadBy::Loop)
             .not_yet(),
         Key::bool("zero_allow_untested_optimizer", false)
             .does("Lets an optimizer run that was not tested with ZeRO.")

@@ -1,12 +1,12 @@
 //! Rows of the schema are built by `const fn`s: a constructor for the kind of value, then a call for each other property.
 
 use super::bounds::{Bounds, FP32_LEAST, FP32_MOST};
-use super::key::{AutoRule, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
+use super::key::{AutoRule, Condition, DefaultValue, Derivation, Effect, Key, KeyType, ReadBy};
 use super::support::Support;
 
 impl Key {
     /// A key of this path and kind; everything else is filled by the calls that follow.
-    pub(super) const fn new(path: &'static str, kind: Kind) -> Self {
+    pub(super) const fn new(path: &'static str, kind: KeyType) -> Self {
         Self {
             path,
             other_names: &[],
@@ -17,7 +17,7 @@ impl Key {
             unit: "",
             does: "",
             set: "",
-            reader: Reader::Nobody,
+            reader: ReadBy::Nobody,
             effect: Effect::Works,
             support: Support::Full,
             idle: None,
@@ -29,31 +29,31 @@ impl Key {
 
     /// A whole number of at least `least`.
     pub(super) const fn int(path: &'static str, least: i64) -> Self {
-        let mut key = Self::new(path, Kind::Int);
+        let mut key = Self::new(path, KeyType::Int);
         key.bounds.least = Some(least as f64);
         key
     }
 
     /// A number of at least `least`.
     pub(super) const fn float(path: &'static str, least: f64) -> Self {
-        let mut key = Self::new(path, Kind::Float);
+        let mut key = Self::new(path, KeyType::Float);
         key.bounds.least = Some(least);
         key
     }
 
     /// true or false.
     pub(super) const fn bool(path: &'static str, default: bool) -> Self {
-        Self::new(path, Kind::Bool).or(DefaultValue::Bool(default))
+        Self::new(path, KeyType::Bool).or(DefaultValue::Bool(default))
     }
 
     /// A section of keys.
     pub(super) const fn section(path: &'static str) -> Self {
-        Self::new(path, Kind::Section)
+        Self::new(path, KeyType::Section)
     }
 
     /// A part of DeepSpeed without counterpart here; `because` says why nothing is missed.
     pub(super) const fn unsupported(path: &'static str, does: &'static str, because: &'static str) -> Self {
-        let mut key = Self::new(path, Kind::Opaque).does(does);
+        let mut key = Self::new(path, KeyType::Opaque).does(does);
         key.effect = Effect::Nothing(because);
         key
     }
@@ -140,7 +140,7 @@ impl Key {
         self
     }
 
-    pub(super) const fn read_by(mut self, reader: Reader) -> Self {
+    pub(super) const fn read_by(mut self, reader: ReadBy) -> Self {
         self.reader = reader;
         self
     }
@@ -192,7 +192,7 @@ impl Key {
 
     /// A key that DeepSpeed refuses, known only to say where it belongs.
     pub(super) const fn refused(path: &'static str, does: &'static str, instead: &'static str) -> Self {
-        let mut key = Self::new(path, Kind::Opaque).does(does);
+        let mut key = Self::new(path, KeyType::Opaque).does(does);
         key.effect = Effect::Refused(instead);
         key
     }

@@ -6,7 +6,7 @@
 use serde_json::Value;
 use zeroth_base::DType;
 
-use super::key::{AutoRule, DefaultValue, Key, Kind};
+use super::key::{AutoRule, DefaultValue, Key, KeyType};
 
 /// Declares a section of the table: its rows, and a struct with a field for each row that a part of zeroth reads.
 macro_rules! section {
@@ -32,7 +32,7 @@ macro_rules! section {
                     $($(
                         $field: {
                             const KEY: Key = $key;
-                            const { assert!(KEY.fits(&<$type as $crate::schema::field::Field>::TYPE), "the row has no default of its field's type") };
+                            const { assert!(KEY.fits(&<$type as $crate::schema::field::ReadField>::TYPE), "the row has no default of its field's type") };
                             $crate::schema::field::read(&KEY, value(KEY.path))
                         },
                     )?)*
@@ -72,7 +72,7 @@ macro_rules! words {
             }
         }
 
-        impl $crate::schema::field::Field for $name {
+        impl $crate::schema::field::ReadField for $name {
             const TYPE: $crate::schema::field::FieldType = $crate::schema::field::FieldType::Word;
 
             fn read(value: Option<&serde_json::Value>) -> Option<Self> {
@@ -86,7 +86,7 @@ macro_rules! words {
 }
 
 /// A type that a value of the config is read as.
-pub(super) trait Field: Sized {
+pub(super) trait ReadField: Sized {
     /// What a row must hold to be read as this type.
     const TYPE: FieldType;
 
@@ -107,7 +107,7 @@ pub(super) enum FieldType {
 }
 
 /// The value of a field: what was resolved, else the row's default.
-pub(super) fn read<T: Field>(key: &Key, resolved: Option<&Value>) -> T {
+pub(super) fn read<T: ReadField>(key: &Key, resolved: Option<&Value>) -> T {
     T::read(resolved)
         .or_else(|| T::read(key.default.to_json().as_ref()))
         .expect("a field's row has a default of its type or is filled by every resolve, by Key::fits")
@@ -124,11 +124,11 @@ impl Key {
 
     const fn holds(&self, field: &FieldType) -> bool {
         match (self.kind, field) {
-            (Kind::Floats(count), FieldType::Floats(length)) => count == *length,
-            (Kind::Bool, FieldType::Bool)
-            | (Kind::Int, FieldType::Unsigned | FieldType::Signed)
-            | (Kind::Float, FieldType::Float)
-            | (Kind::Text | Kind::OneOf(_), FieldType::Text | FieldType::Word) => true,
+            (KeyType::Floats(count), FieldType::Floats(length)) => count == *length,
+            (KeyType::Bool, FieldType::Bool)
+            | (KeyType::Int, FieldType::Unsigned | FieldType::Signed)
+            | (KeyType::Float, FieldType::Float)
+            | (KeyType::Text | KeyType::OneOf(_), FieldType::Text | FieldType::Word) => true,
             _ => false,
         }
     }
@@ -153,7 +153,7 @@ impl Key {
     }
 }
 
-impl Field for bool {
+impl ReadField for bool {
     const TYPE: FieldType = FieldType::Bool;
 
     fn read(value: Option<&Value>) -> Option<Self> {
@@ -161,7 +161,7 @@ impl Field for bool {
     }
 }
 
-impl Field for u64 {
+impl ReadField for u64 {
     const TYPE: FieldType = FieldType::Unsigned;
 
     fn read(value: Option<&Value>) -> Option<Self> {
@@ -169,7 +169,7 @@ impl Field for u64 {
     }
 }
 
-impl Field for u8 {
+impl ReadField for u8 {
     const TYPE: FieldType = FieldType::Unsigned;
 
     fn read(value: Option<&Value>) -> Option<Self> {
@@ -177,7 +177,7 @@ impl Field for u8 {
     }
 }
 
-impl Field for i64 {
+impl ReadField for i64 {
     const TYPE: FieldType = FieldType::Signed;
 
     fn read(value: Option<&Value>) -> Option<Self> {
@@ -185,7 +185,7 @@ impl Field for i64 {
     }
 }
 
-impl Field for f64 {
+impl ReadField for f64 {
     const TYPE: FieldType = FieldType::Float;
 
     fn read(value: Option<&Value>) -> Option<Self> {
@@ -194,7 +194,7 @@ impl Field for f64 {
 }
 
 /// The first numbers of a list.
-impl<const N: usize> Field for [f64; N] {
+impl<const N: usize> ReadField for [f64; N] {
     const TYPE: FieldType = FieldType::Floats(N);
 
     fn read(value: Option<&Value>) -> Option<Self> {
@@ -203,7 +203,7 @@ impl<const N: usize> Field for [f64; N] {
     }
 }
 
-impl Field for String {
+impl ReadField for String {
     const TYPE: FieldType = FieldType::Text;
 
     fn read(value: Option<&Value>) -> Option<Self> {
@@ -211,7 +211,7 @@ impl Field for String {
     }
 }
 
-impl Field for DType {
+impl ReadField for DType {
     const TYPE: FieldType = FieldType::Word;
 
     fn read(value: Option<&Value>) -> Option<Self> {
@@ -219,7 +219,7 @@ impl Field for DType {
     }
 }
 
-impl<T: Field> Field for Option<T> {
+impl<T: ReadField> ReadField for Option<T> {
     const TYPE: FieldType = FieldType::Optional(&T::TYPE);
 
     fn read(value: Option<&Value>) -> Option<Self> {
@@ -233,7 +233,7 @@ mod tests {
 
     use zeroth_base::Optimizer;
 
-    use super::super::{Values, key::Reader};
+    use super::super::{Values, key::ReadBy};
     use super::*;
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_row_fits_the_type_of_its_default_alone() {
-        const ROW: Key = Key::int("a", 0).or_int(5).read_by(Reader::Loop);
+        const ROW: Key = Key::int("a", 0).or_int(5).read_by(ReadBy::Loop);
         assert!(ROW.fits(&u64::TYPE) && ROW.fits(&i64::TYPE) && ROW.fits(&Option::<u64>::TYPE));
         assert!(!ROW.fits(&f64::TYPE) && !ROW.fits(&bool::TYPE));
         assert!(!Key::int("a", 0).fits(&u64::TYPE), "no default");

@@ -16,7 +16,7 @@ pub struct Key {
     /// Other full paths at which the key is accepted.
     pub other_paths: &'static [&'static str],
     /// The kind of its values.
-    pub kind: Kind,
+    pub kind: KeyType,
     /// The range of its numbers.
     pub bounds: Bounds,
     /// The value of an absent key.
@@ -28,7 +28,7 @@ pub struct Key {
     /// Advice on the value.
     pub set: &'static str,
     /// The pass or part that reads it.
-    pub reader: Reader,
+    pub reader: ReadBy,
     /// Its effect in zeroth.
     pub effect: Effect,
     /// Which values a run implements.
@@ -45,7 +45,7 @@ pub struct Key {
 
 /// The kind of a key's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum KeyType {
     /// true or false.
     Bool,
     /// A whole number; `5e8` and `1.0` are whole.
@@ -104,7 +104,7 @@ pub enum Derivation {
 
 /// The pass of the step program, or the part of the trainer, that reads a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reader {
+pub enum ReadBy {
     /// Resolving of batch sizes and "auto".
     Resolve,
     /// The pass that lowers a micro-batch's operations.
@@ -135,7 +135,7 @@ pub enum Reader {
     Nobody,
 }
 
-impl Reader {
+impl ReadBy {
     /// The name as `explain` prints it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -324,9 +324,11 @@ mod tests {
             assert!(!values.is_empty() && !instead.is_empty(), "{}", key.path);
             for value in values {
                 let holds = match key.kind {
-                    Kind::Bool => ["true", "false"].contains(value),
-                    Kind::OneOf(words) => words.contains(value),
-                    Kind::Int | Kind::Float => value.parse().is_ok_and(|number| key.bounds.allow(number)),
+                    KeyType::Bool => ["true", "false"].contains(value),
+                    KeyType::OneOf(words) => words.contains(value),
+                    KeyType::Int | KeyType::Float => {
+                        value.parse().is_ok_and(|number| key.bounds.allow(number))
+                    }
                     _ => false,
                 };
                 assert!(holds, "{} cannot hold {value}", key.path);

@@ -1,7 +1,7 @@
 //! `zeroth.lr_scheduler_kwargs`: the parameters of Hugging Face's schedules, by --lr-scheduler-kwargs.
 
 use super::conditions;
-use super::key::{Key, Kind, Reader};
+use super::key::{Key, KeyType, ReadBy};
 
 words! {
     /// The shape of the warm-up and of the decay of `warmup_stable_decay`.
@@ -17,7 +17,7 @@ words! {
 
 /// A parameter: all are read by the same part, and only without a scheduler section.
 const fn param(key: Key) -> Key {
-    key.read_by(Reader::Schedule).unless(conditions::schedule_is_ours)
+    key.read_by(ReadBy::Schedule).unless(conditions::schedule_is_ours)
 }
 
 section! {
@@ -26,7 +26,7 @@ section! {
         Key::section("zeroth.lr_scheduler_kwargs")
             .does("Parameters of zeroth.lr_scheduler_type; --lr-scheduler-kwargs says the same.")
             .set("leave it out, or {\"min_lr\": 1e-6} for cosine_with_min_lr")
-            .read_by(Reader::Schedule),
+            .read_by(ReadBy::Schedule),
         param(Key::float("zeroth.lr_scheduler_kwargs.min_lr", 0.0).in_fp32())
             .does("The learning rate at the end of cosine_with_min_lr and cosine_warmup_with_min_lr.")
             .set("a tenth of the learning rate")
@@ -66,11 +66,11 @@ section! {
             .does("How long warmup_stable_decay stays constant; absent it is what warm-up and decay leave of the run.")
             .set("leave it out")
             => num_stable_steps: Option<u64>,
-        param(Key::new("zeroth.lr_scheduler_kwargs.warmup_type", Kind::OneOf(CurveType::WORDS)))
+        param(Key::new("zeroth.lr_scheduler_kwargs.warmup_type", KeyType::OneOf(CurveType::WORDS)))
             .does("The shape of the warm-up of warmup_stable_decay; absent it is linear.")
             .set("linear")
             => warmup_type: Option<CurveType>,
-        param(Key::new("zeroth.lr_scheduler_kwargs.decay_type", Kind::OneOf(CurveType::WORDS)))
+        param(Key::new("zeroth.lr_scheduler_kwargs.decay_type", KeyType::OneOf(CurveType::WORDS)))
             .does("The shape of the decay of warmup_stable_decay; absent it is cosine.")
             .set("cosine; 1-sqrt is what the paper on it recommends")
             => decay_type: Option<CurveType>,

@@ -36,7 +36,7 @@ pub use activation::{
 };
 pub use batch::TopLevel;
 pub use bounds::Bounds;
-pub use key::{AutoRule, Condition, DefaultValue, Derivation, Effect, Key, Kind, Reader};
+pub use key::{AutoRule, Condition, DefaultValue, Derivation, Effect, Key, KeyType, ReadBy};
 pub use lr_scheduler_kwargs::{CurveType, LrSchedulerKwargs};
 pub use offload::{OffloadDevice, OffloadOptimizer, OffloadParam};
 pub use optimizer::{FOREIGN_OPTIMIZERS, OptimizerParams};
@@ -187,7 +187,7 @@ mod tests {
             if !key.parent().is_empty() {
                 let parent =
                     find(key.parent()).next().unwrap_or_else(|| panic!("{} has no section", key.path));
-                assert_eq!(parent.kind, Kind::Section, "{}", key.path);
+                assert_eq!(parent.kind, KeyType::Section, "{}", key.path);
             }
         }
     }
@@ -196,8 +196,8 @@ mod tests {
     fn a_key_that_works_has_a_reader_and_advice() {
         for key in keys() {
             let works = matches!(key.effect, Effect::Works | Effect::WhileEnabled);
-            assert!(!works || key.reader != Reader::Nobody, "{} works, but who reads it?", key.path);
-            if works && key.kind != Kind::Section {
+            assert!(!works || key.reader != ReadBy::Nobody, "{} works, but who reads it?", key.path);
+            if works && key.kind != KeyType::Section {
                 assert!(!key.set.is_empty(), "{}: what should it be set to?", key.path);
             }
         }

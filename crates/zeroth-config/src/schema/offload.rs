@@ -1,7 +1,7 @@
 //! The two offload sections and `aio`: what leaves the device, and how it travels.
 
 use super::conditions;
-use super::key::{Key, Kind, Reader};
+use super::key::{Key, KeyType, ReadBy};
 
 words! {
     /// The memory that offloaded state lives in.
@@ -15,7 +15,7 @@ words! {
     }
 }
 
-const DEVICES: Kind = Kind::OneOf(OffloadDevice::WORDS);
+const DEVICES: KeyType = KeyType::OneOf(OffloadDevice::WORDS);
 
 section! {
     /// Values of `zero_optimization.offload_param`.
@@ -24,14 +24,14 @@ section! {
             .or_text("none")
             .does("Where parameter shards live: on the device, in host memory, or on disk.")
             .set("cpu when stage 3 alone does not fit; nvme when host memory does not either")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .only(&["none", "cpu"], "write \"cpu\": parameters then live in host memory")
             .unless(conditions::offload_param_possible)
             => device: OffloadDevice,
-        Key::new("zero_optimization.offload_param.nvme_path", Kind::Text)
+        Key::new("zero_optimization.offload_param.nvme_path", KeyType::Text)
             .does("The folder for parameter shards on disk.")
             .set("a folder on a fast local disk")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .not_yet()
             .unless(conditions::params_on_disk),
         Key::int("zero_optimization.offload_param.buffer_count", 1)
@@ -39,7 +39,7 @@ section! {
             .in_("buffers")
             .does("How many pieces of parameters may be in staging at a time, where pin_memory is false.")
             .set("5; 2 is the least that overlaps")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::pieces_are_staged)
             => buffer_count: u64,
         Key::int("zero_optimization.offload_param.buffer_size", 1)
@@ -47,7 +47,7 @@ section! {
             .in_("elements")
             .does("The elements of a rank's shard that one copy to the device moves, in whole blocks of 2,048; where pin_memory is false, buffer_count × buffer_size bounds staging.")
             .set("1e8, or the largest unit's shard if that is smaller")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::params_offloaded)
             => buffer_size: u64,
         Key::int("zero_optimization.offload_param.max_in_cpu", 0)
@@ -55,13 +55,13 @@ section! {
             .in_("elements")
             .does("The most elements of a rank's shards in host memory: units go there whole, in their order, while they fit; the rest stays on the device.")
             .set("leave it out; a number of elements to keep the rest on the device")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::params_offloaded)
             => max_in_cpu: Option<u64>,
         Key::bool("zero_optimization.offload_param.pin_memory", true)
             .does("Copies a rank's shard straight to its place in the unit that is gathered; false lets the pieces pass through staging of buffer_count × buffer_size.")
             .set("true")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::params_offloaded)
             => pin_memory: bool,
         Key::refused(
@@ -84,14 +84,14 @@ section! {
             .or_text("none")
             .does("Where optimizer state lives: on the device, in host memory, or on disk. State in host memory is updated there on a CPU, and passes through a GPU for it.")
             .set("cpu when the state does not fit the device")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .only(&["none", "cpu"], "write \"cpu\": the state then lives in host memory")
             .unless(conditions::stage_cuts_state)
             => device: OffloadDevice,
-        Key::new("zero_optimization.offload_optimizer.nvme_path", Kind::Text)
+        Key::new("zero_optimization.offload_optimizer.nvme_path", KeyType::Text)
             .does("The folder for optimizer state on disk.")
             .set("a folder on a fast local disk")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .not_yet()
             .unless(conditions::optimizer_on_disk),
         Key::int("zero_optimization.offload_optimizer.buffer_count", 1)
@@ -99,7 +99,7 @@ section! {
             .in_("buffers")
             .does("How many tiles of updated parameters (sub_group_size elements each) may be on their way at a time, where parameters live in another memory than the state; on a GPU also how many tiles of state pass through it at a time, if zeroth.update_window has no room for more.")
             .set("4; 2 is the least that overlaps")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::updates_travel)
             => buffer_count: u64,
         Key::bool("zero_optimization.offload_optimizer.pin_memory", true)
@@ -125,7 +125,7 @@ section! {
             .or_float(1.0)
             .does("The share of optimizer state that leaves the device: whole units, in their order, until the share is reached; the rest is updated on the device.")
             .set("1.0, or less to use device memory that is left over")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::optimizer_offloaded)
             => ratio: f64,
         Key::bool("zero_optimization.offload_optimizer.super_offload", false)
@@ -152,7 +152,7 @@ section! {
 pub(super) const AIO_KEYS: &[Key] = &[
     Key::section("aio")
         .does("How files on disk are read and written.")
-        .read_by(Reader::Offload)
+        .read_by(ReadBy::Offload)
         .not_yet()
         .unless(conditions::something_on_disk),
     Key::int("aio.block_size", 512)
@@ -160,7 +160,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .in_("bytes")
         .does("The bytes of one read or write.")
         .set("1048576, or what `zeroth bench` finds")
-        .read_by(Reader::Offload)
+        .read_by(ReadBy::Offload)
         .not_yet()
         .unless(conditions::something_on_disk),
     Key::int("aio.queue_depth", 1)
@@ -168,7 +168,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .in_("requests")
         .does("How many reads or writes are under way at once.")
         .set("8 to 32")
-        .read_by(Reader::Offload)
+        .read_by(ReadBy::Offload)
         .not_yet()
         .unless(conditions::something_on_disk),
     Key::int("aio.intra_op_parallelism", 1)
@@ -176,7 +176,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .in_("threads")
         .does("How many threads serve the disk.")
         .set("1 with io_uring, 4 without")
-        .read_by(Reader::Offload)
+        .read_by(ReadBy::Offload)
         .not_yet()
         .unless(conditions::something_on_disk),
     Key::int("aio.thread_count", 1)
@@ -186,13 +186,13 @@ pub(super) const AIO_KEYS: &[Key] = &[
     Key::bool("aio.single_submit", false)
         .does("Hands requests to the system one by one.")
         .set("false")
-        .read_by(Reader::Offload)
+        .read_by(ReadBy::Offload)
         .not_yet()
         .unless(conditions::something_on_disk),
     Key::bool("aio.overlap_events", true)
         .does("Submits new requests while old ones complete.")
         .set("true")
-        .read_by(Reader::Offload)
+        .read_by(ReadBy::Offload)
         .not_yet()
         .unless(conditions::something_on_disk),
     Key::bool("aio.use_gds", false)

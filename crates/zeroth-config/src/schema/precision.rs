@@ -3,25 +3,25 @@
 use zeroth_base::DType;
 
 use super::conditions;
-use super::key::{AutoRule, Key, Kind, Reader};
+use super::key::{AutoRule, Key, KeyType, ReadBy};
 
-const TYPES: Kind = Kind::OneOf(&["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]);
+const TYPES: KeyType = KeyType::OneOf(&["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]);
 
 section! {
     /// Values of `fp16`.
     FP16_KEYS: Fp16 {
-        Key::section("fp16").does("Trains in fp16 with a loss scale.").set("bf16 instead, where the GPU has it").read_by(Reader::Update),
+        Key::section("fp16").does("Trains in fp16 with a loss scale.").set("bf16 instead, where the GPU has it").read_by(ReadBy::Update),
         Key::bool("fp16.enabled", false)
             .does("Stores weights and activations in fp16, with fp32 master weights and a loss scale.")
             .set("\"auto\"; bf16 needs no loss scale, so prefer it on GPUs that have it (compute capability 8.0)")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .auto(AutoRule::Fp16)
             => enabled: bool,
         Key::float("fp16.loss_scale", 0.0)
             .or_float(0.0)
             .does("A fixed loss scale; 0 lets it move.")
             .set("0")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::fp16_on)
             => loss_scale: f64,
         Key::int("fp16.initial_scale_power", 0)
@@ -30,7 +30,7 @@ section! {
             .in_("power of 2")
             .does("The loss scale starts at 2 to this power.")
             .set("16; 12 skips fewer steps at the start")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::loss_scale_dynamic)
             => initial_scale_power: u64,
         Key::int("fp16.loss_scale_window", 0)
@@ -38,7 +38,7 @@ section! {
             .in_("steps")
             .does("A moving loss scale doubles after this many steps without overflow, at least 1.")
             .set("1000")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::loss_scale_dynamic)
             => loss_scale_window: u64,
         Key::int("fp16.hysteresis", 1)
@@ -46,20 +46,20 @@ section! {
             .in_("overflows")
             .does("The loss scale halves at this many overflows, not before.")
             .set("2")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::loss_scale_dynamic)
             => hysteresis: u64,
         Key::bool("fp16.consecutive_hysteresis", false)
             .does("Counts only overflows in a row: a clean step sets the count back.")
             .set("false")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::loss_scale_dynamic)
             => consecutive_hysteresis: bool,
         Key::float("fp16.min_loss_scale", 0.0)
             .or_float(1.0)
             .does("A moving loss scale does not fall below this, which is above 0; an overflow there stops the run.")
             .set("1")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::loss_scale_dynamic)
             => min_loss_scale: f64,
         Key::bool("fp16.auto_cast", false)
@@ -75,11 +75,11 @@ section! {
 section! {
     /// Values of `bf16`.
     BF16_KEYS: Bf16 {
-        Key::section("bf16").named(&["bfloat16"]).does("Trains in bf16.").set("{\"enabled\": \"auto\"}").read_by(Reader::Update),
+        Key::section("bf16").named(&["bfloat16"]).does("Trains in bf16.").set("{\"enabled\": \"auto\"}").read_by(ReadBy::Update),
         Key::bool("bf16.enabled", false)
             .does("Stores weights and activations in bf16, with fp32 master weights.")
             .set("\"auto\", or true; refused on a GPU without bf16, where fp16 is the advice")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .auto(AutoRule::Bf16)
             => enabled: bool,
         Key::bool("bf16.check_grad_overflow", true)
@@ -95,7 +95,7 @@ section! {
         Key::bool("bf16.bf16_optimizer_states", false)
             .does("Keeps the moments in bf16.")
             .lacking("zeroth.moments says it: write \"zeroth\": {\"moments\": \"bf16\"}")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::bf16_on),
     }
 }
@@ -103,12 +103,12 @@ section! {
 section! {
     /// Values of `data_types`.
     DATA_TYPES_KEYS: DataTypes {
-        Key::section("data_types").does("The types of gradients while they add up, and of parameters.").read_by(Reader::Reduce),
+        Key::section("data_types").does("The types of gradients while they add up, and of parameters.").read_by(ReadBy::Reduce),
         Key::new("data_types.grad_accum_dtype", TYPES)
             .or_text("fp32")
             .does("The type in which shards of gradients add up, over ranks and micro-batches. Arithmetic is in f32, and rounded once a sum.")
             .set("leave it out; \"bf16\" halves the gradients (DeepSpeed's own choice in bf16), and rounds every sum")
-            .read_by(Reader::Reduce)
+            .read_by(ReadBy::Reduce)
             .only(&["fp32", "float32", "bf16", "bfloat16"], "write \"fp32\" or \"bf16\": sums in fp16 would overflow")
             .unless(conditions::gradients_add_in_shards)
             => grad_accum_dtype: DType,
@@ -119,7 +119,7 @@ section! {
         Key::new("data_types.buffer_dtype", TYPES)
             .does("The type of a model's buffers.")
             .nothing("models have no buffers here; positions are computed"),
-        Key::new("data_types.keep_in_fp32_modules", Kind::Texts)
+        Key::new("data_types.keep_in_fp32_modules", KeyType::Texts)
             .does("Modules whose buffers stay in fp32.")
             .nothing("models have no buffers here; positions are computed in f32"),
     }
@@ -130,8 +130,11 @@ pub(super) const AUTOCAST_KEYS: &[Key] = &[
         .does("PyTorch's casts of single operations.")
         .nothing("operations have one fixed type each; there is no autocast"),
     Key::bool("torch_autocast.enabled", false).does("Turns autocast on.").as_section(),
-    Key::new("torch_autocast.dtype", Kind::Text).or_text("bfloat16").does("The type cast to.").as_section(),
-    Key::new("torch_autocast.lower_precision_safe_modules", Kind::Texts)
+    Key::new("torch_autocast.dtype", KeyType::Text)
+        .or_text("bfloat16")
+        .does("The type cast to.")
+        .as_section(),
+    Key::new("torch_autocast.lower_precision_safe_modules", KeyType::Texts)
         .does("The modules cast.")
         .as_section(),
     Key::unsupported(

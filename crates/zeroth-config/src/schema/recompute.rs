@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::activation::{ActivationCheckpointing, Zeroth};
-use super::field::{Field, FieldType};
+use super::field::{FieldType, ReadField};
 
 /// Which activations backward recomputes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Recompute {
     }
 }
 
-impl Field for Recompute {
+impl ReadField for Recompute {
     const TYPE: FieldType = FieldType::Word;
 
     fn read(value: Option<&Value>) -> Option<Self> {

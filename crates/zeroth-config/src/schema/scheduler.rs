@@ -1,7 +1,7 @@
 //! `scheduler`: its types and the parameters of each.
 
 use super::conditions;
-use super::key::{AutoRule, Derivation, Key, Kind, Reader};
+use super::key::{AutoRule, Derivation, Key, KeyType, ReadBy};
 
 words! {
     /// DeepSpeed's learning-rate schedules.
@@ -59,7 +59,7 @@ const RANGE: &[&str] = &["LRRangeTest"];
 
 /// A parameter of a schedule: all are read by the same part.
 const fn param(key: Key, types: &'static [&'static str]) -> Key {
-    key.read_by(Reader::Schedule).of(types)
+    key.read_by(ReadBy::Schedule).of(types)
 }
 
 section! {
@@ -68,14 +68,14 @@ section! {
         Key::section("scheduler")
             .does("The learning-rate schedule. Without it: --lr-scheduler-type and --warmup-steps.")
             .set("leave it out, or {\"type\": \"WarmupDecayLR\", \"params\": {…}}")
-            .read_by(Reader::Schedule),
-        Key::new("scheduler.type", Kind::Text)
+            .read_by(ReadBy::Schedule),
+        Key::new("scheduler.type", KeyType::Text)
             .does("WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle or LRRangeTest.")
             .set("WarmupDecayLR or WarmupCosineLR; WarmupLR never comes down again")
-            .read_by(Reader::Schedule)
+            .read_by(ReadBy::Schedule)
             .noting(conditions::decay_without_its_end)
             => name: Option<SchedulerType>,
-        Key::section("scheduler.params").does("The parameters of the schedule.").read_by(Reader::Schedule),
+        Key::section("scheduler.params").does("The parameters of the schedule.").read_by(ReadBy::Schedule),
         param(Key::float("scheduler.params.warmup_min_lr", 0.0).in_fp32(), WARMUPS_TO_LR)
             .or_float(0.0)
             .does("The learning rate at the start of the warm-up.")
@@ -100,7 +100,7 @@ section! {
             .set("\"auto\" (--warmup-steps)")
             .auto(AutoRule::WarmupSteps)
             => warmup_num_steps: u64,
-        param(Key::new("scheduler.params.warmup_type", Kind::OneOf(WarmupType::WORDS)), WARMUPS)
+        param(Key::new("scheduler.params.warmup_type", KeyType::OneOf(WarmupType::WORDS)), WARMUPS)
             .or_text("log")
             .does("The shape of the warm-up: logarithmic or linear.")
             .set("linear is what most papers mean; log is DeepSpeed's default")

@@ -1,6 +1,6 @@
 //! Parts of DeepSpeed beside ZeRO that zeroth does not have: elasticity, compilation, other parallelism.
 
-use super::key::{Key, Kind};
+use super::key::{Key, KeyType};
 
 const COMPILED: &str = "the whole step is one compiled program already; there is no Python graph to compile";
 const ELASTIC: &str = "a run resumes at any number of ranks with the same global batch; --resume and --max-restarts do what this asks for";
@@ -15,7 +15,7 @@ pub(super) const KEYS: &[Key] = &[
         .in_("samples")
         .does("The largest global batch.")
         .as_section(),
-    Key::new("elasticity.micro_batch_sizes", Kind::Ints)
+    Key::new("elasticity.micro_batch_sizes", KeyType::Ints)
         .in_("samples")
         .does("The micro-batches to choose from.")
         .as_section(),
@@ -57,7 +57,7 @@ pub(super) const KEYS: &[Key] = &[
     Key::bool("compile.autoep_non_moe", false)
         .does("Applies expert parallelism's pass to dense models.")
         .as_section(),
-    Key::new("compile.passes", Kind::Texts).does("The passes to run.").as_section(),
+    Key::new("compile.passes", KeyType::Texts).does("The passes to run.").as_section(),
     Key::unsupported(
         "autotuning",
         "Runs the job many times to find faster settings.",

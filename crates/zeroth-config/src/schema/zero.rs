@@ -1,7 +1,7 @@
 //! `zero_optimization`: stages, buckets and the fine-grained keys of stage 3.
 
 use super::conditions;
-use super::key::{AutoRule, Derivation, Key, Kind, Reader};
+use super::key::{AutoRule, Derivation, Key, KeyType, ReadBy};
 
 section! {
     /// Values of `zero_optimization`, without its sections.
@@ -9,31 +9,31 @@ section! {
         Key::section("zero_optimization")
             .does("Which parts of the training state are sharded across ranks, and where they live.")
             .set("an object with at least `stage`; `true` is DeepSpeed's old way to write stage 1")
-            .read_by(Reader::Lower),
+            .read_by(ReadBy::Lower),
         Key::int("zero_optimization.stage", 0)
             .at_most(3.0)
             .or_int(0)
             .does("0 shards nothing, 1 optimizer state, 2 gradients as well, 3 parameters as well.")
             .set("2 where it fits, else 3; `zeroth plan` says which")
-            .read_by(Reader::Lower)
+            .read_by(ReadBy::Lower)
             => stage: u8,
         Key::bool("zero_optimization.overlap_comm", false)
             .or_derived(Derivation::OverlapAtStage3, "true at stage 3, else false")
             .does("Collectives run on a queue of their own: gathers are hoisted before their use, sums of exchanged gradients put off behind the next exchange; the results are the same bits with and without.")
             .set("true")
-            .read_by(Reader::Overlap)
+            .read_by(ReadBy::Overlap)
             => overlap_comm: bool,
         Key::bool("zero_optimization.reduce_scatter", true)
             .does("Sends each rank its part of every rank's gradients; false sends every rank all of them, and each takes its slice: as many times the traffic as there are ranks, the same bits.")
             .set("true")
-            .read_by(Reader::Reduce)
+            .read_by(ReadBy::Reduce)
             => reduce_scatter: bool,
         Key::int("zero_optimization.reduce_bucket_size", 0)
             .or_int(500_000_000)
             .in_("elements")
             .does("The most gradient elements of a unit that one reduction moves: whole blocks of 2,048 elements are grouped up to it, at least one a rank. CPU ranks that add up each other's gradients in place move none, and reduce a unit at once.")
             .set("\"auto\" (hidden_size²), or 2e8")
-            .read_by(Reader::Reduce)
+            .read_by(ReadBy::Reduce)
             .auto(AutoRule::HiddenSquared)
             => reduce_bucket_size: u64,
         Key::int("zero_optimization.allgather_bucket_size", 0)
@@ -41,13 +41,13 @@ section! {
             .in_("elements")
             .does("The most parameter elements of a unit that one gather after the update moves, in whole blocks of 2,048, at least one a rank: all units at stages 1 and 2, persistent parameters at stage 3.")
             .set("2e8")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::shards_gather_in_buckets)
             => allgather_bucket_size: u64,
         Key::bool("zero_optimization.allgather_partitions", true)
             .does("Gathers updated parameters that stay whole with all-gather; false broadcasts one rank's shard after the other.")
             .set("true")
-            .read_by(Reader::Update)
+            .read_by(ReadBy::Update)
             .unless(conditions::stage_gathers_after_update)
             => allgather_partitions: bool,
         Key::bool("zero_optimization.contiguous_gradients", true)
@@ -60,7 +60,7 @@ section! {
             .also_at(&["memory_efficient_linear"])
             .does("Lets stage3_max_reuse_distance decide what stays gathered; false keeps every unit with linear maps gathered from forward to backward, as far as stage3_max_live_parameters allows. Where shards are read in place (zeroth.gather), none is gathered.")
             .set("true")
-            .read_by(Reader::Gather)
+            .read_by(ReadBy::Gather)
             .unless(conditions::stage_gathers_units)
             .noting(conditions::gathers_copy)
             => memory_efficient_linear: bool,
@@ -69,7 +69,7 @@ section! {
             .in_("elements")
             .does("The optimizer updates what a rank owns of a unit in tiles of this many elements, whole blocks of 2,048.")
             .set("1e9; smaller bounds what an offloaded update stages at a time")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             => sub_group_size: u64,
         Key::int("zero_optimization.stage3_prefetch_bucket_size", 0)
             .named(&["prefetch_bucket_size"])
@@ -77,7 +77,7 @@ section! {
             .in_("elements")
             .does("How many parameter elements may be gathered ahead of their use. A unit is fetched whole, so any size above 0 allows the next unit to be fetched ahead; 0 gathers at the moment of use. Where shards are read in place (zeroth.gather), none is gathered.")
             .set("\"auto\" (0.9 · hidden_size²)")
-            .read_by(Reader::Overlap)
+            .read_by(ReadBy::Overlap)
             .auto(AutoRule::NineTenthsHiddenSquared)
             .unless(conditions::gathers_are_hoisted)
             .noting(conditions::gathers_copy)
@@ -88,7 +88,7 @@ section! {
             .in_("elements")
             .does("Parameters of at most this many elements stay gathered on every rank, together in one flat; 0 keeps none.")
             .set("\"auto\" (10 · hidden_size): norms and biases stay")
-            .read_by(Reader::Gather)
+            .read_by(ReadBy::Gather)
             .auto(AutoRule::TenHidden)
             .unless(conditions::stage_gathers_units)
             => stage3_param_persistence_threshold: u64,
@@ -98,7 +98,7 @@ section! {
             .in_("elements")
             .does("The most elements that stay gathered in all: parameters up to stage3_param_persistence_threshold stay in forward order, each that still fits.")
             .set("leave it out; stage3_param_persistence_threshold bounds them")
-            .read_by(Reader::Gather)
+            .read_by(ReadBy::Gather)
             .unless(conditions::stage_gathers_units)
             => stage3_model_persistence_threshold: u64,
         Key::int("zero_optimization.stage3_max_live_parameters", 0)
@@ -107,7 +107,7 @@ section! {
             .in_("elements")
             .does("The most elements gathered at any time, without padding, persistent ones included; raised to what one instruction needs if below. Where shards are read in place (zeroth.gather), none is gathered.")
             .set("1e9, or lower to bound memory: unlike DeepSpeed's, this bound holds")
-            .read_by(Reader::Gather)
+            .read_by(ReadBy::Gather)
             .unless(conditions::stage_gathers_units)
             .noting(conditions::gathers_copy)
             => stage3_max_live_parameters: u64,
@@ -117,7 +117,7 @@ section! {
             .in_("elements")
             .does("A unit read again within this many elements of other units stays gathered; 0 releases it after its last read in forward and gathers it again for backward. Where shards are read in place (zeroth.gather), none is gathered.")
             .set("1e9 keeps what max_live allows; 0 holds the fewest")
-            .read_by(Reader::Gather)
+            .read_by(ReadBy::Gather)
             .unless(conditions::stage_gathers_units)
             .noting(conditions::gathers_copy)
             => stage3_max_reuse_distance: u64,
@@ -125,7 +125,7 @@ section! {
             .named(&["gather_16bit_weights_on_model_save"])
             .does("Writes the trained model as a Hugging Face folder at the end; false writes none and prints the export command.")
             .set("true")
-            .read_by(Reader::Save)
+            .read_by(ReadBy::Save)
             .unless(conditions::weights_are_cut)
             => stage3_gather_16bit_weights_on_model_save: bool,
         Key::bool("zero_optimization.stage3_gather_fp16_weights_on_model_save", false)
@@ -156,12 +156,12 @@ section! {
         Key::section("zero_optimization.offload_param")
             .does("Keeps parameter shards in host memory or on disk (stage 3).")
             .set("{\"device\": \"cpu\"} when stage 3 alone does not fit")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::offload_param_possible),
         Key::section("zero_optimization.offload_optimizer")
             .does("Keeps optimizer state in host memory or on disk.")
             .set("{\"device\": \"cpu\"} when the state does not fit the device")
-            .read_by(Reader::Offload)
+            .read_by(ReadBy::Offload)
             .unless(conditions::stage_cuts_state),
         Key::bool("zero_optimization.cpu_offload", false)
             .does("The old way to ask for offload_optimizer to host memory.")
@@ -230,7 +230,7 @@ section! {
         Key::bool("zero_optimization.mics_hierarchical_params_gather", false)
             .does("MiCS: gathers in two levels.")
             .lacking("sharding within groups of ranks is not built"),
-        Key::new("zero_optimization.leaf_module", Kind::Opaque)
+        Key::new("zero_optimization.leaf_module", KeyType::Opaque)
             .does("Names modules to gather as a whole.")
             .built_in("the experts of a block are always gathered as a whole, and no collective depends on routing"),
         Key::section("zero_optimization.zenflow")
@@ -242,7 +242,7 @@ section! {
             .or_float(0.1)
             .does("The share of gradient columns that is updated at once.")
             .as_section(),
-        Key::new("zero_optimization.zenflow.select_strategy", Kind::OneOf(&["auto", "step", "epoch"]))
+        Key::new("zero_optimization.zenflow.select_strategy", KeyType::OneOf(&["auto", "step", "epoch"]))
             .or_text("auto")
             .does("When the columns are chosen anew.")
             .as_section(),

@@ -1,10 +1,10 @@
 //! Compares the file's three batch-size keys with the command's flags.
 
-use super::command::Command;
-use super::finding::Finding;
+use super::command::TrainingCommand;
+use super::finding::Disagreement;
 use crate::check::Severity;
 use crate::file_values::FileValues;
-use crate::resolve::{Batch, BatchError, triangulate};
+use crate::resolve::{BatchError, BatchSizes, triangulate};
 use crate::view::ConfigView;
 
 /// The largest number of ranks that `divisors` lists, more than any machine has.
@@ -18,7 +18,7 @@ const ACCUMULATION: &str = "gradient_accumulation_steps";
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes<'a> {
     file: &'a FileValues,
-    command: &'a Command,
+    command: &'a TrainingCommand,
     train: Option<u64>,
     micro: Option<u64>,
     accumulation: Option<u64>,
@@ -28,17 +28,17 @@ pub(super) struct Sizes<'a> {
 
 /// The result of comparing batch sizes.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct BatchOutcome {
     /// The disagreement, if any.
-    pub(super) finding: Option<Finding>,
+    pub(super) finding: Option<Disagreement>,
     /// The batch, if it is known and consistent.
-    pub(super) batch: Option<Batch>,
+    pub(super) batch: Option<BatchSizes>,
     /// Whether the finding already covers a mismatch of the micro-batch size.
     pub(super) covers_micro: bool,
 }
 
 impl<'a> Sizes<'a> {
-    pub(super) fn new(file: &'a FileValues, command: &'a Command) -> Self {
+    pub(super) fn new(file: &'a FileValues, command: &'a TrainingCommand) -> Self {
         let view = ConfigView::new(file);
         let given = |path: &str| view.integer(path).and_then(|value| u64::try_from(value).ok());
         Self {
@@ -53,9 +53,9 @@ impl<'a> Sizes<'a> {
     }
 
     /// Compares both sides. `or` holds the micro-batch size and accumulation to assume where neither side gives them.
-    pub(super) fn compare(&self, or: (Option<u64>, Option<u64>)) -> Outcome {
+    pub(super) fn compare(&self, or: (Option<u64>, Option<u64>)) -> BatchOutcome {
         let Some(ranks) = self.command.world.size else {
-            return Outcome { finding: self.unknown_world(), ..Outcome::default() };
+            return BatchOutcome { finding: self.unknown_world(), ..BatchOutcome::default() };
         };
         if self.command.trainer.compares() {
             return self.together(ranks, or, None);
@@ -68,11 +68,14 @@ impl<'a> Sizes<'a> {
             Err(BatchError::NoneGiven) => {
                 let named = [TRAIN, MICRO].iter().any(|path| self.file.get(path).is_some());
                 let finding = (!named).then(|| self.none_given());
-                Outcome { finding, ..Outcome::default() }
+                BatchOutcome { finding, ..BatchOutcome::default() }
             }
             Err(error) => {
                 let explained = self.explain(&error, (self.micro, self.accumulation), ranks, None);
-                Outcome { finding: Some(self.finding(Severity::Error, explained)), ..Outcome::default() }
+                BatchOutcome {
+                    finding: Some(self.finding(Severity::Error, explained)),
+                    ..BatchOutcome::default()
+                }
             }
         }
     }
@@ -80,7 +83,12 @@ impl<'a> Sizes<'a> {
     /// Checks the file's values, overridden by the command's, against DeepSpeed's batch-size rules.
     ///
     /// `alone` is the batch that DeepSpeed computes from the file if it does not see the command's flags.
-    fn together(&self, ranks: u64, or: (Option<u64>, Option<u64>), alone: Option<Batch>) -> Outcome {
+    fn together(
+        &self,
+        ranks: u64,
+        or: (Option<u64>, Option<u64>),
+        alone: Option<BatchSizes>,
+    ) -> BatchOutcome {
         let mut micro = self.typed_micro.or(self.micro);
         let mut accumulation = self.typed_accumulation.or(self.accumulation);
         if self.train.is_none() {
@@ -88,8 +96,8 @@ impl<'a> Sizes<'a> {
             accumulation = accumulation.or(or.1);
         }
         let error = match triangulate(self.train, micro, accumulation, ranks) {
-            Ok(batch) => return Outcome { batch: Some(batch), ..Outcome::default() },
-            Err(BatchError::NoneGiven) => return Outcome::default(),
+            Ok(batch) => return BatchOutcome { batch: Some(batch), ..BatchOutcome::default() },
+            Err(BatchError::NoneGiven) => return BatchOutcome::default(),
             Err(error) => error,
         };
         let differ = |file: Option<u64>, typed: Option<u64>| {
@@ -101,17 +109,21 @@ impl<'a> Sizes<'a> {
         let is_global = self.typed_micro.is_some() && self.typed_micro == self.train;
         // A mismatch of a single value is clearer than the mismatch of the product.
         if differs && file_fits && !is_global {
-            return Outcome::default();
+            return BatchOutcome::default();
         }
         let explained = self.explain(&error, (micro, accumulation), ranks, alone);
         let severity = if alone.is_some() { Severity::Warning } else { Severity::Error };
-        Outcome { finding: Some(self.finding(severity, explained)), covers_micro: is_global, batch: None }
+        BatchOutcome {
+            finding: Some(self.finding(severity, explained)),
+            covers_micro: is_global,
+            batch: None,
+        }
     }
 
-    fn finding(&self, severity: Severity, (message, fix): (String, String)) -> Finding {
+    fn finding(&self, severity: Severity, (message, fix): (String, String)) -> Disagreement {
         let path = [TRAIN, MICRO, ACCUMULATION].into_iter().find(|path| self.file.get(path).is_some());
         let location = path.and_then(|path| self.file.get(path)).map(|value| value.location);
-        Finding { severity, key: path, location, message, fix }
+        Disagreement { severity, key: path, location, message, fix }
     }
 
     /// The message and the fix, for the mistake that most likely caused the error.
@@ -120,7 +132,7 @@ impl<'a> Sizes<'a> {
         error: &BatchError,
         (micro, accumulation): (Option<u64>, Option<u64>),
         ranks: u64,
-        alone: Option<Batch>,
+        alone: Option<BatchSizes>,
     ) -> (String, String) {
         let text = error.to_string();
         let said = text.lines().next().unwrap_or_default().trim_end_matches('.');
@@ -129,7 +141,7 @@ impl<'a> Sizes<'a> {
         };
         let then = match alone {
             None => format!("DeepSpeed stops ({said})"),
-            Some(Batch { train, micro, accumulation }) => format!(
+            Some(BatchSizes { train, micro, accumulation }) => format!(
                 "DeepSpeed sees the file alone and makes {train} = {micro} × {accumulation} × {ranks} ranks of it, \
                  which is not what the command says"
             ),
@@ -173,7 +185,7 @@ impl<'a> Sizes<'a> {
         (then, fix.clone())
     }
 
-    fn none_given(&self) -> Finding {
+    fn none_given(&self) -> Disagreement {
         let message = "the file has neither train_batch_size nor train_micro_batch_size_per_gpu, and nothing in this \
                        command fills them: DeepSpeed stops (Either train_batch_size or \
                        train_micro_batch_size_per_gpu needs to be provided)";
@@ -181,7 +193,7 @@ impl<'a> Sizes<'a> {
     }
 
     /// Lists the numbers of ranks that fit `train_batch_size`, for commands that do not give one.
-    fn unknown_world(&self) -> Option<Finding> {
+    fn unknown_world(&self) -> Option<Disagreement> {
         let train = self.train?;
         let micro = self.typed_micro.or(self.micro);
         let accumulation = self.typed_accumulation.or(self.accumulation);
@@ -211,7 +223,7 @@ impl<'a> Sizes<'a> {
     }
 
     /// Warns about `--batch_size`, which is per device in some scripts and global in others.
-    pub(super) fn own_word(&self) -> Option<Finding> {
+    pub(super) fn own_word(&self) -> Option<Disagreement> {
         let (flag, size) = self.command.typed.own_batch.as_ref()?;
         let ranks = self.command.world.size;
         let batch =
@@ -243,7 +255,7 @@ impl<'a> Sizes<'a> {
             )
         };
         let found = self.file.get(key);
-        Some(Finding {
+        Some(Disagreement {
             severity: Severity::Warning,
             key: Some(key),
             location: found.map(|value| value.location),

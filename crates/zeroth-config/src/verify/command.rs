@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use zeroth_base::DType;
 
-use super::launcher::{self, Environment, Options, PYTHON_VALUES, Size};
+use super::launcher::{self, Environment, LauncherOptions, PYTHON_VALUES, Size};
 use super::script::{Trainer, Typed, precision, trainer_by_flags};
 use super::words::{Arguments, assignment, is_flag, is_python_file, words};
 use crate::read::Number;
 
 /// The program that starts the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Launcher {
+pub enum LauncherProgram {
     /// DeepSpeed's runner.
     DeepSpeed,
     /// torchrun, or `python -m torch.distributed.run`.
@@ -32,8 +32,8 @@ pub enum Launcher {
     Other,
 }
 
-impl Launcher {
-    /// The launcher's name; `None` for [`Launcher::Other`].
+impl LauncherProgram {
+    /// The launcher's name; `None` for [`LauncherProgram::Other`].
     pub const fn name(self) -> Option<&'static str> {
         match self {
             Self::DeepSpeed => Some("deepspeed"),
@@ -51,14 +51,14 @@ impl Launcher {
 
 /// The number of ranks, and where it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct World {
+pub struct RankCount {
     /// The number of ranks, if the command gives it.
     pub size: Option<u64>,
     /// Where the number comes from, or would come from.
     pub from: String,
 }
 
-impl World {
+impl RankCount {
     fn new(size: Size) -> Self {
         match size {
             Ok((0, from)) => Self { size: None, from: format!("{from}, which starts none") },
@@ -88,9 +88,9 @@ const ACCELERATE_KEYS: [(&str, &str); 5] = [
 
 /// A parsed training command.
 #[derive(Debug, Clone)]
-pub(super) struct Command {
-    pub(super) launcher: Launcher,
-    pub(super) world: World,
+pub(super) struct TrainingCommand {
+    pub(super) launcher: LauncherProgram,
+    pub(super) world: RankCount,
     pub(super) trainer: Trainer,
     pub(super) typed: Typed,
     pub(super) accelerate: Option<Accelerate>,
@@ -115,7 +115,7 @@ enum Program<'a> {
     Other(&'a [String]),
 }
 
-impl Command {
+impl TrainingCommand {
     pub(super) fn read(command: &[String]) -> Self {
         let words = words(command);
         let mut reading = Reading::default();
@@ -127,30 +127,30 @@ impl Command {
                 Program::DeepSpeed(after) => {
                     let (options, script) = launcher::split(after, launcher::DEEPSPEED);
                     let size = launcher::deepspeed(&options, &reading.environment);
-                    reading.start(Launcher::DeepSpeed, size);
+                    reading.start(LauncherProgram::DeepSpeed, size);
                     script
                 }
                 Program::Torchrun(after) => {
                     let (options, script) = launcher::split(after, launcher::TORCHRUN);
                     let size = launcher::torchrun(&options, &reading.environment);
-                    reading.start(Launcher::Torchrun, size);
+                    reading.start(LauncherProgram::Torchrun, size);
                     script
                 }
                 Program::Accelerate(after) => {
                     let (options, script) = launcher::split(after, launcher::ACCELERATE);
-                    reading.start(Launcher::Accelerate, launcher::accelerate(&options));
+                    reading.start(LauncherProgram::Accelerate, launcher::accelerate(&options));
                     reading.accelerate(&options);
                     script
                 }
                 Program::Mpirun(after) => {
                     let (options, script) = launcher::split(after, launcher::MPIRUN);
-                    reading.start(Launcher::Mpirun, launcher::mpirun(&options));
+                    reading.start(LauncherProgram::Mpirun, launcher::mpirun(&options));
                     script
                 }
                 Program::Srun(after) => {
                     let (options, script) = launcher::split(after, launcher::SRUN);
                     let size = launcher::srun(&options, &reading.environment);
-                    reading.start(Launcher::Srun, size);
+                    reading.start(LauncherProgram::Srun, size);
                     script
                 }
                 Program::Python(script) => {
@@ -171,7 +171,7 @@ impl Command {
 struct Reading {
     environment: Environment,
     in_python: bool,
-    started: Option<(Launcher, World)>,
+    started: Option<(LauncherProgram, RankCount)>,
     accelerate: Option<Accelerate>,
     configs: Vec<(String, String)>,
 }
@@ -191,11 +191,11 @@ impl Reading {
     }
 
     /// Records a launcher. The innermost one wins, because its ranks are the ones that communicate.
-    fn start(&mut self, launcher: Launcher, size: Size) {
-        self.started = Some((launcher, World::new(size)));
+    fn start(&mut self, launcher: LauncherProgram, size: Size) {
+        self.started = Some((launcher, RankCount::new(size)));
     }
 
-    fn accelerate(&mut self, options: &Options) {
+    fn accelerate(&mut self, options: &LauncherOptions) {
         let config = options.text(&["deepspeed_config_file"]);
         self.configs.extend(config.map(|path| ("--deepspeed_config_file".to_owned(), path.to_owned())));
         let settings = ACCELERATE_KEYS
@@ -208,7 +208,7 @@ impl Reading {
         });
     }
 
-    fn finish(self, program: &Program<'_>, named: &str) -> Command {
+    fn finish(self, program: &Program<'_>, named: &str) -> TrainingCommand {
         let (trainer, arguments) = match *program {
             Program::Swift(after) => (Some(Trainer::Swift), after),
             Program::Zeroth(after) => (Some(Trainer::Zeroth), after),
@@ -220,17 +220,22 @@ impl Reading {
         let trainer = trainer.unwrap_or_else(|| trainer_by_flags(&arguments));
         let mut typed = Typed::read(&mut arguments, trainer);
         typed.configs.splice(0..0, self.configs);
-        Command { launcher, world, trainer, typed, accelerate: self.accelerate, is_empty: false }
+        TrainingCommand { launcher, world, trainer, typed, accelerate: self.accelerate, is_empty: false }
     }
 
     /// The launcher that was found, or how the program runs without one.
-    fn world(&self, program: &Program<'_>, named: &str, arguments: &mut Arguments) -> (Launcher, World) {
+    fn world(
+        &self,
+        program: &Program<'_>,
+        named: &str,
+        arguments: &mut Arguments,
+    ) -> (LauncherProgram, RankCount) {
         let by_swift = match program {
             Program::Swift(_) => launcher::swift(&self.environment),
             _ => None,
         };
         if let Some(size) = by_swift {
-            return (Launcher::Swift, World::new(size));
+            return (LauncherProgram::Swift, RankCount::new(size));
         }
         if let Some((launcher, world)) = &self.started {
             return (*launcher, world.clone());
@@ -238,14 +243,14 @@ impl Reading {
         let (launcher, size) = match program {
             Program::Swift(_) => {
                 let from = "one process: swift starts more where NPROC_PER_NODE is set".to_owned();
-                (Launcher::Swift, Ok((1, from)))
+                (LauncherProgram::Swift, Ok((1, from)))
             }
-            Program::Zeroth(_) => (Launcher::Zeroth, zeroth(arguments)),
-            Program::Script(_) => (Launcher::Python, python(&self.environment)),
-            _ if self.in_python => (Launcher::Python, python(&self.environment)),
-            _ => (Launcher::Other, Err(format!("what `{named}` starts"))),
+            Program::Zeroth(_) => (LauncherProgram::Zeroth, zeroth(arguments)),
+            Program::Script(_) => (LauncherProgram::Python, python(&self.environment)),
+            _ if self.in_python => (LauncherProgram::Python, python(&self.environment)),
+            _ => (LauncherProgram::Other, Err(format!("what `{named}` starts"))),
         };
-        (launcher, World::new(size))
+        (launcher, RankCount::new(size))
     }
 }
 

@@ -3,15 +3,15 @@
 use serde_json::Value;
 use zeroth_base::DType;
 
-use super::batch::{Outcome, Sizes};
-use super::command::Command;
-use super::finding::Finding;
+use super::batch::{BatchOutcome, Sizes};
+use super::command::TrainingCommand;
+use super::finding::Disagreement;
 use super::script::Trainer;
 use crate::check::Severity;
 use crate::file_values::FileValues;
 use crate::read::Location;
-use crate::resolve::{Batch, Flags, Mismatch, Request, ResolveError, resolve};
-use crate::schema::{self, DefaultValue, Kind};
+use crate::resolve::{BatchSizes, Flags, Mismatch, ResolveError, ResolveRequest, resolve};
+use crate::schema::{self, DefaultValue, KeyType};
 use crate::view::{ConfigView, Switch};
 
 const BATCH_KEYS: [&str; 3] =
@@ -21,19 +21,19 @@ pub(super) struct Comparison<'a> {
     file: &'a FileValues,
     pub(super) view: ConfigView<'a>,
     pub(super) file_name: &'a str,
-    pub(super) command: &'a Command,
-    findings: Vec<Finding>,
+    pub(super) command: &'a TrainingCommand,
+    findings: Vec<Disagreement>,
     pub(super) compared: Vec<String>,
 }
 
 impl<'a> Comparison<'a> {
-    pub(super) fn new(file: &'a FileValues, file_name: &'a str, command: &'a Command) -> Self {
+    pub(super) fn new(file: &'a FileValues, file_name: &'a str, command: &'a TrainingCommand) -> Self {
         let view = ConfigView::new(file);
         Self { file, view, file_name, command, findings: Vec::new(), compared: Vec::new() }
     }
 
     /// Returns the values that agree, and the findings, errors first.
-    pub(super) fn run(mut self) -> (Vec<String>, Vec<Finding>) {
+    pub(super) fn run(mut self) -> (Vec<String>, Vec<Disagreement>) {
         if self.command.is_empty {
             let message =
                 "the command starts no training, so there is nothing to compare the file with".to_owned();
@@ -69,7 +69,7 @@ impl<'a> Comparison<'a> {
         fix: String,
     ) {
         let key = key.and_then(|key| schema::find(key).next()).map(|key| key.path);
-        self.findings.push(Finding { severity, key, location, message, fix });
+        self.findings.push(Disagreement { severity, key, location, message, fix });
     }
 
     fn unreadable(&mut self) {
@@ -99,7 +99,7 @@ impl<'a> Comparison<'a> {
             None => self.command.trainer.with_defaults(&typed, ranks.unwrap_or(1)),
         };
         let sizes = Sizes::new(self.file, self.command);
-        let Outcome { finding, batch, covers_micro } =
+        let BatchOutcome { finding, batch, covers_micro } =
             sizes.compare(match (&with_defaults, self.command.trainer) {
                 (Some(flags), _) => (flags.per_device_train_batch_size, flags.gradient_accumulation_steps),
                 (None, Trainer::Zeroth) => (Some(1), Some(1)),
@@ -136,7 +136,7 @@ impl<'a> Comparison<'a> {
     /// The mismatches that `resolve` reports for these flags. The product of the batch sizes has a separate finding.
     fn mismatches(&self, flags: &Flags) -> Vec<Mismatch> {
         let ranks = self.command.world.size.unwrap_or(1);
-        let request = Request { file: self.file, flags, ranks, model: None, steps: None };
+        let request = ResolveRequest { file: self.file, flags, ranks, model: None, steps: None };
         let found = match resolve(&request) {
             Err(ResolveError::Mismatch(found)) => found,
             // The batch is compared separately, and a missing hidden size contradicts nothing.
@@ -230,11 +230,11 @@ impl<'a> Comparison<'a> {
     }
 
     /// Collects values that both sides agree on, or that only one side gives.
-    fn agreeing(&mut self, typed: &Flags, batch: Option<Batch>) {
+    fn agreeing(&mut self, typed: &Flags, batch: Option<BatchSizes>) {
         let contradicted = |path: &str| self.findings.iter().any(|finding| finding.key == Some(path));
         let mut compared = Vec::new();
         let fits = !BATCH_KEYS.iter().any(|path| contradicted(path));
-        if let (Some(Batch { train, micro, accumulation }), Some(ranks)) =
+        if let (Some(BatchSizes { train, micro, accumulation }), Some(ranks)) =
             (batch.filter(|_| fits), self.command.world.size)
         {
             let noun = if ranks == 1 { "rank" } else { "ranks" };
@@ -292,7 +292,7 @@ impl<'a> Comparison<'a> {
             let key = schema::find(path).next();
             // These keys have "auto" as a regular value.
             let knows_auto = key.is_some_and(|key| {
-                matches!(key.kind, Kind::OneOf(words) if words.contains(&"auto"))
+                matches!(key.kind, KeyType::OneOf(words) if words.contains(&"auto"))
                     || key.default == DefaultValue::Text("auto")
             });
             self.file.get(path).is_some_and(|value| value.value == "auto") && !knows_auto

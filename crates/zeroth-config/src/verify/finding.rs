@@ -7,7 +7,7 @@ use crate::read::Location;
 
 /// A disagreement between a command and a file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Finding {
+pub struct Disagreement {
     /// An error if the run stops or trains something else, a warning if it may.
     pub severity: Severity,
     /// The canonical path of the key in the file.
@@ -20,7 +20,7 @@ pub struct Finding {
     pub fix: String,
 }
 
-impl Finding {
+impl Disagreement {
     pub(super) fn to_json(&self) -> Value {
         json!({
             "severity": if self.severity == Severity::Error { "error" } else { "warning" },

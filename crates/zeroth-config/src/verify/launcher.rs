@@ -147,14 +147,14 @@ pub(super) const PYTHON_VALUES: &[&str] = &["-W", "-X"];
 
 /// A launcher's flags, in order.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Options(Vec<(String, Option<String>)>);
+pub(super) struct LauncherOptions(Vec<(String, Option<String>)>);
 
 /// Splits a launcher's flags from the program that it starts.
-pub(super) fn split(mut words: &[String], grammar: Grammar) -> (Options, &[String]) {
+pub(super) fn split(mut words: &[String], grammar: Grammar) -> (LauncherOptions, &[String]) {
     let mut options = Vec::new();
     while let Some((word, after)) = words.split_first() {
         if word == "--" {
-            return (Options(options), after);
+            return (LauncherOptions(options), after);
         }
         if !is_flag(word) {
             break;
@@ -184,7 +184,7 @@ pub(super) fn split(mut words: &[String], grammar: Grammar) -> (Options, &[Strin
         }
         options.push((name, value));
     }
-    (Options(options), words)
+    (LauncherOptions(options), words)
 }
 
 /// Splits `-n4` into `n` and `4`.
@@ -203,7 +203,7 @@ fn is_program(word: &str) -> bool {
         || is_python_file(name)
 }
 
-impl Options {
+impl LauncherOptions {
     /// The value of the last of these flags that has one.
     pub(super) fn text(&self, names: &[&str]) -> Option<&str> {
         let found =
@@ -238,7 +238,7 @@ fn visible_devices(environment: &Environment) -> Option<u64> {
 }
 
 /// DeepSpeed's runner: `--include`, or `--num_gpus` × `--num_nodes`, or the visible GPUs of this machine.
-pub(super) fn deepspeed(options: &Options, environment: &Environment) -> Size {
+pub(super) fn deepspeed(options: &LauncherOptions, environment: &Environment) -> Size {
     if options.has(&["elastic_training"]) {
         return Err("the nodes that join, because of --elastic_training".to_owned());
     }
@@ -289,7 +289,7 @@ fn slots(include: &str) -> Option<u64> {
 }
 
 /// torchrun: `--nproc_per_node` × `--nnodes`, both 1 by default.
-pub(super) fn torchrun(options: &Options, environment: &Environment) -> Size {
+pub(super) fn torchrun(options: &LauncherOptions, environment: &Environment) -> Size {
     // torchrun reads a flag that is not given from the environment variable PET_NAME.
     let given = |names: &[&str], variable: &str| {
         options
@@ -337,7 +337,7 @@ fn per_node(processes: &str, nodes: &str, environment: &Environment) -> Size {
 }
 
 /// accelerate: `--num_processes`, which counts all machines.
-pub(super) fn accelerate(options: &Options) -> Size {
+pub(super) fn accelerate(options: &LauncherOptions) -> Size {
     match (options.whole(&["num_processes"])?, options.text(&["config_file"])) {
         (Some(processes), _) => Ok((processes, format!("--num_processes {processes}"))),
         (None, Some(file)) => Err(format!("num_processes in accelerate's {file}")),
@@ -346,7 +346,7 @@ pub(super) fn accelerate(options: &Options) -> Size {
 }
 
 /// mpirun: `-np`.
-pub(super) fn mpirun(options: &Options) -> Size {
+pub(super) fn mpirun(options: &LauncherOptions) -> Size {
     match options.whole(&["np", "n"])? {
         Some(processes) => Ok((processes, format!("-np {processes}"))),
         None => Err("the slots of the hosts, because mpirun has no -np".to_owned()),
@@ -354,7 +354,7 @@ pub(super) fn mpirun(options: &Options) -> Size {
 }
 
 /// srun: `--ntasks`, or `--nodes` × `--ntasks-per-node`, or `SLURM_NTASKS` of the allocation.
-pub(super) fn srun(options: &Options, environment: &Environment) -> Size {
+pub(super) fn srun(options: &LauncherOptions, environment: &Environment) -> Size {
     if let Some(tasks) = options.whole(&["ntasks", "n"])? {
         return Ok((tasks, format!("--ntasks {tasks}")));
     }

@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use crate::file_values::FileValues;
 
 pub use crate::check::Severity;
-pub use command::{Launcher, World};
-pub use finding::Finding;
+pub use command::{LauncherProgram, RankCount};
+pub use finding::Disagreement;
 
 /// The result of comparing a command with a file.
 #[derive(Debug, Clone)]
@@ -30,13 +30,13 @@ pub struct Verification {
     /// The file's name as given.
     pub file: String,
     /// The program that starts the ranks.
-    pub launcher: Launcher,
+    pub launcher: LauncherProgram,
     /// The number of ranks, and where it comes from.
-    pub world: World,
+    pub world: RankCount,
     /// Values that were compared and agree, such as `batch 64 = 2 × 8 × 4 ranks`.
     pub compared: Vec<String>,
     /// Disagreements, errors first.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<Disagreement>,
     /// Whether there are no findings.
     pub agrees: bool,
 }
@@ -45,7 +45,7 @@ pub struct Verification {
 ///
 /// The command may begin with environment assignments, and may be a single string in shell syntax.
 pub fn verify(file: &FileValues, file_name: &str, command: &[String]) -> Verification {
-    let command = command::Command::read(command);
+    let command = command::TrainingCommand::read(command);
     let (compared, findings) = compare::Comparison::new(file, file_name, &command).run();
     Verification {
         file: file_name.to_owned(),
@@ -70,7 +70,7 @@ impl Verification {
 
     /// The object that `--format json` prints.
     pub fn to_json(&self) -> Value {
-        let findings: Vec<Value> = self.findings.iter().map(Finding::to_json).collect();
+        let findings: Vec<Value> = self.findings.iter().map(Disagreement::to_json).collect();
         json!({
             "file": self.file,
             "agrees": self.agrees,

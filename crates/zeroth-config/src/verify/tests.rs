@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::check::check;
 use crate::preset::PRESETS;
-use crate::read::{Location, Source, parse};
+use crate::read::{ConfigSource, Location, parse};
 
 /// The config that the course's generator writes for `ZeroConfig(micro_batch_size=1, gradient_accumulation=16)`. Its
 /// `train_batch_size` omits the ranks.
@@ -34,7 +34,7 @@ const FOUR_RANKS: &str = r#"{
 }"#;
 
 fn file_values(text: &str) -> FileValues {
-    check(&parse(Source::from_text("ds.json", text)).unwrap()).values
+    check(&parse(ConfigSource::from_text("ds.json", text)).unwrap()).values
 }
 
 fn preset(name: &str) -> String {
@@ -53,7 +53,7 @@ fn messages(found: &Verification) -> String {
 }
 
 /// Returns the finding, which must be the only one.
-fn only(found: &Verification) -> &Finding {
+fn only(found: &Verification) -> &Disagreement {
     assert_eq!(found.findings.len(), 1, "{}", messages(found));
     &found.findings[0]
 }
@@ -64,7 +64,7 @@ fn keys(found: &Verification) -> Vec<&'static str> {
 
 #[test]
 fn world_size_is_read_from_every_launcher() {
-    use Launcher::{Accelerate, DeepSpeed, Mpirun, Other, Python, Srun, Swift, Torchrun, Zeroth};
+    use LauncherProgram::{Accelerate, DeepSpeed, Mpirun, Other, Python, Srun, Swift, Torchrun, Zeroth};
     for (command, launcher, size) in [
         ("deepspeed --num_gpus=1 translation/run_translation.py --deepspeed ds.json", DeepSpeed, Some(1)),
         ("deepspeed --num_gpus 4 train.py --deepspeed ds.json", DeepSpeed, Some(4)),

@@ -8,14 +8,16 @@ use serde_json::{Value as Json, json};
 use zeroth_base::DType;
 use zeroth_config::check::check;
 use zeroth_config::file_values::FileValues;
-use zeroth_config::read::{Source, parse};
-use zeroth_config::resolve::{BatchError, Flags, ModelFacts, Request, ResolveError, Resolved, resolve};
+use zeroth_config::read::{ConfigSource, parse};
+use zeroth_config::resolve::{
+    BatchError, Flags, ModelFacts, ResolveError, ResolveRequest, Resolved, resolve,
+};
 use zeroth_config::schema::TopLevel;
 
 mod contract;
 
 fn file_values(text: &str) -> FileValues {
-    match parse(Source::from_text("ds.json", text)) {
+    match parse(ConfigSource::from_text("ds.json", text)) {
         Ok(document) => check(&document).values,
         Err(error) => panic!("{text}\n{error}"),
     }
@@ -47,7 +49,7 @@ impl Run {
     fn resolve(&self, text: &str) -> Result<Resolved, ResolveError> {
         let model = Some(ModelFacts { hidden_size: self.hidden_size, blocks: Some(32) });
         let Self { flags, ranks, steps, .. } = self;
-        resolve(&Request { file: &file_values(text), flags, ranks: *ranks, model, steps: *steps })
+        resolve(&ResolveRequest { file: &file_values(text), flags, ranks: *ranks, model, steps: *steps })
     }
 
     fn resolved(&self, text: &str) -> Resolved {
@@ -394,7 +396,8 @@ fn missing_hidden_size_is_reported_with_every_key_that_needs_it() {
     }
     assert!(!error.contains("--model"), "a model is named: {error}");
     let file = file_values(text);
-    let request = Request { file: &file, flags: &Flags::default(), ranks: 1, model: None, steps: None };
+    let request =
+        ResolveRequest { file: &file, flags: &Flags::default(), ranks: 1, model: None, steps: None };
     assert!(resolve(&request).unwrap_err().to_string().contains("--model"));
     // No error if no key needs the hidden size.
     assert!(without_size.resolve(r#"{"zero_optimization": {"stage": 3}}"#).is_ok());

@@ -1,19 +1,19 @@
 //! Which keys and values are implemented, and which ones `zeroth train` refuses or only notes.
 
 use zeroth_base::{DType, Optimizer};
-use zeroth_config::check::{Status, check};
+use zeroth_config::check::{KeyStatus, check};
 use zeroth_config::explain;
 use zeroth_config::preset::PRESETS;
-use zeroth_config::read::{Document, Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Origin, Request, Resolved, resolve};
+use zeroth_config::read::{ConfigSource, Document, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, Origin, ResolveRequest, Resolved, resolve};
 use zeroth_config::schema::SchedulerType;
 use zeroth_config::unimplemented::{MissingFeature, Unimplemented, unimplemented};
 
 fn read(text: &str) -> Document {
-    parse(Source::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"))
+    parse(ConfigSource::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"))
 }
 
-fn statuses(text: &str) -> Vec<(String, Status)> {
+fn statuses(text: &str) -> Vec<(String, KeyStatus)> {
     let report = check(&read(text));
     report.of_keys().map(|verdict| (verdict.path.clone(), verdict.status)).collect()
 }
@@ -26,7 +26,7 @@ fn lacking(text: &str, flags: &Flags) -> Unimplemented {
 fn resolved(text: &str, flags: &Flags) -> Resolved {
     let file = check(&read(text)).values;
     let model = Some(ModelFacts { hidden_size: Some(64), blocks: Some(4) });
-    let request = Request { file: &file, flags, ranks: 2, model, steps: Some(100) };
+    let request = ResolveRequest { file: &file, flags, ranks: 2, model, steps: Some(100) };
     resolve(&request).unwrap_or_else(|error| panic!("{text}\n{error}"))
 }
 
@@ -39,7 +39,7 @@ fn paths(lacks: &[MissingFeature]) -> Vec<&'static str> {
 }
 
 /// Asserts that every key of a file has this status.
-fn assert_all(status: Status, text: &str) {
+fn assert_all(status: KeyStatus, text: &str) {
     let others: Vec<_> = statuses(text).into_iter().filter(|(_, found)| *found != status).collect();
     assert!(others.is_empty(), "{others:?} in {text}");
 }
@@ -113,7 +113,7 @@ fn implemented_keys_are_honoured() {
             "num_decay_steps": 5, "num_stable_steps": 5, "warmup_type": "linear", "decay_type": "1-sqrt",
             "min_lr_ratio": 0.1}}}"#,
     ] {
-        assert_all(Status::Honoured, text);
+        assert_all(KeyStatus::Honoured, text);
         let run = format!("{:?}", lacking(text, &Flags::default()));
         assert_eq!(run, "Unimplemented { refused: [], noted: [] }", "{text}");
     }
@@ -122,15 +122,15 @@ fn implemented_keys_are_honoured() {
 #[test]
 fn features_that_are_always_on_are_built_in() {
     assert_all(
-        Status::BuiltIn,
+        KeyStatus::BuiltIn,
         r#"{"zero_optimization": {"contiguous_gradients": false, "round_robin_gradients": true},
             "activation_checkpointing": {"contiguous_memory_optimization": true},
             "optimizer": {"params": {"adam_w_mode": true}}}"#,
     );
     let offloaded = r#"{"zero_optimization": {"stage": 2, "offload_optimizer":
         {"device": "cpu", "pin_memory": false, "fast_init": true}}}"#;
-    let found: Vec<Status> = statuses(offloaded).into_iter().map(|(_, status)| status).collect();
-    assert_eq!(found, [Status::Honoured, Status::Honoured, Status::BuiltIn, Status::BuiltIn]);
+    let found: Vec<KeyStatus> = statuses(offloaded).into_iter().map(|(_, status)| status).collect();
+    assert_eq!(found, [KeyStatus::Honoured, KeyStatus::Honoured, KeyStatus::BuiltIn, KeyStatus::BuiltIn]);
 }
 
 #[test]
@@ -169,12 +169,12 @@ fn keys_made_irrelevant_by_other_values_have_no_effect() {
             "zeroth.update",
         ),
     ] {
-        assert!(statuses(text).contains(&(path.to_owned(), Status::NoEffect)), "{:?}", statuses(text));
+        assert!(statuses(text).contains(&(path.to_owned(), KeyStatus::NoEffect)), "{:?}", statuses(text));
     }
     // Updated parameters are copied if they and the optimizer state are on different devices, whichever is on the host.
     let apart = r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"},
         "offload_optimizer": {"device": "none", "buffer_count": 5}}}"#;
-    assert_all(Status::Honoured, apart);
+    assert_all(KeyStatus::Honoured, apart);
 }
 
 #[test]
@@ -190,9 +190,12 @@ fn optimizer_and_scheduler_types_ignore_case() {
 
 #[test]
 fn bf16_gradient_accumulation_has_an_effect_at_stages_2_and_3() {
-    for (stage, expected) in
-        [(0, Status::NoEffect), (1, Status::NoEffect), (2, Status::Honoured), (3, Status::Honoured)]
-    {
+    for (stage, expected) in [
+        (0, KeyStatus::NoEffect),
+        (1, KeyStatus::NoEffect),
+        (2, KeyStatus::Honoured),
+        (3, KeyStatus::Honoured),
+    ] {
         let asked = |sums: &str| {
             let text = format!(
                 r#"{{"zero_optimization": {{"stage": {stage}}}, "data_types": {{"grad_accum_dtype": "{sums}"}}}}"#
@@ -203,8 +206,8 @@ fn bf16_gradient_accumulation_has_an_effect_at_stages_2_and_3() {
         };
         let (status, said) = asked("bf16");
         assert_eq!(status, expected, "stage {stage}");
-        assert_eq!(said.contains("only stages 2 and 3 keep shards"), status == Status::NoEffect, "{said}");
-        assert_eq!(asked("fp32").0, Status::Honoured, "sums are in fp32 at every stage");
+        assert_eq!(said.contains("only stages 2 and 3 keep shards"), status == KeyStatus::NoEffect, "{said}");
+        assert_eq!(asked("fp32").0, KeyStatus::Honoured, "sums are in fp32 at every stage");
     }
 }
 
@@ -241,7 +244,7 @@ fn unimplemented_values_are_not_yet_and_are_refused() {
         (r#"{"scheduler": {"type": "StepLR"}}"#, "scheduler.type", "\"StepLR\""),
         (r#"{"zeroth": {"collectives": "fast"}}"#, "zeroth.collectives", "\"fast\""),
     ] {
-        assert!(statuses(text).contains(&(path.to_owned(), Status::NotYet)), "{:?}", statuses(text));
+        assert!(statuses(text).contains(&(path.to_owned(), KeyStatus::NotYet)), "{:?}", statuses(text));
         let refused = refused(text);
         assert_eq!(paths(&refused), [path], "{text}");
         assert_eq!(refused[0].value, value, "{text}");
@@ -253,14 +256,15 @@ fn unimplemented_values_are_not_yet_and_are_refused() {
 fn parameters_have_the_status_of_their_optimizer_or_offload_device() {
     let text =
         r#"{"optimizer": {"type": "Lamb", "params": {"lr": 0.1, "max_coeff": 10, "weight_decay": 0}}}"#;
-    assert_all(Status::NotYet, text);
+    assert_all(KeyStatus::NotYet, text);
     assert_eq!(paths(&refused(text)), ["optimizer.type"], "the type says it for all");
     let disk = r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/disk",
         "pin_memory": false, "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9},
         "offload_optimizer": {"device": "nvme", "nvme_path": "/disk", "ratio": 1, "pin_memory": true}},
         "aio": {"block_size": 1048576}}"#;
-    let built: Vec<_> = statuses(disk).into_iter().filter(|(_, status)| *status != Status::NotYet).collect();
-    assert_eq!(built, [("zero_optimization.stage".to_owned(), Status::Honoured)]);
+    let built: Vec<_> =
+        statuses(disk).into_iter().filter(|(_, status)| *status != KeyStatus::NotYet).collect();
+    assert_eq!(built, [("zero_optimization.stage".to_owned(), KeyStatus::Honoured)]);
     let refused = refused(disk);
     let devices = ["zero_optimization.offload_param.device", "zero_optimization.offload_optimizer.device"];
     assert_eq!(paths(&refused), devices, "the device says it for all");
@@ -287,14 +291,14 @@ fn one_cycle_cycles_momentum_by_default() {
     };
     // DeepSpeed's default is true, so a file without the key enables it.
     let open = cycle("");
-    assert_eq!(momentum(&open), [Status::NotYet; 3]);
+    assert_eq!(momentum(&open), [KeyStatus::NotYet; 3]);
     let lack = &refused(&open)[0];
     assert_eq!((lack.path, lack.value.as_str()), ("scheduler.params.cycle_momentum", "true"));
     assert_eq!((&lack.origin, lack.location()), (&Origin::Default, None));
     assert!(lack.instead.contains("cycle_momentum: false"), "{lack}");
     let off = cycle(r#", "cycle_momentum": false"#);
     let [rest @ .., switch] = &momentum(&off)[..] else { panic!("{off}") };
-    assert_eq!((rest, *switch), (&[Status::NoEffect; 3][..], Status::Honoured));
+    assert_eq!((rest, *switch), (&[KeyStatus::NoEffect; 3][..], KeyStatus::Honoured));
     assert!(refused(&off).is_empty());
 }
 
@@ -302,7 +306,7 @@ fn one_cycle_cycles_momentum_by_default() {
 fn prefetch_has_no_effect_without_overlap_comm() {
     let text =
         r#"{"zero_optimization": {"stage": 3, "overlap_comm": false, "stage3_prefetch_bucket_size": 1e7}}"#;
-    let prefetch = ("zero_optimization.stage3_prefetch_bucket_size".to_owned(), Status::NoEffect);
+    let prefetch = ("zero_optimization.stage3_prefetch_bucket_size".to_owned(), KeyStatus::NoEffect);
     assert!(statuses(text).contains(&prefetch), "{:?}", statuses(text));
 }
 
@@ -312,7 +316,8 @@ fn sections_have_the_status_of_their_switch() {
         let report = check(&read(text));
         report.verdicts.iter().find(|verdict| verdict.path == path).unwrap().status
     };
-    for (device, status) in [("none", Status::Honoured), ("cpu", Status::Honoured), ("nvme", Status::NotYet)]
+    for (device, status) in
+        [("none", KeyStatus::Honoured), ("cpu", KeyStatus::Honoured), ("nvme", KeyStatus::NotYet)]
     {
         let text = format!(
             r#"{{"zero_optimization": {{"stage": 3, "offload_param": {{"device": "{device}", "nvme_path": "/disk"}}}}}}"#
@@ -321,7 +326,7 @@ fn sections_have_the_status_of_their_switch() {
     }
     for enabled in [true, false] {
         let text = format!(r#"{{"csv_monitor": {{"enabled": {enabled}}}}}"#);
-        assert_eq!(section(&text, "csv_monitor"), Status::Honoured);
+        assert_eq!(section(&text, "csv_monitor"), KeyStatus::Honoured);
     }
 }
 

@@ -6,23 +6,23 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
-use zeroth_config::check::{Report, Severity, Status, check};
+use zeroth_config::check::{CheckReport, KeyStatus, Severity, check};
 use zeroth_config::docs::wrap;
-use zeroth_config::read::{Source, parse};
-use zeroth_config::schema::{self, Effect, Reader};
+use zeroth_config::read::{ConfigSource, parse};
+use zeroth_config::schema::{self, Effect, ReadBy};
 
 /// Keys of these files that are errors, with the reason.
-const WRONG_ON_PURPOSE: [(&str, &str, Status, &str); 2] = [
+const WRONG_ON_PURPOSE: [(&str, &str, KeyStatus, &str); 2] = [
     (
         "deepspeed-zero-page.json",
         "zero_optimization.grad_hooks",
-        Status::Invalid,
+        KeyStatus::Invalid,
         "DeepSpeed's page documents the key, and DeepSpeed refuses it",
     ),
     (
         "deepspeed-hf-nvme.json",
         "zero_optimization.aio",
-        Status::Unknown,
+        KeyStatus::Unknown,
         "Hugging Face's page has `aio` inside zero_optimization, where DeepSpeed refuses it; it belongs to the top level",
     ),
 ];
@@ -30,7 +30,7 @@ const WRONG_ON_PURPOSE: [(&str, &str, Status, &str); 2] = [
 struct Known {
     name: String,
     text: String,
-    report: Report,
+    report: CheckReport,
 }
 
 fn known_configs() -> Vec<Known> {
@@ -48,14 +48,14 @@ fn known_configs() -> Vec<Known> {
     paths.into_iter().map(known).collect()
 }
 
-fn checked(name: &str, text: &str) -> Report {
-    match parse(Source::from_text(name, text)) {
+fn checked(name: &str, text: &str) -> CheckReport {
+    match parse(ConfigSource::from_text(name, text)) {
         Ok(document) => check(&document),
         Err(error) => panic!("{error}"),
     }
 }
 
-fn status(text: &str, path: &str) -> Status {
+fn status(text: &str, path: &str) -> KeyStatus {
     let report = checked("ds.json", text);
     let mut found = report.verdicts.iter().filter(|verdict| verdict.path == path);
     let verdict = found.next().unwrap_or_else(|| panic!("{text} has no verdict on {path}"));
@@ -143,11 +143,11 @@ fn every_source_has_files() {
 #[test]
 fn honoured_keys_are_read_or_turn_a_feature_off() {
     for Known { name, report, .. } in known_configs() {
-        for verdict in report.verdicts.iter().filter(|verdict| verdict.status == Status::Honoured) {
+        for verdict in report.verdicts.iter().filter(|verdict| verdict.status == KeyStatus::Honoured) {
             let key = verdict.key.unwrap();
             let off = matches!(key.effect, Effect::Lacking(_));
             let value = report.values.get(key.path).map_or(&Json::Null, |found| &found.value);
-            let read = key.reader != Reader::Nobody && key.supports(value);
+            let read = key.reader != ReadBy::Nobody && key.supports(value);
             assert!(off || read, "{name}: {}", verdict.path);
         }
     }
@@ -156,18 +156,18 @@ fn honoured_keys_are_read_or_turn_a_feature_off() {
 #[test]
 fn every_verdict_except_honoured_has_a_message() {
     for Known { name, report, .. } in known_configs() {
-        for verdict in report.verdicts.iter().filter(|verdict| verdict.status != Status::Honoured) {
+        for verdict in report.verdicts.iter().filter(|verdict| verdict.status != KeyStatus::Honoured) {
             assert!(!verdict.message.is_empty(), "{name}: {} is {}", verdict.path, verdict.status.title());
         }
     }
 }
 
 /// The keys of each status, as pairs of a section and the names in it, separated by spaces.
-type Expected<'a> = [(Status, &'a [(&'a str, &'a str)])];
+type Expected<'a> = [(KeyStatus, &'a [(&'a str, &'a str)])];
 
 fn assert_verdicts(file: &str, expected: &Expected<'_>) {
     let known = known_configs().into_iter().find(|known| known.name == file).expect("the file is there");
-    let mut wanted: Vec<(String, Status)> = Vec::new();
+    let mut wanted: Vec<(String, KeyStatus)> = Vec::new();
     for (status, sections) in expected {
         for (section, names) in *sections {
             let path =
@@ -175,7 +175,7 @@ fn assert_verdicts(file: &str, expected: &Expected<'_>) {
             wanted.extend(names.split_whitespace().map(|name| (path(name), *status)));
         }
     }
-    let mut found: Vec<(String, Status)> =
+    let mut found: Vec<(String, KeyStatus)> =
         known.report.verdicts.iter().map(|verdict| (verdict.path.clone(), verdict.status)).collect();
     wanted.sort();
     found.sort();
@@ -196,7 +196,7 @@ fn verdicts_on_the_zero3_guide() {
         "guide-zero3.json",
         &[
             (
-                Status::Honoured,
+                KeyStatus::Honoured,
                 &[
                     ("", "fp16 zero_optimization"),
                     ("fp16", "enabled"),
@@ -208,7 +208,7 @@ fn verdicts_on_the_zero3_guide() {
                 ],
             ),
             (
-                Status::BuiltIn,
+                KeyStatus::BuiltIn,
                 &[
                     ("zero_optimization", "contiguous_gradients"),
                     ("zero_optimization.offload_optimizer", "pin_memory"),
@@ -227,7 +227,7 @@ fn verdicts_on_the_distillation_guide() {
         "guide-distillation.json",
         &[
             (
-                Status::Honoured,
+                KeyStatus::Honoured,
                 &[
                     ("", "train_batch_size gradient_accumulation_steps zero_optimization"),
                     ("zero_optimization", zero),
@@ -239,7 +239,7 @@ fn verdicts_on_the_distillation_guide() {
                 ],
             ),
             (
-                Status::BuiltIn,
+                KeyStatus::BuiltIn,
                 &[
                     ("", "use_dynamic_tiling"),
                     ("zero_optimization", "round_robin_gradients"),
@@ -250,7 +250,7 @@ fn verdicts_on_the_distillation_guide() {
             // Data-parallel ranks have different activations, pinned memory needs no staging buffers, and this config
             // does not use a disk.
             (
-                Status::NoEffect,
+                KeyStatus::NoEffect,
                 &[
                     ("", "aio"),
                     ("zero_optimization.offload_param", "buffer_count"),
@@ -268,7 +268,7 @@ fn verdicts_on_the_zero2_guide() {
         "guide-zero2.json",
         &[
             (
-                Status::Honoured,
+                KeyStatus::Honoured,
                 &[
                     ("", "gradient_accumulation_steps train_batch_size train_micro_batch_size_per_gpu"),
                     ("", "fp16 bf16 optimizer scheduler zero_optimization"),
@@ -286,7 +286,7 @@ fn verdicts_on_the_zero2_guide() {
                 ],
             ),
             (
-                Status::BuiltIn,
+                KeyStatus::BuiltIn,
                 &[
                     ("zero_optimization", "contiguous_gradients"),
                     ("zero_optimization.offload_optimizer", "pin_memory"),
@@ -302,7 +302,7 @@ fn verdicts_on_the_custom_config_of_the_primer() {
         "primer-custom.json",
         &[
             (
-                Status::Honoured,
+                KeyStatus::Honoured,
                 &[
                     ("", "train_batch_size train_micro_batch_size_per_gpu zero_optimization bf16"),
                     ("zero_optimization", "stage reduce_scatter reduce_bucket_size overlap_comm"),
@@ -311,7 +311,7 @@ fn verdicts_on_the_custom_config_of_the_primer() {
                     ("bf16", "enabled"),
                 ],
             ),
-            (Status::BuiltIn, &[("zero_optimization.offload_optimizer", "pin_memory")]),
+            (KeyStatus::BuiltIn, &[("zero_optimization.offload_optimizer", "pin_memory")]),
         ],
     );
 }
@@ -322,7 +322,7 @@ fn verdicts_on_the_generated_config_of_the_manual() {
         "manual-generated.json",
         &[
             (
-                Status::Honoured,
+                KeyStatus::Honoured,
                 &[
                     ("", "train_batch_size gradient_accumulation_steps zero_optimization bf16"),
                     ("", "steps_per_print gradient_clipping"),
@@ -331,7 +331,7 @@ fn verdicts_on_the_generated_config_of_the_manual() {
                     ("bf16", "enabled"),
                 ],
             ),
-            (Status::BuiltIn, &[("zero_optimization", "contiguous_gradients")]),
+            (KeyStatus::BuiltIn, &[("zero_optimization", "contiguous_gradients")]),
         ],
     );
 }
@@ -342,11 +342,11 @@ fn stage_3_keys_have_no_effect_below_stage_3() {
     for name in names.filter(|name| *name != "stage3_gather_fp16_weights_on_model_save") {
         for stage in 0..3 {
             let text = format!(r#"{{"zero_optimization": {{"stage": {stage}, "{name}": 1}}}}"#);
-            assert_eq!(status(&text, &format!("zero_optimization.{name}")), Status::NoEffect, "{text}");
+            assert_eq!(status(&text, &format!("zero_optimization.{name}")), KeyStatus::NoEffect, "{text}");
         }
     }
     let text = r#"{"zero_optimization": {"stage": 2}, "memory_efficient_linear": false}"#;
-    assert_eq!(status(text, "memory_efficient_linear"), Status::NoEffect);
+    assert_eq!(status(text, "memory_efficient_linear"), KeyStatus::NoEffect);
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn offload_param_has_no_effect_below_stage_3() {
             r#"{{"zero_optimization": {{"stage": {stage}, "offload_param":
                 {{"device": "cpu", "pin_memory": false, "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9}}}}}}"#
         );
-        let expected = if stage == 3 { Status::Honoured } else { Status::NoEffect };
+        let expected = if stage == 3 { KeyStatus::Honoured } else { KeyStatus::NoEffect };
         for key in ["", ".device", ".pin_memory", ".buffer_count", ".buffer_size", ".max_in_cpu"] {
             let path = format!("zero_optimization.offload_param{key}");
             assert_eq!(status(&text, &path), expected, "stage {stage}, {path}");
@@ -366,9 +366,12 @@ fn offload_param_has_no_effect_below_stage_3() {
 
 #[test]
 fn allgather_bucket_size_has_an_effect_where_state_is_sharded() {
-    for (stage, expected) in
-        [(0, Status::NoEffect), (1, Status::Honoured), (2, Status::Honoured), (3, Status::Honoured)]
-    {
+    for (stage, expected) in [
+        (0, KeyStatus::NoEffect),
+        (1, KeyStatus::Honoured),
+        (2, KeyStatus::Honoured),
+        (3, KeyStatus::Honoured),
+    ] {
         let text = format!(r#"{{"zero_optimization": {{"stage": {stage}, "allgather_bucket_size": 2e8}}}}"#);
         assert_eq!(status(&text, "zero_optimization.allgather_bucket_size"), expected, "stage {stage}");
     }
@@ -386,10 +389,10 @@ fn aio_has_no_effect_without_nvme_offload() {
                 key.name()
             )
         };
-        assert_eq!(status(&on("cpu"), key.path), Status::NoEffect, "{}", key.path);
-        assert_ne!(status(&on("nvme"), key.path), Status::NoEffect, "{}", key.path);
+        assert_eq!(status(&on("cpu"), key.path), KeyStatus::NoEffect, "{}", key.path);
+        assert_ne!(status(&on("nvme"), key.path), KeyStatus::NoEffect, "{}", key.path);
     }
-    assert_eq!(status(r#"{"aio": {"thread_count": 1}}"#, "aio.thread_count"), Status::Deprecated);
+    assert_eq!(status(r#"{"aio": {"thread_count": 1}}"#, "aio.thread_count"), KeyStatus::Deprecated);
 }
 
 #[test]
@@ -398,7 +401,7 @@ fn fp16_keys_have_no_effect_while_fp16_is_off() {
     for key in keys {
         let value = key.default.to_json().unwrap();
         let text = format!(r#"{{"fp16": {{"enabled": false, "{}": {value}}}}}"#, key.name());
-        assert_eq!(status(&text, key.path), Status::NoEffect, "{text}");
+        assert_eq!(status(&text, key.path), KeyStatus::NoEffect, "{text}");
     }
 }
 
@@ -406,20 +409,20 @@ fn fp16_keys_have_no_effect_while_fp16_is_off() {
 fn dynamic_loss_scale_keys_have_no_effect_with_a_fixed_scale() {
     for name in ["loss_scale_window", "initial_scale_power", "hysteresis", "min_loss_scale"] {
         let text = format!(r#"{{"fp16": {{"enabled": true, "loss_scale": 128, "{name}": 1}}}}"#);
-        assert_eq!(status(&text, &format!("fp16.{name}")), Status::NoEffect, "{text}");
+        assert_eq!(status(&text, &format!("fp16.{name}")), KeyStatus::NoEffect, "{text}");
     }
     // DeepSpeed requires a window and a minimum above 0 only for a dynamic loss scale.
     for name in ["loss_scale_window", "min_loss_scale"] {
         let text = format!(r#"{{"fp16": {{"enabled": true, "loss_scale": 128, "{name}": 0}}}}"#);
-        assert_eq!(status(&text, &format!("fp16.{name}")), Status::NoEffect, "{text}");
+        assert_eq!(status(&text, &format!("fp16.{name}")), KeyStatus::NoEffect, "{text}");
     }
 }
 
 #[test]
 fn zeroth_schedule_keys_have_no_effect_beside_a_scheduler_section() {
     let text = r#"{"scheduler": {"type": "WarmupLR"}, "zeroth": {"lr_scheduler_type": "cosine", "warmup_steps": 9}}"#;
-    assert_eq!(status(text, "zeroth.lr_scheduler_type"), Status::NoEffect);
-    assert_eq!(status(text, "zeroth.warmup_steps"), Status::NoEffect);
+    assert_eq!(status(text, "zeroth.lr_scheduler_type"), KeyStatus::NoEffect);
+    assert_eq!(status(text, "zeroth.warmup_steps"), KeyStatus::NoEffect);
 }
 
 /// Renders docs/verdicts.md.
@@ -432,12 +435,12 @@ fn verdicts_page() -> String {
          | file | honoured | built in | not yet | no effect | deprecated | unknown | invalid |\n\
          |---|--:|--:|--:|--:|--:|--:|--:|\n",
     );
-    let row = |name: &str, counts: [usize; Status::ALL.len()]| {
+    let row = |name: &str, counts: [usize; KeyStatus::ALL.len()]| {
         format!("| {name} | {} |\n", counts.map(|count| count.to_string()).join(" | "))
     };
-    let mut sums = [0; Status::ALL.len()];
+    let mut sums = [0; KeyStatus::ALL.len()];
     for Known { name, report, .. } in known_configs() {
-        let counts = Status::ALL.map(|status| report.count(status));
+        let counts = KeyStatus::ALL.map(|status| report.count(status));
         for (sum, count) in sums.iter_mut().zip(counts) {
             *sum += count;
         }
@@ -445,7 +448,7 @@ fn verdicts_page() -> String {
     }
     page += &row("**all**", sums);
     page += "\nErrors in these files, and why they stay in:\n\n";
-    let listed = |(file, path, status, reason): (&str, &str, Status, &str)| {
+    let listed = |(file, path, status, reason): (&str, &str, KeyStatus, &str)| {
         let line = format!("- {file}, `{path}` ({}): {reason}.", status.title());
         wrap(&line, "  ") + "\n"
     };

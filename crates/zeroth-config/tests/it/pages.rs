@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::json;
 use zeroth_config::check::check;
 use zeroth_config::preset::PRESETS;
-use zeroth_config::read::{Source, parse};
+use zeroth_config::read::{ConfigSource, parse};
 use zeroth_config::{docs, json_schema};
 
 #[test]
@@ -53,7 +53,7 @@ fn json_schema_and_check_agree() {
         (json!({"zeroth": {"recompute": "block"}}), true),
         (json!({"zeroth": {"recompute": "everything"}}), false),
     ] {
-        let document = parse(Source::from_text("test", config.to_string())).unwrap();
+        let document = parse(ConfigSource::from_text("test", config.to_string())).unwrap();
         assert_eq!(validator.is_valid(&config), fine, "schema: {config}");
         assert_eq!(check(&document).is_ok(false), fine, "check: {config}");
     }

@@ -7,13 +7,14 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde_json::Value as Json;
 use zeroth_config::read::{
-    Document, Entry, MAX_BYTES, MAX_DEPTH, Node, Number, ReadError, ReadErrorKind, Source, Value, parse,
+    ConfigSource, Document, Entry, JsonNode, JsonValue, MAX_BYTES, MAX_DEPTH, Number, ReadError,
+    ReadErrorKind, parse,
 };
 
 mod properties;
 
 fn read(text: &str) -> Result<Document, ReadError> {
-    parse(Source::from_text("ds.json", text))
+    parse(ConfigSource::from_text("ds.json", text))
 }
 
 fn read_json(text: &str) -> Json {
@@ -223,7 +224,7 @@ fn nesting_beyond_the_limit_is_refused_with_a_location() {
 #[test]
 fn duplicate_keys_are_kept_in_file_order() {
     let document = read("{\"a\": 1, \"b\": 2, \"a\": 3}").unwrap();
-    let Value::Object(entries) = &document.root.value else { panic!("an object") };
+    let JsonValue::Object(entries) = &document.root.value else { panic!("an object") };
     let keys: Vec<_> = entries.iter().map(|entry| (entry.key.as_str(), entry.key_span.start)).collect();
     assert_eq!(keys, [("a", 1), ("b", 9), ("a", 17)]);
     assert_eq!(document.root.value.to_json(), serde_json::json!({"a": 3, "b": 2}));
@@ -233,7 +234,7 @@ fn duplicate_keys_are_kept_in_file_order() {
 fn spans_include_brackets_and_quotes() {
     let text = "{ \"é\" : [ 1 , 'x' ] , key: some text # x\n m: '''q''' }\n";
     let document = read(text).unwrap();
-    let Value::Object(entries) = &document.root.value else { panic!("an object") };
+    let JsonValue::Object(entries) = &document.root.value else { panic!("an object") };
     let parts: Vec<_> = entries
         .iter()
         .flat_map(|Entry { key_span, node, .. }| [*key_span, node.span])
@@ -246,10 +247,10 @@ fn spans_include_brackets_and_quotes() {
 
 #[test]
 fn one_byte_order_mark_is_skipped() {
-    let source = Source::from_bytes("x", b"\xef\xbb\xbf{\"a\": tru}".to_vec()).unwrap();
+    let source = ConfigSource::from_bytes("x", b"\xef\xbb\xbf{\"a\": tru}".to_vec()).unwrap();
     assert_eq!(source.text(), "{\"a\": tru}");
     assert_eq!(
-        Source::from_bytes("x", b"\xef\xbb\xbf\xef\xbb\xbf{}".to_vec()).unwrap().text(),
+        ConfigSource::from_bytes("x", b"\xef\xbb\xbf\xef\xbb\xbf{}".to_vec()).unwrap().text(),
         "\u{feff}{}",
         "one mark"
     );
@@ -258,11 +259,11 @@ fn one_byte_order_mark_is_skipped() {
 
 #[test]
 fn text_that_is_not_utf8_is_refused_with_the_reason() {
-    let error = Source::from_bytes("x", b"{\n \"caf\xe9\": 1}".to_vec()).unwrap_err();
+    let error = ConfigSource::from_bytes("x", b"{\n \"caf\xe9\": 1}".to_vec()).unwrap_err();
     assert_eq!(error.to_string(), "x: line 2, column 6: the byte 0xE9 is not UTF-8");
     assert_eq!(error.line_text.as_deref(), Some(" \"caf\u{fffd}\": 1}"));
     for mark in [b"\xff\xfe", b"\xfe\xff"] {
-        let error = Source::from_bytes("x", mark.to_vec()).unwrap_err();
+        let error = ConfigSource::from_bytes("x", mark.to_vec()).unwrap_err();
         assert_eq!((error.kind, error.location), (ReadErrorKind::Encoding, None));
         assert!(error.message.contains("UTF-16"), "{error}");
     }
@@ -273,31 +274,31 @@ fn files_are_read_or_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ds_config.json");
     fs::write(&path, "{\"a\": 1}").unwrap();
-    let source = Source::from_path(&path).unwrap();
+    let source = ConfigSource::from_path(&path).unwrap();
     assert_eq!((source.name(), source.text()), (path.to_str().unwrap(), "{\"a\": 1}"));
 
-    let absent = Source::from_path(&folder.path().join("ds_confg.json")).unwrap_err();
+    let absent = ConfigSource::from_path(&folder.path().join("ds_confg.json")).unwrap_err();
     assert_eq!(absent.kind, ReadErrorKind::NotFound);
     assert!(absent.to_string().ends_with("ds_confg.json: there is no such file"), "{absent}");
     assert_eq!(absent.help, Some(format!("did you mean `{}`?", path.display())));
 
-    let a_folder = Source::from_path(folder.path()).unwrap_err();
+    let a_folder = ConfigSource::from_path(folder.path()).unwrap_err();
     assert_eq!(a_folder.kind, ReadErrorKind::Io);
     assert!(a_folder.message.contains("this is a folder"), "{a_folder}");
 
     let file = fs::File::create(folder.path().join("large.json")).unwrap();
     file.set_len(MAX_BYTES + 1).unwrap();
-    let large = Source::from_path(&folder.path().join("large.json")).unwrap_err();
+    let large = ConfigSource::from_path(&folder.path().join("large.json")).unwrap_err();
     assert_eq!(large.kind, ReadErrorKind::TooLarge);
     assert!(large.message.contains("16777217 bytes"), "{large}");
     file.set_len(MAX_BYTES).unwrap();
-    assert!(Source::from_path(&folder.path().join("large.json")).is_ok());
+    assert!(ConfigSource::from_path(&folder.path().join("large.json")).is_ok());
 }
 
 #[cfg(unix)]
 #[test]
 fn endless_stream_is_refused() {
-    let error = Source::from_path(Path::new("/dev/zero")).unwrap_err();
+    let error = ConfigSource::from_path(Path::new("/dev/zero")).unwrap_err();
     assert_eq!(error.kind, ReadErrorKind::TooLarge);
 }
 
@@ -306,9 +307,9 @@ fn argument_is_a_path_a_text_or_base64() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ds.json");
     fs::write(&path, "{\"a\": 1}").unwrap();
-    assert_eq!(Source::from_argument(path.to_str().unwrap()).unwrap().text(), "{\"a\": 1}");
+    assert_eq!(ConfigSource::from_argument(path.to_str().unwrap()).unwrap().text(), "{\"a\": 1}");
 
-    let source = Source::from_argument(" {\"a\": 1}").unwrap();
+    let source = ConfigSource::from_argument(" {\"a\": 1}").unwrap();
     assert_eq!((source.name(), source.text()), ("<argument>", " {\"a\": 1}"));
 
     // `>>>???` needs the two characters in which the base64 alphabets differ.
@@ -316,23 +317,23 @@ fn argument_is_a_path_a_text_or_base64() {
     let broken: Vec<String> =
         STANDARD.encode(text).as_bytes().chunks(8).map(|c| format!("{}\n", c.escape_ascii())).collect();
     for packed in [STANDARD.encode(text), URL_SAFE_NO_PAD.encode(text), broken.concat()] {
-        let source = Source::from_argument(&packed).unwrap();
+        let source = ConfigSource::from_argument(&packed).unwrap();
         assert_eq!((source.name(), source.text()), ("<base64>", text), "{packed}");
     }
-    let bare = Source::from_argument(&STANDARD.encode("stage: 3")).unwrap();
+    let bare = ConfigSource::from_argument(&STANDARD.encode("stage: 3")).unwrap();
     assert_eq!(bare.text(), "stage: 3");
-    let wrong = parse(Source::from_argument(&STANDARD.encode("{\"a\": tru}")).unwrap()).unwrap_err();
+    let wrong = parse(ConfigSource::from_argument(&STANDARD.encode("{\"a\": tru}")).unwrap()).unwrap_err();
     assert_eq!(wrong.to_string(), "<base64>: line 1, column 7: `tru` is no JSON value");
 
     // The characters are valid base64, but the content is not a config.
     for argument in ["config", "aGVsbG8gd29ybGQ=", ""] {
-        let error = Source::from_argument(argument).unwrap_err();
+        let error = ConfigSource::from_argument(argument).unwrap_err();
         assert_eq!(error.kind, ReadErrorKind::NotFound, "{argument}");
     }
     let long = folder.path().join("a/rather/long/path/of/folders/with/no/such/file/ds_config.json");
-    let error = Source::from_argument(long.to_str().unwrap()).unwrap_err();
+    let error = ConfigSource::from_argument(long.to_str().unwrap()).unwrap_err();
     assert_eq!(error.source_name, long.to_str().unwrap(), "a path is shown whole");
-    let error = Source::from_argument(&"x".repeat(100_000)).unwrap_err();
+    let error = ConfigSource::from_argument(&"x".repeat(100_000)).unwrap_err();
     assert_eq!(error.kind, ReadErrorKind::NotFound);
     assert!(error.to_string().len() < 200, "a damaged argument is not printed whole");
 }

@@ -2,12 +2,12 @@
 //!
 //! In the tables, `▸` marks the key at fault; it is not part of the text.
 
-use zeroth_config::check::{Report, Severity, Status, Verdict, check};
-use zeroth_config::read::{Document, Location, Source, parse};
+use zeroth_config::check::{CheckReport, KeyStatus, Severity, Verdict, check};
+use zeroth_config::read::{ConfigSource, Document, Location, parse};
 use zeroth_config::schema::{self, Effect};
 use zeroth_config::snippet;
 
-use Status::Unknown;
+use KeyStatus::Unknown;
 
 mod lenient;
 mod properties;
@@ -18,21 +18,21 @@ mod values;
 type Row = (&'static str, &'static str, &'static str);
 
 fn read(text: &str) -> Document {
-    parse(Source::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"))
+    parse(ConfigSource::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"))
 }
 
-fn checked(text: &str) -> Report {
+fn checked(text: &str) -> CheckReport {
     check(&read(text))
 }
 
-fn verdict<'a>(report: &'a Report, path: &str) -> &'a Verdict {
+fn verdict<'a>(report: &'a CheckReport, path: &str) -> &'a Verdict {
     let found: Vec<&Verdict> = report.verdicts.iter().filter(|verdict| verdict.path == path).collect();
     assert_eq!(found.len(), 1, "verdicts on {path}: {found:?}");
     found[0]
 }
 
 /// Checks one row, and returns what is wrong with the verdict, if anything.
-fn fault(status: Status, (marked, path, phrase): &Row) -> Option<String> {
+fn fault(status: KeyStatus, (marked, path, phrase): &Row) -> Option<String> {
     let (before, after) = marked.split_once('▸').expect("a row has a mark");
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
@@ -55,7 +55,7 @@ fn fault(status: Status, (marked, path, phrase): &Row) -> Option<String> {
     (!right).then(|| format!("{text}\n  expected {} (Error): …{phrase}…\n  found    {said}", status.word()))
 }
 
-fn assert_rows(status: Status, rows: &[Row]) {
+fn assert_rows(status: KeyStatus, rows: &[Row]) {
     let faults: Vec<String> = rows.iter().filter_map(|row| fault(status, row)).collect();
     assert!(faults.is_empty(), "{} of {} rows:\n{}", faults.len(), rows.len(), faults.join("\n"));
 }

@@ -4,8 +4,8 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use zeroth_data::{
-    Bucket, Encoder, EncoderOptions, LIST_LIMIT, PrepareOptions, RowLocation, RowNumber, Survey, Truncation,
-    survey,
+    Encoder, EncoderOptions, LIST_LIMIT, LengthBucket, PrepareOptions, RowLocation, RowNumber, Survey,
+    Truncation, survey,
 };
 
 const OPTIONS: PrepareOptions =
@@ -61,8 +61,9 @@ fn lists_are_capped() {
 fn histograms_have_round_buckets() {
     let text: String = [1, 5, 6, 43, 99, 100, 101, 250].map(row).concat();
     let found = surveyed(&[&text], &OPTIONS, 0);
-    let bucket = |from, to, rows, tokens| Bucket { from, to, rows, tokens, trained_tokens: tokens - rows };
-    let filled: Vec<Bucket> = found.lengths.iter().copied().filter(|bucket| bucket.rows > 0).collect();
+    let bucket =
+        |from, to, rows, tokens| LengthBucket { from, to, rows, tokens, trained_tokens: tokens - rows };
+    let filled: Vec<LengthBucket> = found.lengths.iter().copied().filter(|bucket| bucket.rows > 0).collect();
     assert_eq!(
         filled,
         [

@@ -3,7 +3,7 @@
 use zeroth_base::DType;
 use zeroth_engine::{Engine, MicroBatch, NewToken, NewTokens, RunError, StreamBatch};
 use zeroth_kernel::CacheRange;
-use zeroth_model::{Batch, forward};
+use zeroth_model::{BatchTokens, forward};
 use zeroth_program::{CachedTokens, Compiled, StreamSizes, Target};
 
 use crate::job::{Golden, goldens, moe_goldens, t5_goldens};
@@ -13,7 +13,7 @@ const TARGET: Target = Target::Cpu { threads: 2 };
 const TOKENS: usize = 29;
 
 fn compile(golden: &Golden, run: DType, sequences: u64, cached_tokens: u64) -> Compiled {
-    let graph = forward(&golden.config, &golden.table, Batch::of_tokens(48)).unwrap();
+    let graph = forward(&golden.config, &golden.table, BatchTokens::of_tokens(48)).unwrap();
     Compiled::inference(graph, run, sequences, cached_tokens, TARGET, vec![16, 48]).unwrap()
 }
 
@@ -147,7 +147,7 @@ fn cached_keys_are_not_used_beyond_dynamic_rotary_scaling() {
 
 /// A program of an encoder-decoder for sources and targets of so many tokens.
 fn compile_pairs(golden: &Golden, [source, target]: [u64; 2], cached: CachedTokens) -> Compiled {
-    let graph = forward(&golden.config, &golden.table, Batch::of_pairs(source, target)).unwrap();
+    let graph = forward(&golden.config, &golden.table, BatchTokens::of_pairs(source, target)).unwrap();
     let sizes = StreamSizes::of_streams(vec![vec![source / 2, target], vec![source, target]]);
     Compiled::inference(graph, DType::F32, 3, cached, TARGET, sizes).unwrap()
 }

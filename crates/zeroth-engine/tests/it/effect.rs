@@ -5,12 +5,12 @@ mod page;
 
 use serde_json::{Value, json};
 use zeroth_config::check::check;
-use zeroth_config::read::{Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
+use zeroth_config::read::{ConfigSource, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth_config::unimplemented::unimplemented;
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::{Queue, Tier};
-use zeroth_model::{Batch, ModelConfig, forward, table};
+use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::Target;
 use zeroth_program::{
     Action, BufferId, Category, Chunk, Gather, GatherStats, Memory, Program, Settings, compile, plan_memory,
@@ -130,17 +130,17 @@ fn model() -> (Graph, Backward) {
         "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2816, "vocab_size": 32_000,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch::of_tokens(TOKENS)).unwrap();
+    let graph = forward(&config, &table(&config), BatchTokens::of_tokens(TOKENS)).unwrap();
     let backward = graph.backward().unwrap();
     (graph, backward)
 }
 
 pub(crate) fn resolved(text: &str, ranks: u64) -> Resolved {
     let document =
-        parse(Source::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"));
+        parse(ConfigSource::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"));
     let report = check(&document);
     assert!(report.is_ok(false), "{text}: {:?}", report.verdicts);
-    let request = Request {
+    let request = ResolveRequest {
         file: &report.values,
         flags: &Flags::default(),
         ranks,

@@ -3,7 +3,7 @@
 
 use zeroth_base::DType;
 use zeroth_kernel::Tier;
-use zeroth_model::{Batch, ModelConfig, forward, table};
+use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 use zeroth_program::{Action, BufferId, GradProducers, SectionKind, Settings, Types};
@@ -25,7 +25,7 @@ fn compile(tied: bool, tokens: u64, ranks: u64, settings: Settings, target: Targ
         "tie_word_embeddings": tied,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch::of_tokens(tokens)).unwrap();
+    let graph = forward(&config, &table(&config), BatchTokens::of_tokens(tokens)).unwrap();
     Compiled::new(graph, ranks, &settings, target, vec![tokens]).unwrap()
 }
 

@@ -4,7 +4,7 @@
 use zeroth_base::DType;
 use zeroth_engine::{MicroBatch, RunError};
 use zeroth_kernel::Tier;
-use zeroth_model::{Batch, forward};
+use zeroth_model::{BatchTokens, forward};
 use zeroth_program::Category;
 use zeroth_program::Compiled;
 use zeroth_program::Target;
@@ -14,7 +14,8 @@ use crate::job::{Golden, ROOMY, goldens};
 const TARGET: Target = Target::Cpu { threads: 2 };
 
 fn inference(golden: &Golden, run: DType, sequences: u64, row_sizes: &[u64]) -> Compiled {
-    let graph = forward(&golden.config, &golden.table, Batch::of_tokens(*row_sizes.last().unwrap())).unwrap();
+    let graph =
+        forward(&golden.config, &golden.table, BatchTokens::of_tokens(*row_sizes.last().unwrap())).unwrap();
     Compiled::inference(graph, run, sequences, 0, TARGET, row_sizes.to_vec()).unwrap()
 }
 
@@ -61,7 +62,7 @@ fn logits_of_every_golden_model_give_the_loss_that_training_programs_find() {
             .map(|(logits, label)| loss_of(logits, label))
             .collect();
 
-        let graph = forward(&golden.config, &golden.table, Batch::of_tokens(48)).unwrap();
+        let graph = forward(&golden.config, &golden.table, BatchTokens::of_tokens(48)).unwrap();
         let training = Compiled::new(graph, 1, &ROOMY, TARGET, vec![16, 48]).unwrap();
         let mut learning = golden.single_rank_engine(&training);
         assert!(matches!(learning.logits(&batch), Err(RunError::NoLogits)));

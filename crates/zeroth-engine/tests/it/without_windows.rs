@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use zeroth_comm::JoinOptions;
 use zeroth_comm::local::LocalJob;
-use zeroth_comm::{Comm, JoinOptions};
 use zeroth_program::{Gather, Settings};
 
 use crate::job::{BF16, F32, Golden, ROOMY, Setup};

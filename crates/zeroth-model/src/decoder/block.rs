@@ -1,11 +1,12 @@
 //! The blocks of a decoder-only model, from what its config says of all of them.
 
+use zeroth_base::ActivationFn;
 use zeroth_graph::NormOptions;
 
 use crate::architecture::Mixture;
 use crate::layer::{
-    Activation, AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, LinearModule, NormModule,
-    Positions, Sublayer,
+    AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, LinearModule, NormModule, Positions,
+    Sublayer,
 };
 use crate::rope::Rope;
 use crate::table::ParameterRole;
@@ -23,7 +24,7 @@ pub(super) struct BlockOfConfig {
     pub(super) rope: Rope,
     pub(super) ffn: u64,
     pub(super) mlp_bias: bool,
-    pub(super) activation: Activation,
+    pub(super) activation: ActivationFn,
     pub(super) norm: NormOptions,
     pub(super) mixture: Option<(Mixture, ExpertsOfConfig)>,
 }

@@ -1,9 +1,9 @@
 //! Llama 1 to 3.
 
-use crate::architecture::{Architecture, Decoder, Stack};
+use crate::architecture::{Architecture, DecoderFamily, FamilyStacks};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_type: "llama",
     classes: &["LlamaForCausalLM"],
-    stack: Stack::Decoder(Decoder::LLAMA),
+    stack: FamilyStacks::Decoder(DecoderFamily::LLAMA),
 };

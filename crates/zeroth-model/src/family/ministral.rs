@@ -1,17 +1,17 @@
 //! Ministral 8B: Mistral with an attention window in the layers that `layer_types` names.
 
-use crate::architecture::{Architecture, Bias, Decoder, Stack, Windows};
+use crate::architecture::{Architecture, Bias, DecoderFamily, FamilyStacks, WindowedLayers};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_type: "ministral",
     classes: &["MinistralForCausalLM"],
-    stack: Stack::Decoder(Decoder {
+    stack: FamilyStacks::Decoder(DecoderFamily {
         kv_heads: Some(8),
         max_positions: 131_072,
         qkv_bias: Bias::Never,
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
-        windows: Windows::LayerTypes,
-        ..Decoder::LLAMA
+        windows: WindowedLayers::LayerTypes,
+        ..DecoderFamily::LLAMA
     }),
 };

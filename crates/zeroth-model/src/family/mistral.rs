@@ -1,17 +1,17 @@
 //! Mistral 7B and its relatives: llama without biases, with an attention window.
 
-use crate::architecture::{Architecture, Bias, Decoder, Stack, Windows};
+use crate::architecture::{Architecture, Bias, DecoderFamily, FamilyStacks, WindowedLayers};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_type: "mistral",
     classes: &["MistralForCausalLM"],
-    stack: Stack::Decoder(Decoder {
+    stack: FamilyStacks::Decoder(DecoderFamily {
         kv_heads: Some(8),
         max_positions: 131_072,
         qkv_bias: Bias::Never,
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
-        windows: Windows::All,
-        ..Decoder::LLAMA
+        windows: WindowedLayers::All,
+        ..DecoderFamily::LLAMA
     }),
 };

@@ -2,18 +2,18 @@
 
 use zeroth_graph::NormOptions;
 
-use crate::architecture::{Architecture, Bias, Decoder, Mixture, MixtureConfig, Stack, Windows};
+use crate::architecture::{Architecture, Bias, DecoderFamily, Mixture, MixtureConfig, FamilyStacks, WindowedLayers};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_type: "mixtral",
     classes: &["MixtralForCausalLM"],
-    stack: Stack::Decoder(Decoder {
+    stack: FamilyStacks::Decoder(DecoderFamily {
         kv_heads: Some(8),
         max_positions: 131_072,
         qkv_bias: Bias::Never,
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
-        windows: Windows::Given,
+        windows: WindowedLayers::Given,
         norm: NormOptions::rms(1e-5),
         rope_theta: 1_000_000.0,
         mixture: Some(Mixture {
@@ -21,6 +21,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             projections: ["w1", "w3", "w2"],
             config: MixtureConfig::Mixtral,
         }),
-        ..Decoder::LLAMA
+        ..DecoderFamily::LLAMA
     }),
 };

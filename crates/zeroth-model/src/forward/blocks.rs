@@ -1,15 +1,15 @@
 //! The blocks of a model, added to a graph part by part.
 
 use zeroth_graph::{
-    ActivationFn, AttentionOptions, BalanceSums, Builder, GraphError, NormOptions, ParamId, Routing, Value,
+    AttentionOptions, BalanceSums, Builder, GraphError, NormOptions, ParamId, Routing, Value,
 };
 
 use super::error::{ForwardError, not_fitting};
 use super::params::NamedParams;
 use crate::rotary::rotary;
-use crate::table::Adapters;
+use crate::table::AdapterScales;
 use crate::{
-    Activation, AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, ModelConfig, NormModule,
+    AttentionModule, Branch, ExpertsModule, FeedForwardModule, Layer, ModelConfig, NormModule,
     ParameterTable, Positions,
 };
 
@@ -162,14 +162,13 @@ impl<'a> Blocks<'a> {
         normed: Value,
     ) -> Result<Value, ForwardError> {
         let FeedForwardModule { gate, up, down, activation } = feed_forward;
-        let activation = activation_fn(*activation);
         let activated = if let Some(gate) = gate {
             let gate = self.params.linear(b, gate, normed)?; // [T, F]
             let up = self.params.linear(b, up, normed)?; // [T, F]
-            b.gated_activation(activation, gate, up)?
+            b.gated_activation(*activation, gate, up)?
         } else {
             let up = self.params.linear(b, up, normed)?; // [T, F]
-            b.activation(activation, up)?
+            b.activation(*activation, up)?
         };
         let dropped = b.dropout(activated, self.config.dropout_rate)?;
         self.params.linear(b, down, dropped) // [T, H]
@@ -184,20 +183,11 @@ impl<'a> Blocks<'a> {
         routing: &Routing,
     ) -> Result<Value, ForwardError> {
         let x = b.gather_rows(normed, routing)?; // [T · k, H]
-        let gate_up = |adapters: Adapters| adapters.fused_scale;
+        let gate_up = |adapters: AdapterScales| adapters.fused_scale;
         let gate_up = self.params.grouped_linear(b, &experts.gate_up(), x, routing, gate_up)?; // [T · k, 2F]
-        let gated = b.gated_rows(activation_fn(experts.activation), gate_up, routing)?; // [T · k, F]
-        let down = |adapters: Adapters| adapters.scale;
+        let gated = b.gated_rows(experts.activation, gate_up, routing)?; // [T · k, F]
+        let down = |adapters: AdapterScales| adapters.scale;
         let y = self.params.grouped_linear(b, &experts.down(), gated, routing, down)?; // [T · k, H]
         Ok(b.combine_rows(y, routing)?)
-    }
-}
-
-const fn activation_fn(activation: Activation) -> ActivationFn {
-    match activation {
-        Activation::Silu => ActivationFn::Silu,
-        Activation::Gelu => ActivationFn::Gelu,
-        Activation::GeluTanh => ActivationFn::GeluTanh,
-        Activation::Relu => ActivationFn::Relu,
     }
 }

@@ -7,10 +7,10 @@ use super::blocks::{BlockInputs, BlockOutput, Blocks, Residual};
 use super::error::{ForwardError, UNIT_ORDER, not_fitting};
 use super::params::param_specs;
 use crate::distill::TEACHER_PREFIX;
-use crate::{Layer, ModelConfig, Parameter, ParameterKind, ParameterTable, Unit, UnitName};
+use crate::{Layer, ModelConfig, Parameter, ParameterKind, ParameterTable, ParameterUnit, UnitName};
 
 /// A decoder-only model, to be added to a graph.
-pub(crate) struct Decoder<'a> {
+pub(crate) struct DecoderForward<'a> {
     table: &'a ParameterTable,
     blocks: Blocks<'a>,
     /// Whether it is the teacher of a distillation: its units are a group of their own, and the names of its parameters have
@@ -39,7 +39,7 @@ impl DecoderOutput {
     }
 }
 
-impl<'a> Decoder<'a> {
+impl<'a> DecoderForward<'a> {
     pub(crate) fn new(config: &'a ModelConfig, table: &'a ParameterTable) -> Self {
         Self { table, blocks: Blocks::new(config, table, ""), is_teacher: false }
     }
@@ -110,7 +110,7 @@ impl<'a> Decoder<'a> {
     fn add_unit(
         &self,
         b: &mut Builder,
-        unit: &Unit,
+        unit: &ParameterUnit,
         is_trained: &dyn Fn(&Parameter) -> bool,
     ) -> Result<(), GraphError> {
         let name = |name: &str| self.blocks.params.name(name);

@@ -12,14 +12,16 @@ use zeroth_graph::{BalanceSums, Builder, Role, Value};
 use super::blocks::{BlockInputs, BlockOutput, Blocks, Residual};
 use super::error::{ForwardError, UNIT_ORDER, not_fitting};
 use super::params::param_specs;
-use crate::{Layer, ModelConfig, Parameter, ParameterKind, ParameterTable, Positions, Unit, UnitName};
+use crate::{
+    Layer, ModelConfig, Parameter, ParameterKind, ParameterTable, ParameterUnit, Positions, UnitName,
+};
 
 /// The streams of an encoder-decoder.
 const SOURCE: usize = 0;
 const TARGET: usize = 1;
 
 /// An encoder-decoder model, to be added to a graph.
-pub(super) struct EncoderDecoder<'a> {
+pub(super) struct EncoderDecoderForward<'a> {
     table: &'a ParameterTable,
     blocks: Blocks<'a>,
 }
@@ -27,13 +29,13 @@ pub(super) struct EncoderDecoder<'a> {
 /// The units that are not begun yet.
 struct Units<'a> {
     config: &'a ModelConfig,
-    left: slice::Iter<'a, Unit>,
+    left: slice::Iter<'a, ParameterUnit>,
     is_trained: &'a dyn Fn(&Parameter) -> bool,
 }
 
 impl<'a> Units<'a> {
     /// Begins the next unit, which must be this one.
-    fn begin(&mut self, b: &mut Builder, name: UnitName) -> Result<&'a Unit, ForwardError> {
+    fn begin(&mut self, b: &mut Builder, name: UnitName) -> Result<&'a ParameterUnit, ForwardError> {
         let next = self.left.next().filter(|unit| unit.name == name);
         let unit = next.ok_or_else(|| not_fitting(self.config, UNIT_ORDER))?;
         let role = match name {
@@ -53,7 +55,7 @@ impl<'a> Units<'a> {
     }
 }
 
-impl<'a> EncoderDecoder<'a> {
+impl<'a> EncoderDecoderForward<'a> {
     pub(super) fn new(config: &'a ModelConfig, table: &'a ParameterTable) -> Self {
         Self { table, blocks: Blocks::new(config, table, "") }
     }
@@ -107,7 +109,7 @@ impl<'a> EncoderDecoder<'a> {
     }
 
     /// The biases that all blocks of a stack add to the scores of their own tokens, in the unit of its positions.
-    fn bias(&self, b: &mut Builder, unit: &Unit, layers: &[Layer]) -> Result<Value, ForwardError> {
+    fn bias(&self, b: &mut Builder, unit: &ParameterUnit, layers: &[Layer]) -> Result<Value, ForwardError> {
         let config = self.blocks.config;
         let weight = self.blocks.params.of_kind(b, unit, ParameterKind::PositionBias)?;
         let attention = layers.first().and_then(Layer::attention);
@@ -135,7 +137,12 @@ impl<'a> EncoderDecoder<'a> {
     }
 
     /// The result of a stack; the norm is in this unit.
-    fn final_norm(&self, b: &mut Builder, unit: &Unit, residual: Residual) -> Result<Value, ForwardError> {
+    fn final_norm(
+        &self,
+        b: &mut Builder,
+        unit: &ParameterUnit,
+        residual: Residual,
+    ) -> Result<Value, ForwardError> {
         let Blocks { config, params } = &self.blocks;
         let weight = params.of_kind(b, unit, ParameterKind::Norm)?;
         let weight = weight.ok_or_else(|| not_fitting(config, UNIT_ORDER))?;

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use zeroth_graph::{Builder, GraphError, ParamId, ParamSpec, Routing, Value};
 
 use super::error::ForwardError;
-use crate::table::Adapters;
-use crate::{LinearModule, Parameter, ParameterKind, ParameterTable, Unit};
+use crate::table::AdapterScales;
+use crate::{LinearModule, Parameter, ParameterKind, ParameterTable, ParameterUnit};
 
 /// A unit's parameters as the graph declares them, under the names that `rename` gives them.
 pub(super) fn param_specs(
-    unit: &Unit,
+    unit: &ParameterUnit,
     is_trained: &dyn Fn(&Parameter) -> bool,
     rename: impl Fn(&str) -> String,
 ) -> Vec<ParamSpec> {
@@ -26,7 +26,7 @@ pub(super) fn param_specs(
 pub(super) struct NamedParams<'a> {
     /// What the graph's names have before those of the table.
     prefix: &'static str,
-    adapters: Option<Adapters>,
+    adapters: Option<AdapterScales>,
     matrices: HashMap<&'a str, [Option<&'a Parameter>; 2]>,
 }
 
@@ -48,7 +48,7 @@ impl<'a> NamedParams<'a> {
         &self,
         b: &Builder,
         weight: &str,
-    ) -> Result<Option<(Adapters, [ParamId; 2])>, ForwardError> {
+    ) -> Result<Option<(AdapterScales, [ParamId; 2])>, ForwardError> {
         let (Some(adapters), Some(matrices)) = (self.adapters, self.matrices.get(weight)) else {
             return Ok(None);
         };
@@ -67,7 +67,7 @@ impl<'a> NamedParams<'a> {
     pub(super) fn of_kind(
         &self,
         b: &Builder,
-        unit: &Unit,
+        unit: &ParameterUnit,
         kind: ParameterKind,
     ) -> Result<Option<ParamId>, GraphError> {
         let found = unit.parameters.iter().find(|parameter| parameter.kind == kind);
@@ -99,7 +99,7 @@ impl<'a> NamedParams<'a> {
         name: &str,
         x: Value,
         routing: &Routing,
-        scale: fn(Adapters) -> f64,
+        scale: fn(AdapterScales) -> f64,
     ) -> Result<Value, ForwardError> {
         let weight = self.get(b, name)?;
         let y = b.grouped_linear(x, weight, routing)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use crate::lora::{Lora, LoraTargets, Targets, adds_to_weights, last};
-use crate::table::{Parameter, ParameterKind, ParameterTable};
+use crate::table::{Parameter, ParameterKind, ParameterRole, ParameterTable};
 
 /// The parameter of experts that holds two of their projections, and PEFT's pattern for it.
 pub(super) const FUSED: &str = "gate_up_proj";
@@ -31,7 +31,7 @@ pub fn adapter_config_json(lora: &Lora, base: &ParameterTable, base_name: &str) 
             let is_module = |p: &&Parameter| p.kind == ParameterKind::Linear;
             let all = || base.iter().filter(is_module);
             let name = |parameter: &Parameter| parameter.module().to_owned();
-            sorted(shortest(all(), |p| adapted.contain(p), name, |module| last(module).to_owned()))
+            sorted(shortest(all(), |p| adapted.contain(p), name, |p| last(p.module()).to_owned()))
         }
         (LoraTargets::AllLinear, _) => {
             let linears = base.iter().filter(|p| p.kind.is_linear() && p.kind != ParameterKind::Head);
@@ -40,7 +40,7 @@ pub fn adapter_config_json(lora: &Lora, base: &ParameterTable, base_name: &str) 
         (LoraTargets::Named(names), _) => sorted(names.clone()),
         (LoraTargets::Pattern(pattern), _) => pattern.as_str().into(),
     };
-    let [rank_pattern, alpha_pattern] = if parameters.iter().any(|p| last(&p.name) == FUSED) {
+    let [rank_pattern, alpha_pattern] = if parameters.iter().any(|p| is_fused(p)) {
         [(2 * lora.rank).into(), whole(2.0 * lora.alpha)]
             .map(|value| Value::Object(Map::from_iter([(FUSED_PATTERN.to_owned(), value)])))
     } else {
@@ -73,13 +73,18 @@ pub fn adapter_config_json(lora: &Lora, base: &ParameterTable, base_name: &str) 
         let all = || base.iter().filter(|p| adds_to_weights(p));
         let is_adapted = |p: &Parameter| parameters.contains(&p);
         // `gate_up_proj`, and `gate.weight`: a router's parameter is only named with its module.
-        let short = |name: &str| match name.strip_suffix(".weight") {
-            Some(module) => format!("{}.weight", last(module)),
-            None => last(name).to_owned(),
+        let short = |p: &Parameter| match p.kind {
+            ParameterKind::Router => format!("{}.{}", last(p.module()), last(&p.name)),
+            _ => last(&p.name).to_owned(),
         };
         config["target_parameters"] = sorted(shortest(all(), is_adapted, |p| p.name.clone(), short));
     }
     format!("{config:#}\n")
+}
+
+/// Whether it is gate and up of all experts, which are one parameter.
+fn is_fused(parameter: &Parameter) -> bool {
+    parameter.kind == ParameterKind::Expert && parameter.role == Some(ParameterRole::FeedForwardInput)
 }
 
 /// PEFT declares alpha as a whole number; others load too.
@@ -92,12 +97,12 @@ fn shortest<'a>(
     all: impl Iterator<Item = &'a Parameter>,
     is_adapted: impl Fn(&Parameter) -> bool,
     name: impl Fn(&Parameter) -> String,
-    short: impl Fn(&str) -> String,
+    short: impl Fn(&Parameter) -> String,
 ) -> Vec<String> {
     let (adapted, others): (Vec<&Parameter>, Vec<&Parameter>) = all.partition(|p| is_adapted(p));
-    let others: BTreeSet<String> = others.into_iter().map(|p| short(&name(p))).collect();
+    let others: BTreeSet<String> = others.into_iter().map(&short).collect();
     let chosen = |parameter: &Parameter| {
-        let (whole, short) = (name(parameter), short(&name(parameter)));
+        let (whole, short) = (name(parameter), short(parameter));
         if others.contains(&short) { whole } else { short }
     };
     adapted.into_iter().map(chosen).collect()

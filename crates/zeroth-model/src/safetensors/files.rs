@@ -15,7 +15,7 @@ use super::error::{WeightProblem, WeightsError};
 use super::expert_layout::ExpertLayout;
 use super::folder_files::FolderFiles;
 use super::header::{self, StoredTensor};
-use crate::{Parameter, ParameterTable, Part};
+use crate::{Parameter, ParameterTable, StoredPart};
 
 /// The number of bytes that are read and converted at a time.
 const STAGING: usize = 1 << 20;
@@ -319,7 +319,7 @@ impl Stored {
     }
 
     /// The location of a part of a tensor, if the tensor has the right shape and a supported dtype.
-    fn place_part(&self, part: &Part, found: &Found) -> Result<TensorLocation, WeightProblem> {
+    fn place_part(&self, part: &StoredPart, found: &Found) -> Result<TensorLocation, WeightProblem> {
         let (name, file) = (found.tensor.name.clone(), self.file_name(found.file));
         if found.tensor.shape != part.shape {
             let expected = part.shape.clone();

@@ -16,7 +16,7 @@ use zeroth_base::{
 use super::error::WeightsError;
 use super::{INDEX, ONE_FILE, convert, header};
 use crate::peft::ADAPTER_WEIGHTS;
-use crate::{Parameter, Part};
+use crate::{Parameter, StoredPart};
 
 /// The size in bytes above which weights are split into shards, as in transformers 4.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
@@ -44,7 +44,7 @@ impl NewTensor {
         if parameter.parts.is_empty() {
             return vec![Self { name: parameter.name.clone(), shape: parameter.shape.clone(), dtype }];
         }
-        let tensor = |part: &Part| Self { name: part.name.clone(), shape: part.shape.clone(), dtype };
+        let tensor = |part: &StoredPart| Self { name: part.name.clone(), shape: part.shape.clone(), dtype };
         parameter.parts.iter().map(tensor).collect()
     }
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use zeroth_base::ActivationFn;
 use zeroth_graph::{DistillSpec, Graph, Op, Role, Rows};
 use zeroth_model::{
-    Activation, Batch, Branch, Distilled, ForwardError, Lora, LoraTargets, ModelConfig, Objective,
-    ParameterKind, ParameterTable, TargetTokens, TeacherForward, add_adapters, forward, lora_table, table,
+    BatchTokens, Branch, Distilled, ForwardError, Lora, LoraTargets, ModelConfig, Objective, ParameterKind,
+    ParameterTable, TargetTokens, TeacherForward, add_adapters, forward, lora_table, table,
 };
 
 /// A T5 with two encoder and three decoder blocks, with these changes.
@@ -83,7 +84,7 @@ fn a_config_that_has_no_word_for_its_feed_forward_part_is_not_written() {
     let mut config = read(&v1_1()).unwrap();
     for layer in config.encoder_layers.iter_mut().chain(&mut config.layers) {
         let Branch::FeedForward(last) = &mut layer.parts.last_mut().unwrap().branch else { panic!("dense") };
-        last.activation = Activation::Gelu;
+        last.activation = ActivationFn::Gelu;
     }
     let error = config.to_json().unwrap_err().to_string();
     assert!(error.starts_with("a config.json of the family t5 cannot say this model's"), "{error}");
@@ -91,7 +92,7 @@ fn a_config_that_has_no_word_for_its_feed_forward_part_is_not_written() {
 
 fn graph(changes: &Value) -> Graph {
     let (config, table) = model(changes);
-    forward(&config, &table, Batch::of_pairs(7, 5)).unwrap()
+    forward(&config, &table, BatchTokens::of_pairs(7, 5)).unwrap()
 }
 
 fn count(graph: &Graph, is: impl Fn(Op) -> bool) -> usize {
@@ -185,7 +186,7 @@ fn adapters_stand_in_both_stacks_and_in_cross_attention() {
     let cross = lora_table(&base, &named(&["EncDecAttention.k"])).unwrap();
     assert_eq!(cross.iter().count(), 2 * 3);
     let adapted = add_adapters(&base, &named(&["q", "v"])).unwrap();
-    let graph = forward(&config, &adapted, Batch::of_pairs(7, 5)).unwrap();
+    let graph = forward(&config, &adapted, BatchTokens::of_pairs(7, 5)).unwrap();
     assert_eq!(count(&graph, |op| matches!(op, Op::LinearAdd { .. })), 2 * (2 + 6));
     let backward = graph.backward().unwrap();
     let trained: BTreeSet<usize> =
@@ -197,7 +198,7 @@ fn adapters_stand_in_both_stacks_and_in_cross_attention() {
         for unit in &mut halves.units {
             unit.parameters.retain(|parameter| parameter.kind != kind);
         }
-        let error = forward(&config, &halves, Batch::of_pairs(7, 5)).unwrap_err().to_string();
+        let error = forward(&config, &halves, BatchTokens::of_pairs(7, 5)).unwrap_err().to_string();
         assert!(error.contains("and not the other matrix of its adapter"), "{error}");
     }
 
@@ -245,7 +246,7 @@ fn distillation_of_an_encoder_decoder_is_refused() {
     let spec = DistillSpec { beta: 0.0, temperature: 1.0, squared: false };
     let teacher = TeacherForward::TopK { k: 2, vocab: 16, tail: false };
     let objective = Objective::Distillation(Distilled { teacher, spec, alpha: 1.0 });
-    let error = objective.forward(&config, &table, Batch::of_tokens(4));
+    let error = objective.forward(&config, &table, BatchTokens::of_tokens(4));
     assert_eq!(
         error.unwrap_err(),
         ForwardError::DistilledEncoder { who: "the student", family: config.family }
@@ -259,13 +260,13 @@ fn distillation_of_an_encoder_decoder_is_refused() {
     let own = zeroth_model::table(&student);
     let teacher = TeacherForward::Weights { config: &config, table: &table };
     let objective = Objective::Distillation(Distilled { teacher, spec, alpha: 1.0 });
-    let error = objective.forward(&student, &own, Batch::of_tokens(4));
+    let error = objective.forward(&student, &own, BatchTokens::of_tokens(4));
     assert_eq!(
         error.unwrap_err(),
         ForwardError::DistilledEncoder { who: "the teacher", family: config.family }
     );
     // The table of another model.
-    let error = forward(&config, &own, Batch::of_tokens(4)).unwrap_err().to_string();
+    let error = forward(&config, &own, BatchTokens::of_tokens(4)).unwrap_err().to_string();
     assert_eq!(
         error,
         "the parameter table does not fit the config, which is of the family t5: units in the order of execution expected"

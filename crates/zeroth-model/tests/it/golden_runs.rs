@@ -7,8 +7,8 @@ use serde_json::Value;
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
 use zeroth_model::{
-    Adapter, Batch, ModelConfig, Parameter, ParameterTable, WeightFiles, add_adapters, forward_training,
-    table,
+    Adapter, BatchTokens, ModelConfig, Parameter, ParameterTable, WeightFiles, add_adapters,
+    forward_training, table,
 };
 
 /// A golden model: its folder, its weights and its rows.
@@ -88,8 +88,11 @@ impl Golden {
 
     fn graph(&self, data: &[Data]) -> Graph {
         let rows = |stream: usize| data[stream].ids.len() as u64;
-        let batch =
-            if data.len() == 1 { Batch::of_tokens(rows(0)) } else { Batch::of_pairs(rows(0), rows(1)) };
+        let batch = if data.len() == 1 {
+            BatchTokens::of_tokens(rows(0))
+        } else {
+            BatchTokens::of_pairs(rows(0), rows(1))
+        };
         forward_training(&self.config, &self.table, batch, |parameter| !self.is_frozen(parameter)).unwrap()
     }
 

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use zeroth_model::{
-    Layer, Lora, ModelConfig, Parameter, ParameterKind, ParameterTable, Unit, hidden_size_for_auto,
+    Layer, Lora, ModelConfig, Parameter, ParameterKind, ParameterTable, ParameterUnit, hidden_size_for_auto,
     lora_table, table,
 };
 
@@ -53,7 +53,7 @@ fn read(config: &Value) -> ModelConfig {
 }
 
 /// Names and shapes of a block, with its own number replaced.
-fn pattern(unit: &Unit) -> Vec<(String, Vec<u64>)> {
+fn pattern(unit: &ParameterUnit) -> Vec<(String, Vec<u64>)> {
     let number = unit.name.to_string().rsplit_once(' ').unwrap().1.to_owned();
     let from = format!(".{number}.");
     unit.parameters.iter().map(|p| (p.name.replacen(&from, ".N.", 1), p.shape.clone())).collect()

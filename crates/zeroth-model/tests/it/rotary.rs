@@ -1,7 +1,7 @@
 //! Rotary frequencies of every scaling against transformers.
 
 use serde_json::{Value, json};
-use zeroth_model::{Batch, ModelConfig, forward, table};
+use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 
 #[test]
 fn frequencies_and_scales_are_those_of_transformers() {
@@ -16,7 +16,7 @@ fn frequencies_and_scales_are_those_of_transformers() {
             "max_position_embeddings": max_positions, "rope_parameters": expected["rope_parameters"],
         });
         let config = ModelConfig::from_json(&config.to_string(), name).unwrap();
-        let graph = forward(&config, &table(&config), Batch::of_tokens(1)).unwrap();
+        let graph = forward(&config, &table(&config), BatchTokens::of_tokens(1)).unwrap();
         let [rotary] = &graph.rotaries[..] else { panic!("one rotary embedding") };
         let frequencies = expected["frequencies"].as_array().unwrap();
         let found: Vec<f64> = rotary.frequencies_at(longest).collect();

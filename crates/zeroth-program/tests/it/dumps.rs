@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::json;
 use zeroth_base::DType;
 use zeroth_kernel::Optimizer;
-use zeroth_model::{Batch, ModelConfig, forward, table};
+use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::{
     Compiled, FrozenPlacement, Gather, Offload, Recompute, Settings, Target, TeacherPlacement, Types, World,
 };
@@ -54,7 +54,7 @@ fn compiled_for(world: World, settings: &Settings, target: Target, blocks: u64) 
         "tie_word_embeddings": false, "max_position_embeddings": 64,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch::of_tokens(TOKENS)).unwrap();
+    let graph = forward(&config, &table(&config), BatchTokens::of_tokens(TOKENS)).unwrap();
     Compiled::new(graph, world, settings, target, vec![TOKENS]).unwrap()
 }
 

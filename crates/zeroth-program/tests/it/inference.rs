@@ -3,7 +3,7 @@
 use serde_json::json;
 use zeroth_base::DType;
 use zeroth_kernel::{Kernel, LinearDims, LogitsDims, Span, Tier};
-use zeroth_model::{Batch, ModelConfig, forward, table};
+use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::{
     Action, Binding, BufferId, CachedTokens, Category, Compiled, Lowering, SectionKind, StreamSizes, Target,
     Work,
@@ -25,7 +25,7 @@ fn compiled(prompt: u64, cached_tokens: u64, target: Target, run: DType) -> Comp
         "tie_word_embeddings": true, "max_position_embeddings": 100_000,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch::of_tokens(prompt)).unwrap();
+    let graph = forward(&config, &table(&config), BatchTokens::of_tokens(prompt)).unwrap();
     Compiled::inference(graph, run, 4, cached_tokens, target, vec![prompt]).unwrap()
 }
 
@@ -151,7 +151,7 @@ fn encoder_decoder(cached: CachedTokens, target: Target) -> Compiled {
         "tie_word_embeddings": true,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch::of_pairs(32, 8)).unwrap();
+    let graph = forward(&config, &table(&config), BatchTokens::of_pairs(32, 8)).unwrap();
     let sizes = StreamSizes::of_streams(vec![vec![16, 8], vec![32, 8]]);
     Compiled::inference(graph, DType::F32, 4, cached, target, sizes).unwrap()
 }

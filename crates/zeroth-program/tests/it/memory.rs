@@ -8,7 +8,7 @@ use serde_json::json;
 use zeroth_base::{DType, format_bytes, grouped};
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::{Optimizer, Tier};
-use zeroth_model::{Batch, ModelConfig, forward, table};
+use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::Target;
 use zeroth_program::{
     Category, Compiled, Gather, Memory, Offload, Recompute, Settings, StateStream, Types, compile, in_place,
@@ -48,7 +48,7 @@ fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
         "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": ffn, "vocab_size": vocab,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch::of_tokens(tokens)).unwrap();
+    let graph = forward(&config, &table(&config), BatchTokens::of_tokens(tokens)).unwrap();
     let backward = graph.backward().unwrap();
     (graph, backward)
 }

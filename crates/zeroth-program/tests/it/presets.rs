@@ -5,11 +5,11 @@
 use serde_json::{Value, json};
 use zeroth_config::check::check;
 use zeroth_config::preset::PRESETS;
-use zeroth_config::read::{Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
+use zeroth_config::read::{ConfigSource, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth_config::schema::{Effect, Key};
 use zeroth_kernel::Tier;
-use zeroth_model::{Batch, ModelConfig, forward, table};
+use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 use zeroth_program::{Buffer, Gather, Instruction, PlacedBuffer, Program, Settings};
@@ -125,12 +125,12 @@ impl Pair {
 }
 
 fn resolved(text: &str, ranks: u64) -> Resolved {
-    let document = parse(Source::from_text("ds.json", text)).unwrap();
+    let document = parse(ConfigSource::from_text("ds.json", text)).unwrap();
     let report = check(&document);
     assert!(report.is_ok(false), "{text}: {:?}", report.verdicts);
     let model = Some(ModelFacts { hidden_size: Some(HIDDEN), blocks: Some(BLOCKS) });
     let flags = Flags::default();
-    resolve(&Request { file: &report.values, flags: &flags, ranks, model, steps: Some(100) }).unwrap()
+    resolve(&ResolveRequest { file: &report.values, flags: &flags, ranks, model, steps: Some(100) }).unwrap()
 }
 
 fn settings(text: &str, ranks: u64) -> Settings {
@@ -143,7 +143,7 @@ fn compiled(settings: &Settings, ranks: u64, target: Target) -> Compiled {
         "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2816, "vocab_size": 32_000,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = forward(&config, &table(&config), Batch::of_tokens(TOKENS)).unwrap();
+    let graph = forward(&config, &table(&config), BatchTokens::of_tokens(TOKENS)).unwrap();
     Compiled::new(graph, ranks, settings, target, vec![TOKENS]).unwrap()
 }
 
@@ -287,7 +287,7 @@ fn a_view_is_refused_on_gpus() {
         "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 64, "vocab_size": 64,
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
-    let graph = || forward(&config, &table(&config), Batch::of_tokens(16)).unwrap();
+    let graph = || forward(&config, &table(&config), BatchTokens::of_tokens(16)).unwrap();
     let error = Compiled::new(graph(), 2, &settings, Target::Cuda, vec![16]).unwrap_err();
     assert!(error.to_string().contains("leave the key out, or write \"copy\""), "{error}");
     // At stages that gather nothing the key has no effect.

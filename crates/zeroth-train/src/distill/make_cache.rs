@@ -4,7 +4,7 @@ use zeroth_base::counted;
 use zeroth_data::{DataError, Samples};
 use zeroth_engine::{Engine, Rank, RunError};
 use zeroth_kernel::{Device, Recipe};
-use zeroth_model::{Batch, ModelConfig, forward};
+use zeroth_model::{BatchTokens, ModelConfig, forward};
 use zeroth_plan::{RowSizes, SizingError};
 use zeroth_program::{Compiled, Settings, Target, TopLogProbs};
 
@@ -131,7 +131,7 @@ impl CacheJob<'_> {
         // Experts are balanced in training only.
         let config = ModelConfig { aux_loss: None, ..self.teacher.config.clone() };
         let tokens = sizes.last().copied().unwrap_or(1);
-        let graph = forward(&config, &self.teacher.table, Batch::of_tokens(tokens))?;
+        let graph = forward(&config, &self.teacher.table, BatchTokens::of_tokens(tokens))?;
         Ok(Compiled::top_log_probs(graph, 1, &self.settings, target, sizes, self.top)?)
     }
 

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use zeroth_base::DType;
 use zeroth_engine::NewTokens;
 use zeroth_kernel::CacheRange;
-use zeroth_model::{Batch, forward};
+use zeroth_model::{BatchTokens, forward};
 use zeroth_program::{CachedTokens, Compiled, StreamSizes, Target};
 
 use super::batch::BatchSize;
@@ -96,7 +96,7 @@ impl Inference {
         let fed = fed.next_multiple_of(16);
         let rows = sizes.iter().map(|rows| vec![rows[0], fed]).collect();
         let largest = sizes.last().map_or(source_rows, |rows| rows[0]);
-        let graph = forward(&self.model, &self.table, Batch::of_pairs(largest, fed))?;
+        let graph = forward(&self.model, &self.table, BatchTokens::of_pairs(largest, fed))?;
         let cached =
             CachedTokens { tokens: sequences * lanes.beam, source_tokens: lanes.count * lanes.source };
         let sizes = StreamSizes::of_streams(rows);

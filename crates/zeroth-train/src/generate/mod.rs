@@ -23,7 +23,7 @@ use zeroth_base::{DType, counted};
 use zeroth_engine::{Engine, MicroBatch, NewToken, Rank, RunError};
 use zeroth_kernel::{Device, Recipe};
 use zeroth_model::{
-    Adapter, AdapterError, Batch, ForwardError, Lora, LoraError, ModelConfig, ModelError, Parameter,
+    Adapter, AdapterError, BatchTokens, ForwardError, Lora, LoraError, ModelConfig, ModelError, Parameter,
     ParameterTable, WeightFiles, WeightsError, add_adapters, forward, has_weights, table,
 };
 use zeroth_program::Target;
@@ -254,7 +254,8 @@ impl Inference {
         // Decode runs one row per sequence.
         let rows = RowSizes::new(size.prefill.max(size.sequences));
         let sizes: Vec<u64> = rows.all().iter().map(|size| *size as u64).collect();
-        let graph = forward(&self.model, &self.table, Batch::of_tokens(sizes.last().copied().unwrap_or(1)))?;
+        let graph =
+            forward(&self.model, &self.table, BatchTokens::of_tokens(sizes.last().copied().unwrap_or(1)))?;
         Ok(Compiled::inference(graph, run, size.sequences, size.cached, target, sizes)?)
     }
 

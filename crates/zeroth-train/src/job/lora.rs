@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use zeroth_base::format_count;
-use zeroth_model::{Lora, LoraInit, Parameter, ParameterTable, Unit, adapted_module};
+use zeroth_model::{Lora, LoraInit, Parameter, ParameterTable, ParameterUnit};
 
 /// The adapters of a job.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,7 +37,7 @@ pub fn adapter_table(table: &ParameterTable) -> ParameterTable {
 }
 
 fn filtered(table: &ParameterTable, keep: impl Fn(&Parameter) -> bool) -> ParameterTable {
-    let unit = |unit: &Unit| Unit {
+    let unit = |unit: &ParameterUnit| ParameterUnit {
         name: unit.name,
         parameters: unit.parameters.iter().filter(|parameter| keep(parameter)).cloned().collect(),
     };
@@ -47,7 +47,7 @@ fn filtered(table: &ParameterTable, keep: impl Fn(&Parameter) -> bool) -> Parame
 /// The last parts of the names of the adapted modules, each once, in order: `q_proj, v_proj`.
 pub fn adapted_modules(table: &ParameterTable) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    for module in table.iter().filter_map(|parameter| adapted_module(&parameter.name)) {
+    for module in table.iter().filter_map(|parameter| Some(parameter.adapts.as_ref()?.module())) {
         let name = module.rsplit_once('.').map_or(module, |(_, last)| last);
         if !names.iter().any(|known| known == name) {
             names.push(name.to_owned());

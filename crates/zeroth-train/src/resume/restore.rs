@@ -80,7 +80,7 @@ pub fn check_same_adapters(
         .collect();
     let before: BTreeSet<&str> =
         manifest.model.parameters.iter().filter_map(|p| adapted_module(&p.name)).collect();
-    let after: BTreeSet<&str> = table.iter().filter_map(|p| adapted_module(&p.name)).collect();
+    let after: BTreeSet<&str> = table.iter().filter_map(|p| Some(p.adapts.as_ref()?.module())).collect();
     if let Some(module) = before.difference(&after).next() {
         differences
             .push(format!("--target-modules leaves out {module}, which has an adapter in the checkpoint"));

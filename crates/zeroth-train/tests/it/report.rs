@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use zeroth_config::check::check;
-use zeroth_config::read::{Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
+use zeroth_config::read::{ConfigSource, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth_engine::InstructionTime;
-use zeroth_model::{Batch, ModelConfig, ParameterTable, forward, table};
+use zeroth_model::{BatchTokens, ModelConfig, ParameterTable, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::Target;
 use zeroth_program::{Action, Settings};
@@ -20,10 +20,10 @@ use zeroth_train::{EvalMetrics, Report, ReportPlan, Reporters, StepMetrics};
 
 fn resolved(text: &str) -> Resolved {
     let asked =
-        check(&parse(Source::from_text("ds.json", text)).expect("what this test made itself is right"))
+        check(&parse(ConfigSource::from_text("ds.json", text)).expect("what this test made itself is right"))
             .values;
     let model = Some(ModelFacts { hidden_size: Some(64), blocks: Some(2) });
-    resolve(&Request { file: &asked, flags: &Flags::default(), ranks: 1, model, steps: Some(10) })
+    resolve(&ResolveRequest { file: &asked, flags: &Flags::default(), ranks: 1, model, steps: Some(10) })
         .expect("what this test made itself is right")
 }
 
@@ -159,7 +159,8 @@ fn tiny(config: &Resolved) -> (ModelConfig, ParameterTable, Compiled) {
         "rope_theta": 10000, "tie_word_embeddings": true, "hidden_act": "silu"}"#;
     let model = ModelConfig::from_json(json, "config.json").expect("what this test made itself is right");
     let table = table(&model);
-    let graph = forward(&model, &table, Batch::of_tokens(64)).expect("what this test made itself is right");
+    let graph =
+        forward(&model, &table, BatchTokens::of_tokens(64)).expect("what this test made itself is right");
     let compiled =
         Compiled::new(graph, 1, &Settings::from_config(config), Target::Cpu { threads: 1 }, vec![64])
             .expect("what this test made itself is right");

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use zeroth_config::check::check;
-use zeroth_config::read::{Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Request, resolve};
+use zeroth_config::read::{ConfigSource, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, resolve};
 use zeroth_data::{Samples, SamplesBuilder};
 use zeroth_kernel::Recipe;
 use zeroth_model::{ModelConfig, table};
@@ -28,10 +28,10 @@ fn samples(count: usize) -> Samples {
 /// A job with this model folder.
 pub(crate) fn job(folder: &Path) -> Job {
     let text = r#"{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}"#;
-    let asked = check(&parse(Source::from_text("ds.json", text)).unwrap()).values;
+    let asked = check(&parse(ConfigSource::from_text("ds.json", text)).unwrap()).values;
     let model = Some(ModelFacts { hidden_size: Some(32), blocks: Some(2) });
     let flags = Flags::default();
-    let request = Request { file: &asked, flags: &flags, ranks: 1, model, steps: Some(STEPS) };
+    let request = ResolveRequest { file: &asked, flags: &flags, ranks: 1, model, steps: Some(STEPS) };
     let resolved = resolve(&request).unwrap();
     let json = r#"{"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 48, "vocab_size": 256, "rms_norm_eps": 1e-6,

@@ -14,7 +14,7 @@ use zeroth_graph::Op;
 use zeroth_kernel::DeviceError;
 use zeroth_machine::bench::{BenchResult, Rate, RateUnit, matmul_limit, run_peak_loop};
 use zeroth_machine::probe;
-use zeroth_model::{Batch, Family, ForwardError, ModelConfig, ModelError, ModelSizes, forward, table};
+use zeroth_model::{BatchTokens, Family, ForwardError, ModelConfig, ModelError, ModelSizes, forward, table};
 use zeroth_program::Action;
 use zeroth_program::Compiled;
 use zeroth_train::report::breakdown::Phase;
@@ -194,7 +194,7 @@ pub fn whole_step(
     let parameters = table(&config);
     let (sequences, length) = (options.size.sequences(), options.length.unwrap_or(LENGTH));
     let rows = sequences * length;
-    let graph = forward(&config, &parameters, Batch::of_tokens(rows as u64))?;
+    let graph = forward(&config, &parameters, BatchTokens::of_tokens(rows as u64))?;
     let json = format!(
         r#"{{"train_micro_batch_size_per_gpu": {sequences}, "gradient_clipping": 1.0, "bf16": {{"enabled": {}}},
             "zero_optimization": {{"stage": {}, "overlap_comm": true}},

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use zeroth_comm::launch::inherited;
 use zeroth_config::checked::{self, ConfigError};
-use zeroth_config::read::Source;
+use zeroth_config::read::ConfigSource;
 use zeroth_machine::Rates;
 use zeroth_model::{ModelError, locate, read_config};
 use zeroth_plan::Budget;
@@ -69,7 +69,7 @@ pub struct LauncherHandoff {
 #[derive(Debug, Clone)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct Inputs {
-    config: Source,
+    config: ConfigSource,
     pub folder: PathBuf,
     pub model: Map<String, Value>,
     /// That file's name, for messages.
@@ -111,7 +111,7 @@ impl Inputs {
         let files =
             inherited(memory).and_then(|memory| ModelFiles::of_memory(memory, files)).map_err(invalid)?;
         let model = model_config(&files, &origin)?;
-        Ok(Self { config: Source::from_text(name, text), folder, model, origin, files, teacher })
+        Ok(Self { config: ConfigSource::from_text(name, text), folder, model, origin, files, teacher })
     }
 
     /// Serialises the inputs for ranks that inherit the memfd `memory`.
@@ -127,7 +127,7 @@ impl Inputs {
     }
 
     /// The DeepSpeed config.
-    pub fn config(&self) -> Source {
+    pub fn config(&self) -> ConfigSource {
         self.config.clone()
     }
 }

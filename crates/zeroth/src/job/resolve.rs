@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use serde_json::Map;
 use zeroth_config::checked::CheckedConfig;
-use zeroth_config::resolve::{Flags, ModelFacts, Request, ResolveError, Resolved};
+use zeroth_config::resolve::{Flags, ModelFacts, ResolveError, ResolveRequest, Resolved};
 use zeroth_config::unimplemented::unimplemented;
 use zeroth_data::Samples;
 use zeroth_model::{ModelConfig, ParameterTable, hidden_size_for_auto, table};
@@ -244,7 +244,13 @@ impl ConfigToResolve {
     fn resolve(&self, steps: Option<u64>) -> Result<Resolved, ResolveError> {
         let Self { checked, flags, facts, ranks, .. } = self;
         let file = &checked.report.values;
-        zeroth_config::resolve::resolve(&Request { file, flags, ranks: *ranks, model: Some(*facts), steps })
+        zeroth_config::resolve::resolve(&ResolveRequest {
+            file,
+            flags,
+            ranks: *ranks,
+            model: Some(*facts),
+            steps,
+        })
     }
 
     /// The same, of a run of so many steps.

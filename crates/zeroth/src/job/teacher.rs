@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use zeroth_base::grouped;
-use zeroth_config::check::Report;
+use zeroth_config::check::CheckReport;
 use zeroth_config::checked::{CheckedConfig, ConfigError};
 use zeroth_config::preset::Preset;
 use zeroth_data::{
@@ -392,10 +392,10 @@ pub fn teacher_placement(
     notes: &mut Vec<String>,
 ) -> Result<TeacherPlacement, DistillRequestError> {
     let loaded = CheckedConfig::load(given).map_err(DistillRequestError::Placement)?;
-    let Report { values, .. } = loaded.report;
+    let CheckReport { values, .. } = loaded.report;
     let value = |path: &str| values.get(path).map(|found| &found.value);
-    let stage = value(STAGE).and_then(serde_json::Value::as_u64).unwrap_or(0);
-    let device = value(OFFLOAD).and_then(serde_json::Value::as_str).unwrap_or("none");
+    let stage = value(STAGE).and_then(Value::as_u64).unwrap_or(0);
+    let device = value(OFFLOAD).and_then(Value::as_str).unwrap_or("none");
     if device == "nvme" {
         return Err(DistillRequestError::Nvme { given: given.to_owned() });
     }

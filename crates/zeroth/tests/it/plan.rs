@@ -6,7 +6,7 @@ use zeroth::base::DType;
 use zeroth::config::check::check;
 use zeroth::config::preset::PRESETS;
 use zeroth::config::read::parse;
-use zeroth::config::resolve::{Flags, ModelFacts, Request, Resolved, resolve};
+use zeroth::config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth::data::SamplesBuilder;
 use zeroth::kernel::Tier;
 use zeroth::model::{ModelConfig, named_config, table};
@@ -37,7 +37,8 @@ fn resolved(preset: usize, model: &ModelConfig, ranks: u64, flags: Flags) -> Res
     let file = check(&parse(PRESETS[preset].source()).unwrap()).values;
     let facts = ModelFacts { hidden_size: Some(model.hidden), blocks: Some(model.blocks()) };
     let flags = Flags { per_device_train_batch_size: Some(MICRO_BATCH), ..flags };
-    resolve(&Request { file: &file, flags: &flags, ranks, model: Some(facts), steps: Some(2) }).unwrap()
+    resolve(&ResolveRequest { file: &file, flags: &flags, ranks, model: Some(facts), steps: Some(2) })
+        .unwrap()
 }
 
 /// The program that a run of this config trains with.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::Value as Json;
 
-use super::{Node, Number, Source, Value, parse, read, same};
+use super::{ConfigSource, JsonNode, JsonValue, Number, parse, read, same};
 
 /// A fragment of a config, so that random texts get past their first character.
 fn piece() -> impl Strategy<Value = String> {
@@ -67,24 +67,24 @@ fn print(value: &Json, blank: &mut dyn FnMut() -> String) -> String {
 }
 
 /// Calls `visit` with every node of a tree.
-fn walk(node: &Node, visit: &mut impl FnMut(&Node)) {
+fn walk(node: &JsonNode, visit: &mut impl FnMut(&JsonNode)) {
     visit(node);
     match &node.value {
-        Value::List(nodes) => nodes.iter().for_each(|node| walk(node, visit)),
-        Value::Object(entries) => entries.iter().for_each(|entry| walk(&entry.node, visit)),
+        JsonValue::List(nodes) => nodes.iter().for_each(|node| walk(node, visit)),
+        JsonValue::Object(entries) => entries.iter().for_each(|entry| walk(&entry.node, visit)),
         _ => {}
     }
 }
 
 /// Parses bytes and checks the spans of the result or the location of the error.
 fn check_reading(bytes: &[u8]) -> Result<(), TestCaseError> {
-    let outcome = Source::from_bytes("x", bytes.to_owned()).and_then(|source| {
+    let outcome = ConfigSource::from_bytes("x", bytes.to_owned()).and_then(|source| {
         let text = source.text().to_owned();
         parse(source).map(|document| (text, document))
     });
     match outcome {
         Ok((text, document)) => {
-            prop_assert!(matches!(document.root.value, Value::Object(_)));
+            prop_assert!(matches!(document.root.value, JsonValue::Object(_)));
             let mut inside = true;
             walk(&document.root, &mut |node| inside &= text.get(node.span.start..node.span.end).is_some());
             prop_assert!(inside, "a span is not a piece of the text");
@@ -144,8 +144,8 @@ proptest! {
             let location = document.source.location(node.span.start);
             let line_start = before.rfind('\n').map_or(0, |at| at + 1);
             let right = match &node.value {
-                Value::Number(number) => Number::from_text(written).as_ref() == Some(number),
-                Value::Text(inner) => serde_json::from_str(written).ok() == Some(Json::from(inner.as_str())),
+                JsonValue::Number(number) => Number::from_text(written).as_ref() == Some(number),
+                JsonValue::Text(inner) => serde_json::from_str(written).ok() == Some(Json::from(inner.as_str())),
                 _ => true,
             };
             if !right

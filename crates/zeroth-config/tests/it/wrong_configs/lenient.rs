@@ -1,7 +1,7 @@
 //! Unusual but valid configs: values that pass with a note, keys that are comments, deprecated forms.
 
 use serde_json::{Value as Json, json};
-use zeroth_config::check::{Severity, Status};
+use zeroth_config::check::{KeyStatus, Severity};
 
 use super::{checked, verdict};
 
@@ -93,7 +93,7 @@ fn unknown_keys_without_a_similar_name_are_warnings() {
     ] {
         let report = checked(text);
         let verdict = verdict(&report, path);
-        assert_eq!((verdict.status, verdict.severity()), (Status::Unknown, Severity::Warning), "{text}");
+        assert_eq!((verdict.status, verdict.severity()), (KeyStatus::Unknown, Severity::Warning), "{text}");
         assert!(verdict.message.contains("a name that begins with `_` is a comment"), "{}", verdict.message);
         assert!(report.is_ok(false) && !report.is_ok(true), "{text}: with --strict a warning counts");
     }
@@ -115,7 +115,7 @@ fn boolean_zero_optimization_is_deprecated_but_works() {
     for (text, stage) in [(r#"{"zero_optimization": true}"#, 1), (r#"{"zero_optimization": false}"#, 0)] {
         let report = checked(text);
         let verdict = verdict(&report, "zero_optimization");
-        assert_eq!(verdict.status, Status::Deprecated, "{text}");
+        assert_eq!(verdict.status, KeyStatus::Deprecated, "{text}");
         assert!(verdict.message.contains(&format!("write {{\"stage\": {stage}}}")), "{}", verdict.message);
         assert_eq!(report.values.get("zero_optimization.stage").unwrap().value, json!(stage), "{text}");
         assert!(report.is_ok(false), "{text}");
@@ -153,7 +153,11 @@ fn deprecated_keys_set_their_replacements() {
     ] {
         let report = checked(text);
         let verdict = verdict(&report, old);
-        assert_eq!((verdict.status, verdict.severity()), (Status::Deprecated, Severity::Warning), "{text}");
+        assert_eq!(
+            (verdict.status, verdict.severity()),
+            (KeyStatus::Deprecated, Severity::Warning),
+            "{text}"
+        );
         let moved = report.values.get(new).unwrap_or_else(|| panic!("{text} does not ask for {new}"));
         assert_eq!(
             (&moved.value, moved.spelled.as_str(), moved.location),
@@ -173,9 +177,9 @@ fn parameters_of_unimplemented_optimizers_and_schedulers_are_not_yet() {
         ["optimizer.type", "optimizer.params.lr", "optimizer.params.freeze_step", "optimizer.params.pipe"]
     {
         let verdict = verdict(&report, path);
-        assert_eq!(verdict.status, Status::NotYet, "{path}: {}", verdict.message);
+        assert_eq!(verdict.status, KeyStatus::NotYet, "{path}: {}", verdict.message);
     }
     let torch = checked(r#"{"scheduler": {"type": "CosineAnnealingLR", "params": {"T_max": 100}}}"#);
-    assert_eq!(verdict(&torch, "scheduler.type").status, Status::NotYet);
-    assert_eq!(verdict(&torch, "scheduler.params.T_max").status, Status::NotYet);
+    assert_eq!(verdict(&torch, "scheduler.type").status, KeyStatus::NotYet);
+    assert_eq!(verdict(&torch, "scheduler.params.T_max").status, KeyStatus::NotYet);
 }

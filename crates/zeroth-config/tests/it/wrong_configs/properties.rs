@@ -3,10 +3,10 @@
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use zeroth_config::check::{Severity, Status, check};
-use zeroth_config::read::{Location, Source, parse};
-use zeroth_config::resolve::{Flags, ModelFacts, Request, resolve};
-use zeroth_config::schema::{self, Effect, Key, Kind};
+use zeroth_config::check::{KeyStatus, Severity, check};
+use zeroth_config::read::{ConfigSource, Location, parse};
+use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, resolve};
+use zeroth_config::schema::{self, Effect, Key, KeyType};
 use zeroth_config::snippet;
 
 use super::{checked, verdict};
@@ -132,7 +132,8 @@ fn name(section: &str) -> impl Strategy<Value = String> + use<> {
 fn object(section: String, depth: u32) -> BoxedStrategy<Tree> {
     let member = name(&section).prop_flat_map(move |name| {
         let path = if section.is_empty() { name.clone() } else { format!("{section}.{name}") };
-        let is_section = schema::find(&path).any(|key| matches!(key.kind, Kind::Section | Kind::Opaque));
+        let is_section =
+            schema::find(&path).any(|key| matches!(key.kind, KeyType::Section | KeyType::Opaque));
         let value = match depth {
             0 => leaf().boxed(),
             _ if is_section => prop_oneof![9 => object(path, depth - 1), 1 => leaf()].boxed(),
@@ -155,7 +156,7 @@ proptest! {
     fn every_key_has_one_verdict_and_no_config_panics(tree in object(String::new(), 3), ranks in 1u64..9) {
         let mut written = Written::default();
         written.tree(&tree, Some(""), 0);
-        let source = Source::from_text("any.json", written.text.clone());
+        let source = ConfigSource::from_text("any.json", written.text.clone());
         let document = parse(source.clone()).map_err(|error| TestCaseError::fail(error.to_string()))?;
         let report = check(&document);
         let expected: Vec<(String, Location)> =
@@ -172,7 +173,7 @@ proptest! {
         }
         // Resolving the values must not panic either, whether they are valid or not.
         let model = Some(ModelFacts { hidden_size: Some(4096), blocks: Some(32) });
-        let _ = resolve(&Request { file: &report.values, flags: &Flags::default(), ranks, model, steps: None });
+        let _ = resolve(&ResolveRequest { file: &report.values, flags: &Flags::default(), ranks, model, steps: None });
     }
 }
 
@@ -199,7 +200,7 @@ fn suggested(message: &str) -> Option<&str> {
 fn keys_with_two_letters_swapped_get_an_existing_name_suggested() {
     let mut tried = 0;
     let mut faults = Vec::new();
-    let keys = schema::keys().filter(|key| !matches!(key.kind, Kind::Section | Kind::Opaque));
+    let keys = schema::keys().filter(|key| !matches!(key.kind, KeyType::Section | KeyType::Opaque));
     for key in keys.filter(|key| !matches!(key.effect, Effect::Refused(_)) && key.name().len() >= 6) {
         let letters: Vec<char> = key.name().chars().collect();
         // Every position except the first and the last letter.
@@ -215,7 +216,7 @@ fn keys_with_two_letters_swapped_get_an_existing_name_suggested() {
                 schema::names_in(key.parent()).any(|known| known == name)
                     || schema::find(name).next().is_some()
             });
-            let wrong = matches!(verdict.status, Status::Unknown | Status::Invalid);
+            let wrong = matches!(verdict.status, KeyStatus::Unknown | KeyStatus::Invalid);
             if !(real && wrong && verdict.severity() == Severity::Error) {
                 faults.push(format!("{path}: {}", verdict.message));
             }

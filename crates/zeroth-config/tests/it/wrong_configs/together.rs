@@ -1,7 +1,7 @@
 //! Values that are invalid together: contradictions, duplicate keys, parameters of another optimizer or scheduler.
 
+use zeroth_config::check::KeyStatus::Invalid;
 use zeroth_config::check::Severity;
-use zeroth_config::check::Status::Invalid;
 
 use super::{assert_rows, checked};
 

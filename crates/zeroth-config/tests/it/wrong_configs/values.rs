@@ -1,6 +1,6 @@
 //! Values that are invalid by themselves: of another type, fractional, or out of bounds.
 
-use zeroth_config::check::Status::Invalid;
+use zeroth_config::check::KeyStatus::Invalid;
 
 use super::assert_rows;
 

@@ -3,7 +3,7 @@
 use zeroth_engine::{CachedTeacher, MicroBatch, MicroBatches, RunError, Streams};
 use zeroth_graph::{DistillSpec, Graph};
 use zeroth_kernel::RowKey;
-use zeroth_model::{Batch, Distilled, Objective, TeacherForward, forward};
+use zeroth_model::{BatchTokens, Distilled, Objective, TeacherForward, forward};
 use zeroth_program::{Compiled, Settings, Target, TopLogProbs};
 
 use super::{Golden, Setup, golden_folder};
@@ -84,7 +84,7 @@ impl Golden {
     pub(crate) fn cache(&self, setup: &Setup, top: TopLogProbs) -> Cache {
         let longest = self.rows.iter().map(|row| row.ids.len()).max().unwrap() as u64;
         let tokens = longest * setup.micro_batch;
-        let graph = forward(&self.config, &self.table, Batch::of_tokens(tokens)).unwrap();
+        let graph = forward(&self.config, &self.table, BatchTokens::of_tokens(tokens)).unwrap();
         let target = Target::Cpu { threads: setup.threads };
         let sizes = vec![tokens.div_ceil(2), tokens];
         let settings = Settings { prefetch: 2000, overlap: true, ..setup.settings };
@@ -126,7 +126,7 @@ impl Teaching {
             }
         };
         let objective = Objective::Distillation(Distilled { teacher, spec: self.spec, alpha: self.alpha });
-        objective.forward(&student.config, &student.table, Batch::of_tokens(tokens)).unwrap()
+        objective.forward(&student.config, &student.table, BatchTokens::of_tokens(tokens)).unwrap()
     }
 
     pub(crate) fn model(&self) -> Option<&Golden> {

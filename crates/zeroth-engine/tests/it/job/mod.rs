@@ -20,7 +20,7 @@ use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
 use zeroth_kernel::{Device, Optimizer, Recipe, Record};
 use zeroth_model::{
-    Batch, ModelConfig, ParameterTable, TEACHER_PREFIX, WeightFiles, forward_training, table,
+    BatchTokens, ModelConfig, ParameterTable, TEACHER_PREFIX, WeightFiles, forward_training, table,
 };
 use zeroth_program::Compiled;
 use zeroth_program::Target;
@@ -315,8 +315,8 @@ impl Golden {
             return teaching.graph(self, tokens[0]);
         }
         let batch = match *tokens {
-            [tokens] => Batch::of_tokens(tokens),
-            [source, target] => Batch::of_pairs(source, target),
+            [tokens] => BatchTokens::of_tokens(tokens),
+            [source, target] => BatchTokens::of_pairs(source, target),
             _ => panic!("a model has one stream or two"),
         };
         let is_trained = |parameter: &zeroth_model::Parameter| !self.is_frozen(&parameter.name);

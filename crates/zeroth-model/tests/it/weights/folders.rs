@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use zeroth_model::{Parameter, ParameterTable, Part, WeightFiles, WeightWarning, WeightsError, has_weights};
+use zeroth_model::{
+    Parameter, ParameterTable, StoredPart, WeightFiles, WeightWarning, WeightsError, has_weights,
+};
 
 use super::made::{Filled, filled, tiny_table, write, write_index};
 
@@ -86,8 +88,11 @@ fn a_parameter_is_read_from_the_parts_of_tensors_it_is_made_of() {
     let gate_name = table.iter().nth(gate).unwrap().name.clone();
     let mut parameters: Vec<&mut Parameter> =
         table.units.iter_mut().flat_map(|u| &mut u.parameters).collect();
-    let part =
-        |name: &str, shape: &[u64], elements| Part { name: name.to_owned(), shape: shape.to_vec(), elements };
+    let part = |name: &str, shape: &[u64], elements| StoredPart {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+        elements,
+    };
     for (index, place) in [q, k, v].into_iter().enumerate() {
         parameters[place].parts = vec![part("fused", &[2, 6], 4 * index as u64..4 * index as u64 + 4)];
     }
