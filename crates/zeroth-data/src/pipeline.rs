@@ -64,7 +64,7 @@ pub(super) fn each_row<E: From<DataError>>(
             || if end.is_none() { RowBlock::read(&mut rows, sizes) } else { RowBlock::default() },
         );
         for chunk in chunks {
-            if chunk.hand_on(&mut take)?.is_break() {
+            if chunk.pass_rows(&mut take)?.is_break() {
                 return Ok(());
             }
         }
@@ -176,7 +176,7 @@ impl Chunk {
         chunk
     }
 
-    fn hand_on<E>(
+    fn pass_rows<E>(
         self,
         take: &mut impl FnMut(EncodedRow<'_>) -> Result<ControlFlow<()>, E>,
     ) -> Result<ControlFlow<()>, E> {

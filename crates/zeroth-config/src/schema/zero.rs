@@ -86,7 +86,7 @@ section! {
             .named(&["param_persistence_threshold"])
             .or_int(100_000)
             .in_("elements")
-            .does("Parameters of at most this many elements stay gathered on every rank, together in one flat; 0 keeps none.")
+            .does("Parameters of at most this many elements stay gathered on every rank, together in one flat parameter; 0 keeps none.")
             .set("\"auto\" (10 · hidden_size): norms and biases stay")
             .read_by(ReadBy::Gather)
             .auto(AutoRule::TenHidden)
