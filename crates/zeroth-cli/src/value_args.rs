@@ -4,7 +4,9 @@ use std::ops::{Bound, RangeBounds};
 
 use clap::ValueEnum;
 use zeroth::base::{DType, grouped, parse_bytes, parse_count};
-use zeroth::job::DeviceKind;
+use zeroth::job::{cpus, gpus};
+use zeroth::kernel::Target;
+use zeroth::machine::{DeviceKind, Machine};
 
 /// The device that runs kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -43,6 +45,22 @@ impl From<DTypeArg> for DType {
             DTypeArg::Fp32 => Self::F32,
         }
     }
+}
+
+/// What a command that runs a model in this process compiles for; a GPU where there is one.
+pub(crate) fn target(
+    device: Option<DeviceArg>,
+    threads: Option<u64>,
+    machine: &Machine,
+) -> anyhow::Result<&'static dyn Target> {
+    let has_gpu = gpus(machine) > 0;
+    let device = device.map_or(if has_gpu { DeviceKind::Cuda } else { DeviceKind::Cpu }, DeviceKind::from);
+    anyhow::ensure!(
+        device == DeviceKind::Cpu || has_gpu,
+        "--device cuda needs a GPU, but none was found: `zeroth doctor` shows what was probed; --device cpu runs \
+         on the CPU"
+    );
+    Ok(device.target(threads.map_or_else(cpus, |threads| threads as usize)))
 }
 
 /// The parameters to train.

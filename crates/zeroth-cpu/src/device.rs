@@ -21,7 +21,7 @@ use super::rank_sum::sum_parts;
 const OPERANDS: usize = 16;
 
 /// Bytes of scratch of a kernel on a pool of `threads`: a memory plan is exact before a run.
-pub fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
+pub(super) fn scratch_bytes(kernel: &Kernel, threads: usize) -> u64 {
     with_operands!(*kernel, operands => operands.scratch_bytes(threads))
 }
 

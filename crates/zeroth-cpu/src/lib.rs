@@ -69,6 +69,8 @@ mod scratch_splitter;
 #[cfg(not(test))]
 mod self_test;
 mod stream;
+#[cfg(not(test))]
+mod target;
 mod work_partition;
 
 pub use activation::{activation, activation_backward, scale};
@@ -81,7 +83,7 @@ pub use attention::{
 pub use balance_loss::{balance_loss, balance_loss_backward};
 pub use convert::{check_finite, convert, convert_and_check_finite, copy, fill, sum, sum_ranks};
 #[cfg(not(test))]
-pub use device::{CpuDevice, scratch_bytes};
+pub use device::CpuDevice;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding, embedding_backward, embedding_backward_tied};
 pub use expert_rows::{combine_rows, gather_rows};
@@ -114,6 +116,8 @@ pub use route::{BalanceSums, Routed, route, route_backward, route_backward_scrat
 pub use rows::row_stride;
 #[cfg(not(test))]
 pub use self_test::{self_test, self_test_on};
+#[cfg(not(test))]
+pub use target::CpuTarget;
 pub use work_partition::{Chunks, Grid, Optional, Partition, Tile};
 
 /// Panics where a buffer's length does not match the dimensions.

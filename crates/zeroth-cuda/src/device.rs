@@ -164,12 +164,6 @@ impl CudaDevice {
         nccl::version()
     }
 
-    /// Limits the temporary memory for autotuning matmuls. A matmul that is not autotuned uses cuBLASLt's first algorithm; results are
-    /// bitwise equal.
-    pub fn limit_autotune_bytes(&mut self, bytes: u64) {
-        self.matmuls.autotune_bytes = Some(bytes);
-    }
-
     fn current(&self) -> Result<(), DeviceError> {
         self.driver.set_current(self.context)
     }
@@ -209,6 +203,11 @@ impl Device for CudaDevice {
 
     fn scratch_bytes(&self, kernel: &Kernel, dtype: DType) -> u64 {
         crate::scratch_bytes(kernel, dtype)
+    }
+
+    /// A matmul that is not autotuned uses cuBLASLt's first algorithm.
+    fn limit_autotune_bytes(&mut self, bytes: u64) {
+        self.matmuls.autotune_bytes = Some(bytes);
     }
 
     fn enqueue(&mut self, queue: Queue, launch: &Launch) -> Result<(), DeviceError> {

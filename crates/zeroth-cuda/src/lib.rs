@@ -40,6 +40,7 @@ mod route;
 mod rowwise;
 mod scratch;
 mod shared_library;
+mod target;
 mod tensor_map;
 
 pub use device::CudaDevice;
@@ -47,3 +48,4 @@ pub use kernels::scratch_bytes;
 pub use library_folders::{LIBRARIES_VARIABLE, LibraryFolders};
 pub use modules::compile_kernels;
 pub use shared_library::SharedLibrary;
+pub use target::CudaTarget;

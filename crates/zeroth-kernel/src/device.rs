@@ -146,6 +146,9 @@ pub trait Device: Send {
     /// have a faster attention kernel for it. Captured graphs are not affected.
     fn equal_sequences(&mut self, _length: Option<usize>) {}
 
+    /// Limits the temporary memory for tuning kernels on this device, where it does that. Results are bitwise equal without.
+    fn limit_autotune_bytes(&mut self, _bytes: u64) {}
+
     /// Captures launches of one queue as a graph without running them, and returns its number; `None` where a device does not
     /// use graphs. Every launch has been enqueued before.
     fn capture_graph(

@@ -8,7 +8,7 @@
 //! - **Spans:** [`Span`] is a byte range of an arena, [`Tier`] the arena: one row a tier.
 //! - **Control:** [`Recipe`] and [`StepInput`] go to the device, [`decide`] turns the ranks' reports ([`ReportLayout`]) into clipping, loss
 //!   scaling and the optimizer's [`StepNumbers`], and a [`Record`] comes back. [`ExactSum`] makes the gradient norm exact.
-//! - **Devices:** [`Device`] with its [`Queue`]s, events, readbacks and graphs; [`Exchange`] moves bytes between ranks' devices.
+//! - **Devices:** [`Target`] is a kind of device, which programs are compiled for; [`Device`] is one with its [`Queue`]s, events, readbacks and graphs; [`Exchange`] moves bytes between ranks' devices.
 //! - **Conformance:** [`conformance()`] compares every kernel of a device with a reference device.
 
 #![allow(
@@ -27,6 +27,7 @@ mod exchange;
 mod kernel;
 mod master;
 mod nf4;
+mod target;
 mod tier;
 
 pub use conformance::{ARENA as CONFORMANCE_ARENA, Deviation, SelfTest, conformance};
@@ -49,5 +50,6 @@ pub use kernel::{
 };
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};
 pub use nf4::{NF4_BLOCK, NF4_CODEBOOK, NF4_MIDPOINTS, NF4_ZERO, Nf4Record};
+pub use target::Target;
 pub use tier::{ByTier, Tier};
 pub use zeroth_base::{MOMENTS, Moment, Optimizer};

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use zeroth_graph::Group;
-use zeroth_kernel::{ByTier, Tier};
+use zeroth_kernel::{ByTier, Target, Tier};
+use zeroth_machine::DeviceKind;
 use zeroth_model::{BatchTokens, ForwardError, ModelConfig, Objective, ParameterTable};
-use zeroth_program::{
-    Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings, Target,
-};
+use zeroth_program::{Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings};
 
 use crate::budget::Budget;
 use crate::overhead::{DataSize, Overhead};
@@ -28,16 +27,13 @@ pub struct TrainableModel {
 
 /// The devices of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PlanDevice {
-    /// CPUs of this number in all, shared by the ranks.
-    Cpu {
-        /// The number of CPUs.
-        cpus: usize,
-        /// Threads of a rank, if they are given.
-        threads: Option<usize>,
-    },
-    /// NVIDIA GPUs.
-    Cuda,
+pub struct PlanDevice {
+    /// Their kind.
+    pub kind: DeviceKind,
+    /// CPUs that the ranks share.
+    pub cpus: usize,
+    /// CPU threads of a rank, if they are given.
+    pub threads: Option<usize>,
 }
 
 impl TrainableModel {
@@ -83,20 +79,15 @@ impl TrainableModel {
     }
 
     pub(crate) fn shares_host_memory(&self) -> bool {
-        matches!(self.device, PlanDevice::Cpu { .. })
+        self.device.kind == DeviceKind::Cpu
     }
 }
 
 impl PlanDevice {
     /// The compiler's target for each of `ranks` ranks.
-    pub fn target(self, ranks: u64) -> Target {
-        match self {
-            Self::Cpu { cpus, threads } => {
-                let share = (cpus as u64 / ranks.max(1)).max(1) as usize;
-                Target::Cpu { threads: threads.unwrap_or(share) }
-            }
-            Self::Cuda => Target::Cuda,
-        }
+    pub fn target(self, ranks: u64) -> &'static dyn Target {
+        let share = (self.cpus as u64 / ranks.max(1)).max(1) as usize;
+        self.kind.target(self.threads.unwrap_or(share))
     }
 }
 

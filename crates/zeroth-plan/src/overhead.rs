@@ -6,14 +6,9 @@
 use serde::{Deserialize, Serialize};
 use zeroth_kernel::Tier;
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 
 /// Resident pages of the executable, shared by all processes of a machine.
 const IMAGE: u64 = 15_000_000;
-/// Fixed allocations of a rank, and kernel memory per process.
-const PROCESS: u64 = 7_000_000;
-/// The same for a rank on a GPU: the driver and its libraries.
-const CUDA_PROCESS: u64 = 400_000_000;
 /// Memory of the launcher while ranks run.
 const LAUNCHER: u64 = 4_000_000;
 /// Stack pages and allocator caches per thread.
@@ -93,11 +88,8 @@ impl Overhead {
     fn beside(data: DataSize, compiled: &Compiled, processes: Processes, checkpoint: u64) -> Self {
         let ranks = compiled.program.layout.ranks.max(1);
         let is_alone = ranks == 1;
-        let (own, computing) = match compiled.target {
-            Target::Cpu { threads } => (PROCESS, threads as u64),
-            Target::Cuda => (CUDA_PROCESS, 1),
-        };
-        let process = own + THREAD * (processes.threads + computing) + IMAGE.div_ceil(ranks);
+        let threads = processes.threads + compiled.target.threads() as u64;
+        let process = compiled.target.process_bytes() + THREAD * threads + IMAGE.div_ceil(ranks);
 
         let instructions = compiled.program.sections.iter().map(|section| section.instructions.len() as u64);
         let instructions: u64 = instructions.sum();
@@ -117,7 +109,7 @@ impl Overhead {
         let exchange = if is_alone { 0 } else { processes.region.min(2 * flats.max().unwrap_or(0)) };
 
         let device = compiled.memory.arena(Tier::Device);
-        let mapped = if compiled.target == Target::Cuda { 0 } else { device };
+        let mapped = if compiled.target.is_host() { device } else { 0 };
         let page_tables = (mapped + compiled.memory.arena(Tier::Host)) / PAGE_TABLES;
 
         let DataSize { index, tokens } = data;

@@ -8,10 +8,10 @@
 use zeroth_base::DType;
 use zeroth_config::resolve::Choice;
 use zeroth_graph::Op;
-use zeroth_kernel::Tier;
+use zeroth_kernel::{Target, Tier};
 use zeroth_machine::Rates;
 use zeroth_model::{BatchTokens, ForwardError, ModelConfig, Objective, ParameterTable};
-use zeroth_program::{CompileError, Compiled, Settings, StreamSizes, Target};
+use zeroth_program::{CompileError, Compiled, Settings, StreamSizes};
 use zeroth_program::{FrozenPlacement, Offload, Recompute, StateStream, UpdatedBy};
 
 use crate::budget::{Budget, Shortfall};
@@ -60,7 +60,7 @@ pub struct Sizing<'a> {
     /// What the model is trained for.
     pub objective: Objective<'a>,
     /// The kind of device.
-    pub target: Target,
+    pub target: &'static dyn Target,
     /// The batch decomposition.
     pub shape: BatchShape,
     /// Settings of the compiler passes.
@@ -159,7 +159,7 @@ impl<'a> Sizing<'a> {
     pub fn new(
         model: &'a ModelConfig,
         table: &'a ParameterTable,
-        target: Target,
+        target: &'static dyn Target,
         shape: BatchShape,
         settings: Settings,
         largest_micro_batch: &'a dyn Fn(BatchShape) -> [u64; 2],
@@ -327,7 +327,7 @@ impl<'a> Sizing<'a> {
         if self.settings.recompute == asked || self.settings.recompute != Recompute::EVERY_BLOCK {
             return Ok(compiled);
         }
-        let spare = if self.target == Target::Cuda { SPARE_FRACTION } else { u64::MAX };
+        let spare = if self.target.is_host() { u64::MAX } else { SPARE_FRACTION };
         let device = budget.limits[Tier::Device].map(|given| given - given / spare);
         let budget = Budget { limits: budget.limits.with(Tier::Device, device), ..budget };
         let (mut too_few, mut enough) = (0, compiled.graph.blocks().count() as u64);

@@ -1,9 +1,8 @@
 //! The buffers of a program: their sizes, categories and tiers.
 
-use crate::Target;
 use zeroth_graph::{self as graph, Backward, Graph, Kind, Node, Op};
 use zeroth_kernel::{CacheRange, RowKey};
-use zeroth_kernel::{Control, Recipe, StepInput, Tier};
+use zeroth_kernel::{Control, Recipe, StepInput, Target, Tier};
 
 use super::streams::{is_attention, is_cross};
 use super::sub_group::SubGroupLayout;
@@ -16,7 +15,7 @@ pub(super) struct BufferAnalysis<'a> {
     pub(super) graph: &'a Graph,
     pub(super) backward: &'a Backward,
     /// The kind of device, which decides row strides.
-    pub(super) target: Target,
+    pub(super) target: &'a dyn Target,
 }
 
 /// Rows of the smallest head's projection.

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::Target;
 use zeroth_base::DType;
 use zeroth_graph::{Backward, Graph, GraphError, Group};
-use zeroth_kernel::{LOSSES, Span, Tier};
+use zeroth_kernel::{LOSSES, Span, Target, Tier};
 
 use crate::grad_producers::grad_producers;
 use crate::plan_memory::{MemoryDetail, place_buffers};
@@ -31,7 +30,7 @@ pub struct Compiled {
     /// The row counts of the decode section, in ascending order; empty without one.
     pub decode_sizes: StreamSizes,
     /// The kind of device it was compiled for.
-    pub target: Target,
+    pub target: &'static dyn Target,
 }
 
 /// A program that cannot be compiled.
@@ -75,7 +74,7 @@ impl Compiled {
         graph: Graph,
         world: impl Into<World>,
         settings: &Settings,
-        target: Target,
+        target: &'static dyn Target,
         row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
         Self::guarded(graph, world, settings, target, row_sizes, 0)
@@ -86,7 +85,7 @@ impl Compiled {
         graph: Graph,
         world: impl Into<World>,
         settings: &Settings,
-        target: Target,
+        target: &'static dyn Target,
         row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
         let (world, row_sizes) = (world.into(), row_sizes.into());
@@ -116,7 +115,7 @@ impl Compiled {
         graph: Graph,
         world: impl Into<World>,
         settings: &Settings,
-        target: Target,
+        target: &'static dyn Target,
         row_sizes: impl Into<StreamSizes>,
         guard: u64,
     ) -> Result<Self, CompileError> {
@@ -128,7 +127,7 @@ impl Compiled {
         graph: Graph,
         world: World,
         settings: &Settings,
-        target: Target,
+        target: &'static dyn Target,
         row_sizes: StreamSizes,
         detail: MemoryDetail,
         earlier: Option<Program>,
@@ -173,7 +172,7 @@ impl Compiled {
         run: DType,
         sequences: u64,
         cached: impl Into<CachedTokens>,
-        target: Target,
+        target: &'static dyn Target,
         row_sizes: impl Into<StreamSizes>,
     ) -> Result<Self, CompileError> {
         let (row_sizes, cached) = (row_sizes.into(), cached.into());
@@ -217,12 +216,14 @@ impl Compiled {
 }
 
 /// Row counts for decoding: powers of two, up to the number of sequences, or the rows of the stream of an encoder-decoder that is
-/// decoded. GPU kernels multiply tiles of rows, so there fewer than a tile would not be faster.
-fn decode_sizes(graph: &Graph, sequences: u64, target: Target, row_sizes: &StreamSizes) -> Vec<Vec<u64>> {
-    let tile = match target {
-        Target::Cpu { .. } => 1,
-        Target::Cuda => 16,
-    };
+/// decoded, from a tile of the device on: fewer would not be faster.
+fn decode_sizes(
+    graph: &Graph,
+    sequences: u64,
+    target: &dyn Target,
+    row_sizes: &StreamSizes,
+) -> Vec<Vec<u64>> {
+    let tile = target.tile_rows();
     let cross = cross_streams(graph);
     let decoder = cross.map_or(0, |[decoder, _]| decoder);
     let rows = graph.streams[decoder].rows;
@@ -251,12 +252,16 @@ fn check_losses(graph: &Graph) -> Result<(), CompileError> {
 }
 
 /// GPUs cannot map each other's shards.
-pub(super) fn check_views(graph: &Graph, settings: &Settings, target: Target) -> Result<(), CompileError> {
+pub(super) fn check_views(
+    graph: &Graph,
+    settings: &Settings,
+    target: &dyn Target,
+) -> Result<(), CompileError> {
     let has_teacher = graph.units.iter().any(|unit| unit.group == Group::Teacher);
     let shards = settings.stage >= 3
         || settings.frozen == FrozenPlacement::Sharded
         || (has_teacher && settings.teacher.is_partitioned());
-    if target == Target::Cuda && shards && settings.gather == Some(Gather::View) {
+    if !target.maps_peers() && shards && settings.gather == Some(Gather::View) {
         return Err(CompileError::ViewOnGpu);
     }
     Ok(())

@@ -7,9 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::Target;
 use zeroth_graph::{Backward, Graph};
-use zeroth_kernel::{ByTier, Tier};
+use zeroth_kernel::{ByTier, Target, Tier};
 
 use super::buffer_analysis::BufferAnalysis;
 use super::cross_section_buffers::CrossSectionBuffers;
@@ -27,7 +26,7 @@ pub fn plan_memory(
     program: &Program,
     graph: &Graph,
     backward: &Backward,
-    target: Target,
+    target: &dyn Target,
     row_sizes: &StreamSizes,
 ) -> Memory {
     place_buffers(program, graph, backward, target, row_sizes, MemoryDetail::Runnable { guard: 0 })
@@ -47,7 +46,7 @@ pub(super) fn place_buffers(
     program: &Program,
     graph: &Graph,
     backward: &Backward,
-    target: Target,
+    target: &dyn Target,
     row_sizes: &StreamSizes,
     detail: MemoryDetail,
 ) -> Memory {

@@ -1,11 +1,11 @@
 //! The compiler's view of a config, each field with its key.
 
-use crate::{Flat, Target};
+use crate::Flat;
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{FrozenPlacement, Gather, OffloadDevice, Recompute, UpdatedBy, Values};
 use zeroth_graph::Group;
-use zeroth_kernel::{Optimizer, Tier};
+use zeroth_kernel::{Optimizer, Target, Tier};
 
 /// The dtypes of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,21 +165,20 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Applies the defaults of a target. On a GPU, offloaded states are streamed through the device unless the CPU
+    /// Applies the defaults of a target. On a device apart from the host, offloaded states are streamed through the device unless the CPU
     /// updates them.
     #[must_use]
-    pub fn for_target(mut self, target: Target) -> Self {
-        let is_cpu = matches!(target, Target::Cpu { .. });
-        let by_default = if is_cpu { Gather::View } else { Gather::Copy };
+    pub fn for_target(mut self, target: &dyn Target) -> Self {
+        let by_default = if target.maps_peers() { Gather::View } else { Gather::Copy };
         self.gather = self.gather.or(Some(by_default));
-        self.head_rounds &= is_cpu;
+        self.head_rounds &= target.rounds_head_gradient();
         let offload = &mut self.offload;
         // Without master weights there is nothing on the host for the CPU to update.
         if self.types.compute == DType::F32 || offload.optimizer.is_none() {
             offload.updated_by = offload.updated_by.filter(|by| *by == UpdatedBy::Device);
         }
         let by_host = offload.updated_by == Some(UpdatedBy::Host);
-        if target == Target::Cuda && offload.optimizer.is_some() && offload.stream.is_none() && !by_host {
+        if !target.is_host() && offload.optimizer.is_some() && offload.stream.is_none() && !by_host {
             offload.stream =
                 Some(StateStream { window: offload.update_window.unwrap_or(0), gradients: Tier::Host });
         }

@@ -1,12 +1,12 @@
 //! Programs that compute a teacher's most probable tokens at every position, for caches of them.
 
 use zeroth_graph::Graph;
+use zeroth_kernel::Target;
 
 use super::compiled::{check_rows, check_views};
 use super::passes;
 use super::{
-    CompileError, Compiled, FrozenPlacement, Layout, Offload, Settings, StreamSizes, Target, World,
-    plan_memory,
+    CompileError, Compiled, FrozenPlacement, Layout, Offload, Settings, StreamSizes, World, plan_memory,
 };
 
 /// What is kept of the distribution at a token.
@@ -26,7 +26,7 @@ impl Compiled {
         mut graph: Graph,
         world: impl Into<World>,
         settings: &Settings,
-        target: Target,
+        target: &'static dyn Target,
         row_sizes: impl Into<StreamSizes>,
         top: TopLogProbs,
     ) -> Result<Self, CompileError> {

@@ -10,12 +10,11 @@ use zeroth_comm::{Comm, JoinError, JoinOptions};
 use zeroth_config::checked::CheckedConfig;
 use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth_config::unimplemented::unimplemented;
-use zeroth_cpu::CpuDevice;
+use zeroth_cpu::CpuTarget;
 use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError, StreamBatch};
 use zeroth_graph::{Graph, Op, ParamId};
 use zeroth_kernel::{DeviceError, RATES, Recipe, Record};
 use zeroth_model::{INITIALIZER_RANGE, NewValues, Parameter, ParameterKind, fill_new};
-use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
 use zeroth_program::{Settings, StreamSizes};
 use zeroth_train::{Schedule, ScheduleError, from_config};
@@ -94,7 +93,7 @@ impl Session {
             return Err(wrong(lack));
         }
         let rows = StreamSizes::of_streams(vec![graph.stream_rows()]);
-        let target = Target::Cpu { threads };
+        let target = CpuTarget::of(threads);
         let compiled = Compiled::new(graph, ranks, &Settings::from_config(&config), target, rows)?;
         let (recipe, schedule) =
             (from_config::recipe(&config, 0), from_config::schedule(&config, steps.get())?);
@@ -166,8 +165,7 @@ impl Session {
         };
         let all = from_config::decays_all(&self.config);
         let decayed = |param| all || graph.param(param).spec.shape.len() > 1;
-        let Target::Cpu { threads } = self.compiled.target else { unreachable!("sessions run on the CPU") };
-        let device = Box::new(CpuDevice::new(threads, self.compiled.memory.arenas())?);
+        let device = self.compiled.target.open(0, self.compiled.memory.arenas())?;
         let rank = Rank { comm, device, recipe: self.recipe, decayed: &decayed, seed: self.seed };
         let mut engine = Engine::new(&self.compiled, rank)?;
         engine.load(&mut |param, range, elements| {

@@ -10,16 +10,13 @@ use zeroth::config::check::check;
 use zeroth::config::preset::Preset;
 use zeroth::config::read::parse;
 use zeroth::config::resolve::{Flags, ResolveRequest, resolve};
-use zeroth::cpu::CpuDevice;
-use zeroth::cuda::CudaDevice;
 use zeroth::data::{Samples, check_trained, prepare_with_progress};
 use zeroth::job::{
     Reading, Student, check_tokens, open_teacher, refuse_output_inside, teacher_placement, token_cache,
 };
-use zeroth::kernel::Device;
-use zeroth::machine::{Gpus, Machine, probe, probe_host};
+use zeroth::machine::{probe, probe_host};
 use zeroth::model::{ModelConfig, locate, read_config};
-use zeroth::program::{Compiled, Settings, Target, TopLogProbs};
+use zeroth::program::{Compiled, Settings, TopLogProbs};
 use zeroth::train::checkpoint::free_bytes;
 use zeroth::train::{
     CacheJob, CacheManifest, CacheProgress, CacheWriter, OpenedCache, TeacherModel, TeacherWeights,
@@ -36,7 +33,7 @@ use crate::signals::{Role, SaveSignals, Signals};
 use crate::startup_signals::Work;
 use crate::terminal::Meter;
 use crate::train_flags::precision;
-use crate::value_args::DeviceArg;
+use crate::value_args::{DeviceArg, target};
 
 pub(super) fn run(command: &DistillCommand, output: &Output) -> anyhow::Result<Exit> {
     let DistillCommand::Cache(arguments) = command;
@@ -81,7 +78,7 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
     let manifest = job.manifest(&weights)?;
     drop(weights);
     let machine = if arguments.device == Some(DeviceArg::Cpu) { probe_host() } else { probe() };
-    let compiled = job.compile(target(arguments, &machine)?)?;
+    let compiled = job.compile(target(arguments.device, arguments.threads, &machine)?)?;
     if let Some(lack) = lack(arguments, &manifest, memory.shortfall(&compiled, &machine)) {
         output::error(&lack);
         return Ok(Exit::DoesNotFit);
@@ -135,11 +132,7 @@ fn compute(
     writer: &mut CacheWriter,
     signals: &Signals,
 ) -> anyhow::Result<Option<f64>> {
-    let arenas = compiled.memory.arenas();
-    let device: Box<dyn Device> = match compiled.target {
-        Target::Cpu { threads } => Box::new(CpuDevice::new(threads, arenas)?),
-        Target::Cuda => Box::new(CudaDevice::open(0, arenas)?),
-    };
+    let device = compiled.target.open(0, compiled.memory.arenas())?;
     let mut meter = Some(Meter::new("loading the teacher"));
     let mut begun = Instant::now();
     let mut report = |progress: CacheProgress| match progress {
@@ -229,21 +222,6 @@ fn samples(arguments: &DistillCacheArgs, reading: &Reading, signals: &Signals) -
     drop(meter);
     check_trained(&prepared.samples, &files, &encoder, &options)?;
     Ok(prepared.samples)
-}
-
-fn target(arguments: &DistillCacheArgs, machine: &Machine) -> anyhow::Result<Target> {
-    let has_gpu = matches!(&machine.gpus, Gpus::Found { devices, .. } if !devices.is_empty());
-    let device = arguments.device.unwrap_or(if has_gpu { DeviceArg::Cuda } else { DeviceArg::Cpu });
-    anyhow::ensure!(
-        device == DeviceArg::Cpu || has_gpu,
-        "--device cuda needs a GPU, but none was found: `zeroth doctor` shows what was probed; --device cpu runs \
-         on the CPU"
-    );
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(match device {
-        DeviceArg::Cuda => Target::Cuda,
-        DeviceArg::Cpu => Target::Cpu { threads: arguments.threads.map_or(cpus, |threads| threads as usize) },
-    })
 }
 
 /// What memory or disk lacks, in words.

@@ -3,12 +3,10 @@
 use std::ops::ControlFlow;
 
 use zeroth::base::{DType, counted, format_bytes};
-use zeroth::cpu::CpuDevice;
-use zeroth::cuda::CudaDevice;
 use zeroth::data::{Encoder, PairOptions};
-use zeroth::kernel::Device;
+use zeroth::kernel::Target;
 use zeroth::machine::Machine;
-use zeroth::program::{Compiled, Target};
+use zeroth::program::Compiled;
 use zeroth::train::{
     BatchSize, BeamSettings, End, GenerateError, Generated, Generation, Generator, Inference,
 };
@@ -24,7 +22,7 @@ pub(super) struct GenerateSetup {
     pub(super) model: Inference,
     pub(super) encoder: Encoder,
     pub(super) run: DType,
-    pub(super) target: Target,
+    pub(super) target: &'static dyn Target,
     pub(super) machine: Machine,
     pub(super) memory: ProcessMemory,
     /// End-of-text token ids.
@@ -43,11 +41,7 @@ impl GenerateSetup {
             output::error(&misfit(compiled, shortfall));
             return Ok(None);
         }
-        let arenas = compiled.memory.arenas();
-        let device: Box<dyn Device> = match self.target {
-            Target::Cpu { threads } => Box::new(CpuDevice::new(threads, arenas)?),
-            Target::Cuda => Box::new(CudaDevice::open(0, arenas)?),
-        };
+        let device = self.target.open(0, compiled.memory.arenas())?;
         Ok(Some(self.model.start(compiled, device)?))
     }
 

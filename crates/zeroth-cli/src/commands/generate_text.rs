@@ -9,9 +9,8 @@ use zeroth::base::{counted, format_bytes};
 use zeroth::data::{Columns, EncoderOptions};
 use zeroth::job::system_message;
 use zeroth::kernel::Tier;
-use zeroth::machine::{Gpus, Machine, probe};
+use zeroth::machine::probe;
 use zeroth::model::locate;
-use zeroth::program::Target;
 use zeroth::train::{End, GenerateError, GivenBase, Inference, begin_id, check_adapter_base, stop_ids};
 
 use super::generate_sampling::generation;
@@ -19,11 +18,11 @@ use super::generate_setup::{GenerateSetup, end_name};
 use super::generate_stream::Stream;
 use super::process_memory::ProcessMemory;
 use super::{generate_answers, generate_chat, generate_rows, generate_sequences, render_templates};
-use crate::cli::DeviceArg;
 use crate::exit::Exit;
 use crate::generate_flags::{GenerateArgs, PromptArgs, RowsArgs};
 use crate::output::{self, Output};
 use crate::train_flags::precision;
+use crate::value_args::target;
 
 /// Default number of new tokens.
 const MAX_NEW_TOKENS: u64 = 128;
@@ -59,7 +58,7 @@ pub(super) fn run(arguments: &GenerateArgs, output: &Output) -> anyhow::Result<E
     };
     let run = precision(arguments.bf16, arguments.fp16, arguments.fp32)?.unwrap_or(model.stored());
     let machine = probe();
-    let target = target(arguments, &machine)?;
+    let target = target(arguments.device, arguments.threads, &machine)?;
     let encoder = render_templates::encoder(&folder, options)?;
     let stop_texts = &arguments.sampling.stop;
     anyhow::ensure!(
@@ -136,21 +135,6 @@ fn prompt(arguments: &GenerateArgs, folder: &Path, setup: &GenerateSetup) -> any
     })?;
     output::note(&format!("note: the prompt is empty: starting from token {begin} (bos_token_id)"));
     Ok(vec![begin])
-}
-
-fn target(arguments: &GenerateArgs, machine: &Machine) -> anyhow::Result<Target> {
-    let has_gpu = matches!(&machine.gpus, Gpus::Found { devices, .. } if !devices.is_empty());
-    let device = arguments.device.unwrap_or(if has_gpu { DeviceArg::Cuda } else { DeviceArg::Cpu });
-    anyhow::ensure!(
-        device == DeviceArg::Cpu || has_gpu,
-        "--device cuda needs a GPU, but none was found: `zeroth doctor` shows what was probed; --device cpu runs \
-         on the CPU"
-    );
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(match device {
-        DeviceArg::Cuda => Target::Cuda,
-        DeviceArg::Cpu => Target::Cpu { threads: arguments.threads.map_or(cpus, |threads| threads as usize) },
-    })
 }
 
 fn speak(

@@ -9,10 +9,8 @@ use zeroth::config::checked::CheckedConfig;
 use zeroth::config::preset::PRESETS;
 use zeroth::config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth::graph::DistillSpec;
-use zeroth::job::{
-    DeviceKind, cpus, free_device_memory, gpus, longest_row, processes, teacher_placement, usual_ranks,
-};
-use zeroth::machine::{KnownGpu, known_gpu, other_sizes, probe, probe_host};
+use zeroth::job::{cpus, free_device_memory, gpus, longest_row, processes, teacher_placement, usual_ranks};
+use zeroth::machine::{DeviceKind, KnownGpu, known_gpu, other_sizes, probe, probe_host};
 use zeroth::model::{BatchTokens, ModelConfig, ParameterTable, hidden_size_for_auto, named_config, table};
 use zeroth::plan::{
     Basis, Placement, PlanDevice, PlanRequest, PlannedRows, PlannedSource, PlannedTeacher, States, TrainType,
@@ -61,7 +59,7 @@ pub(super) fn run(arguments: &PlanArgs, output: &Output) -> anyhow::Result<Exit>
         let mut json = serde_json::to_value(&plan)?;
         json["model"] = json!(model.as_ref().map(|model| &model.name));
         json["estimate"] = json!(plan.rows.iter().any(|row| row.basis == Basis::Estimate));
-        json["device"] = json!(request.model.as_ref().map(|model| device_word(model.device())));
+        json["device"] = json!(request.model.as_ref().map(|model| model.device().kind.name()));
         json["device_memory"] = json!(request.device_memory);
         json["deepspeed_estimators"] = json!(plan_text::estimators(&request));
         output::json(&json)?;
@@ -184,10 +182,7 @@ impl PlannedMachine {
             )
         });
         let threads = arguments.threads_per_rank.map(|threads| threads as usize);
-        let device = match device {
-            DeviceKind::Cuda => PlanDevice::Cuda,
-            DeviceKind::Cpu => PlanDevice::Cpu { cpus: cpus(), threads },
-        };
+        let device = PlanDevice { kind: device, cpus: cpus(), threads };
         Ok(Self { device, ranks, device_memory: given.or(found), card, note })
     }
 }
@@ -204,13 +199,6 @@ fn card_note(arguments: &PlanArgs) -> Option<String> {
         sizes.join(" or "),
         format_bytes(gpu.memory)
     ))
-}
-
-pub(super) fn device_word(device: PlanDevice) -> &'static str {
-    match device {
-        PlanDevice::Cpu { .. } => "cpu",
-        PlanDevice::Cuda => "cuda",
-    }
 }
 
 /// What the planned model is distilled from.

@@ -6,7 +6,7 @@ use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{Basis, Plan, PlanRequest, PlannedRows, TrainType, summary};
 use zeroth::program::Bytes;
 
-use super::plan::{Model, device_word};
+use super::plan::Model;
 use crate::output::{Colour, Output};
 use crate::table::Table;
 
@@ -77,7 +77,7 @@ fn head(plan: &Plan, request: &PlanRequest, model: Option<&Model>) -> String {
                 String::new()
             };
             let basis = match &request.model {
-                Some(planned) => format!("the step is compiled for {}", device_word(planned.device())),
+                Some(planned) => format!("the step is compiled for {}", planned.device().kind.name()),
                 None => "closed-form estimate".to_owned(),
             };
             format!(

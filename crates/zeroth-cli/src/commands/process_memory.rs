@@ -4,7 +4,7 @@
 use zeroth::kernel::Tier;
 use zeroth::machine::{Machine, probe_host};
 use zeroth::plan::Overhead;
-use zeroth::program::{Compiled, Target};
+use zeroth::program::Compiled;
 use zeroth::train::resident_bytes;
 
 /// What the process held before it opened a tokenizer or data, which are in memory when a program is fitted.
@@ -44,9 +44,10 @@ impl ProcessMemory {
         let overhead = Overhead::of_inference(compiled);
         let process = overhead.total - overhead.process.min(self.at_start);
         let arenas = compiled.memory.arenas();
-        let (on_device, on_host) = match compiled.target {
-            Target::Cpu { .. } => (0, arenas.sum()),
-            Target::Cuda => (arenas[Tier::Device], arenas[Tier::Host]),
+        let (on_device, on_host) = if compiled.target.is_host() {
+            (0, arenas.sum())
+        } else {
+            (arenas[Tier::Device], arenas[Tier::Host])
         };
         let lacks = |program: u64, process: u64, free: Option<u64>| {
             let free = free.filter(|free| *free < program + process)?;

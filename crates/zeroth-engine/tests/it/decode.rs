@@ -1,14 +1,15 @@
 //! Decoding with cached keys and values against a forward over the whole sequence, and what is refused.
 
 use zeroth_base::DType;
+use zeroth_cpu::CpuTarget;
 use zeroth_engine::{Engine, MicroBatch, NewToken, NewTokens, RunError, StreamBatch};
-use zeroth_kernel::CacheRange;
+use zeroth_kernel::{CacheRange, Target};
 use zeroth_model::{BatchTokens, forward};
-use zeroth_program::{CachedTokens, Compiled, StreamSizes, Target};
+use zeroth_program::{CachedTokens, Compiled, StreamSizes};
 
 use crate::job::{Golden, goldens, moe_goldens, t5_goldens};
 
-const TARGET: Target = Target::Cpu { threads: 2 };
+const TARGET: &dyn Target = &CpuTarget { threads: 2 };
 /// Tokens of the longest sequence: longer than every window of the golden models.
 const TOKENS: usize = 29;
 

@@ -8,10 +8,10 @@ use zeroth_config::check::check;
 use zeroth_config::read::{ConfigSource, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth_config::unimplemented::unimplemented;
+use zeroth_cpu::CpuTarget;
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::{Queue, Tier};
 use zeroth_model::{BatchTokens, ModelConfig, forward, table};
-use zeroth_program::Target;
 use zeroth_program::{
     Action, BufferId, Category, Chunk, Gather, GatherStats, Memory, Program, Settings, compile, plan_memory,
 };
@@ -162,7 +162,7 @@ impl Compiled {
         let (graph, backward) = model();
         let program = compile(&graph, &backward, ranks, &settings).unwrap();
         let memory =
-            plan_memory(&program, &graph, &backward, Target::Cpu { threads: 2 }, &vec![TOKENS].into());
+            plan_memory(&program, &graph, &backward, &CpuTarget { threads: 2 }, &vec![TOKENS].into());
         let residency = program.check(settings.max_live).unwrap();
         Self { program, memory, residency }
     }

@@ -2,23 +2,24 @@
 //! is there, and no bit is another.
 
 use zeroth_base::DType;
-use zeroth_kernel::Tier;
+use zeroth_cpu::CpuTarget;
+use zeroth_cuda::CudaTarget;
+use zeroth_kernel::{Target, Tier};
 use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 use zeroth_program::{Action, BufferId, GradProducers, SectionKind, Settings, Types};
 
 use crate::job::{BF16, F32, Golden, ROOMY, Setup};
 
 const F16: Types = Types { compute: DType::F16, communication: DType::F16 };
-const CPU: Target = Target::Cpu { threads: 2 };
+const CPU: &dyn Target = &CpuTarget { threads: 2 };
 const HIDDEN: u64 = 1024;
 const VOCAB: u64 = 151_936;
 /// The most rows that are one slice of this vocabulary in bf16.
 const SLICE: u64 = 552;
 
 /// A step of Qwen3 0.6B with 4 of its blocks.
-fn compile(tied: bool, tokens: u64, ranks: u64, settings: Settings, target: Target) -> Compiled {
+fn compile(tied: bool, tokens: u64, ranks: u64, settings: Settings, target: &'static dyn Target) -> Compiled {
     let config = serde_json::json!({
         "model_type": "qwen3", "hidden_size": HIDDEN, "num_hidden_layers": 4, "num_attention_heads": 16,
         "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": VOCAB,
@@ -92,7 +93,7 @@ fn all_else_adds_up_in_f32() {
     let adds = |tokens, settings, target| head_of(&compile(true, tokens, 2, settings, target)).0;
     assert_eq!(adds(SLICE, settings, CPU), GradProducers::HeadAndEmbedding);
     assert_eq!(adds(SLICE + 1, settings, CPU), GradProducers::MatmulFirst);
-    assert_eq!(adds(SLICE, settings, Target::Cuda), GradProducers::MatmulFirst);
+    assert_eq!(adds(SLICE, settings, &CudaTarget), GradProducers::MatmulFirst);
     for types in [wide, mixed] {
         assert_eq!(adds(SLICE, Settings { types, ..settings }, CPU), GradProducers::MatmulFirst);
     }

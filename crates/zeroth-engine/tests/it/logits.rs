@@ -2,16 +2,16 @@
 //! PyTorch), and what they hold.
 
 use zeroth_base::DType;
+use zeroth_cpu::CpuTarget;
 use zeroth_engine::{MicroBatch, RunError};
-use zeroth_kernel::Tier;
+use zeroth_kernel::{Target, Tier};
 use zeroth_model::{BatchTokens, forward};
 use zeroth_program::Category;
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 
 use crate::job::{Golden, ROOMY, goldens};
 
-const TARGET: Target = Target::Cpu { threads: 2 };
+const TARGET: &dyn Target = &CpuTarget { threads: 2 };
 
 fn inference(golden: &Golden, run: DType, sequences: u64, row_sizes: &[u64]) -> Compiled {
     let graph =

@@ -3,9 +3,9 @@
 
 use zeroth_base::DType;
 use zeroth_cpu::{Pool, normal, row_stride};
+use zeroth_cuda::CudaTarget;
 use zeroth_graph::{Kind, ValueInfo};
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 use zeroth_program::{BufferId, Memory, Offload, PlacedBuffer, Recompute, Settings, Types, plan_memory};
 
 use crate::job::{BF16, F32, Golden, ROOMY, Setup};
@@ -83,7 +83,7 @@ fn on_a_card_rows_follow_each_other() {
     for (golden, types) in models() {
         let compiled = golden.compile(&setup(types, 1));
         let Compiled { program, graph, backward, row_sizes, .. } = &compiled;
-        let memory = plan_memory(program, graph, backward, Target::Cuda, row_sizes);
+        let memory = plan_memory(program, graph, backward, &CudaTarget, row_sizes);
         let activations = activations(&compiled, &memory);
         assert!(activations.len() > 30);
         for (info, bytes) in activations {

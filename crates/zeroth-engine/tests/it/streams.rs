@@ -11,12 +11,12 @@ use std::sync::Mutex;
 
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
-use zeroth_cpu::CpuDevice;
+use zeroth_cpu::{CpuDevice, CpuTarget};
 use zeroth_engine::{Engine, FurtherInput, LossCounts, MicroBatch, Rank, RunError, State, StreamBatch};
 use zeroth_graph::reference::{Data, Machine};
 use zeroth_graph::{Builder, Graph, ParamId, ParamSpec, Role, Rotary, Rows};
 use zeroth_kernel::{Optimizer, Recipe};
-use zeroth_program::{BufferId, CompileError, Compiled, Recompute, Settings, StreamSizes, Target};
+use zeroth_program::{BufferId, CompileError, Compiled, Recompute, Settings, StreamSizes};
 
 use crate::job::ROOMY;
 
@@ -261,7 +261,7 @@ fn sizes() -> StreamSizes {
 }
 
 fn assert_trains(graph: &Graph, settings: &Settings, ranks: usize, words: &str) {
-    let target = Target::Cpu { threads: 1 };
+    let target = &CpuTarget { threads: 1 };
     let compiled = Compiled::new(graph.clone(), ranks as u64, settings, target, sizes()).unwrap();
     compiled.program.check(settings.max_live).unwrap();
     let empty = graph.params.iter().map(|param| vec![f32::NAN; param.elements() as usize]).collect();
@@ -310,8 +310,7 @@ fn two_streams_train_as_the_reference_does() {
 
 /// The parts of the loss of a step on one rank, and the weights after it.
 fn one_step(graph: &Graph, counts: LossCounts) -> (Vec<f64>, Vec<f32>) {
-    let compiled =
-        Compiled::new(graph.clone(), 1, &settings(0), Target::Cpu { threads: 1 }, sizes()).unwrap();
+    let compiled = Compiled::new(graph.clone(), 1, &settings(0), &CpuTarget { threads: 1 }, sizes()).unwrap();
     let memory = &compiled.memory;
     let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let recipe = Recipe { momentum: 0.0, weight_decay: [0.0, 0.0], max_norm: 0.0, ..Recipe::default() };
@@ -355,7 +354,7 @@ fn an_evaluation_is_the_weighted_sum_of_the_parts() {
     let weights = weights.map(|numbers| numbers.into_iter().map(f64::from).collect()).collect();
     let batch = Batch::new(&graph, 1);
     let expected = Machine::new(&graph, &batch.streams, weights).loss();
-    let target = Target::Cpu { threads: 1 };
+    let target = &CpuTarget { threads: 1 };
     let compiled = Compiled::new(graph.clone(), 1, &settings(0), target, sizes()).unwrap();
     let memory = &compiled.memory;
     let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
@@ -382,7 +381,7 @@ fn a_loss_of_too_many_parts_is_refused() {
         b.set_loss_part(name, 1.0);
         b.head_loss(x, table).unwrap();
     }
-    let target = Target::Cpu { threads: 1 };
+    let target = &CpuTarget { threads: 1 };
     let error = Compiled::new(b.finish().unwrap(), 1, &settings(0), target, vec![4]).unwrap_err().to_string();
     let expected = "the loss has 5 parts (a, b, c, d, e), and a step records at most 4: give parts with one weight one \
                     name";
@@ -397,7 +396,7 @@ fn several_rows_of_a_token_train_as_the_reference_does() {
 #[test]
 fn buffers_have_the_rows_of_their_stream() {
     let graph = several_rows();
-    let compiled = Compiled::new(graph, 1, &settings(0), Target::Cpu { threads: 1 }, sizes()).unwrap();
+    let compiled = Compiled::new(graph, 1, &settings(0), &CpuTarget { threads: 1 }, sizes()).unwrap();
     let bytes = |id: BufferId| compiled.span(0, id).bytes;
     let ids = compiled.graph.inputs[6];
     // 9 rows of three ids, as buffers begin and end on 256 bytes.
@@ -409,7 +408,7 @@ fn buffers_have_the_rows_of_their_stream() {
 
 #[test]
 fn sizes_and_batches_that_do_not_fit_the_streams_are_named() {
-    let target = Target::Cpu { threads: 1 };
+    let target = &CpuTarget { threads: 1 };
     let compile =
         |sizes| Compiled::new(two_streams(), 1, &settings(0), target, StreamSizes::of_streams(sizes));
     for sizes in [vec![vec![12]], vec![vec![12, 8]], vec![vec![12, 9], vec![6, 9]], vec![]] {

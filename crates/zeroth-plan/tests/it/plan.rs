@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use zeroth_kernel::Tier;
 use zeroth_model::{ModelConfig, named_config, table};
 use zeroth_plan::{
-    ChangeKind, Offload, Placement, Plan, PlanDevice, PlanError, PlanRequest, PlannedRows, Row, States,
-    TrainType, TrainableModel, plan,
+    ChangeKind, Offload, Placement, Plan, PlanError, PlanRequest, PlannedRows, Row, States, TrainType,
+    TrainableModel, plan,
 };
 
 use crate::common::presets;
@@ -23,7 +23,7 @@ fn compiled(config: ModelConfig, ranks: u64, micro_batch: u64, max_length: u64) 
     let params = table.total();
     PlanRequest {
         rows: Some(PlannedRows { micro_batch, max_length, max_target_length: 0, recompute: false }),
-        model: Some(TrainableModel::new(config, table, None, PlanDevice::Cuda).expect("a model of today")),
+        model: Some(TrainableModel::new(config, table, None, distilled::GPU).expect("a model of today")),
         states: States::Run,
         ..PlanRequest::new(params, ranks)
     }

@@ -12,10 +12,9 @@ mod sub_groups;
 
 use std::mem::offset_of;
 
-use crate::Target;
 use zeroth_base::DType;
 use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
-use zeroth_kernel::{Kernel, Launch, Span, StepInput};
+use zeroth_kernel::{Kernel, Launch, Span, StepInput, Target};
 
 use super::buffer::ALIGNMENT;
 use super::buffer_analysis::BufferAnalysis;
@@ -126,7 +125,12 @@ struct At<'a> {
 
 impl<'a> Lowering<'a> {
     /// Creates a lowering of a program for a target.
-    pub fn new(program: &'a Program, graph: &'a Graph, backward: &'a Backward, target: Target) -> Self {
+    pub fn new(
+        program: &'a Program,
+        graph: &'a Graph,
+        backward: &'a Backward,
+        target: &'a dyn Target,
+    ) -> Self {
         Self { source: BufferAnalysis { program, graph, backward, target } }
     }
 
@@ -145,7 +149,7 @@ impl<'a> Lowering<'a> {
                 let at = self.at(section, index, None, binding, rows);
                 let kernels = at.kernels();
                 let (target, dtype) = (self.source.target, self.source.program.types.compute);
-                let most = kernels.iter().map(|kernel| target.scratch(kernel, dtype));
+                let most = kernels.iter().map(|kernel| target.scratch_bytes(kernel, dtype));
                 at.reserved.get() + most.max().unwrap_or(0)
             });
             sizes.max().unwrap_or(0)

@@ -9,16 +9,15 @@
 
 use std::collections::BTreeSet;
 
-use crate::Target;
-
 use zeroth_graph::{Backward, Graph};
+use zeroth_kernel::Target;
 
 use super::super::{Accumulate, Action, Chunk, Program, Section};
 use super::operands;
 
 /// Specialises a program for a target.
-pub fn in_place(mut program: Program, graph: &Graph, backward: &Backward, target: Target) -> Program {
-    let shares_memory = matches!(target, Target::Cpu { .. }) && program.world.shares_memory();
+pub fn in_place(mut program: Program, graph: &Graph, backward: &Backward, target: &dyn Target) -> Program {
+    let shares_memory = target.maps_peers() && program.world.shares_memory();
     if shares_memory && program.reduce_scatter && program.layout.ranks > 1 {
         let on_device: Vec<bool> =
             program.residency.iter().map(|residency| !residency.gradients.is_offloaded()).collect();

@@ -5,16 +5,19 @@ use std::path::Path;
 
 use serde_json::json;
 use zeroth_base::DType;
-use zeroth_kernel::Optimizer;
+use zeroth_cpu::CpuTarget;
+use zeroth_cuda::CudaTarget;
+use zeroth_kernel::{Optimizer, Target};
 use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::{
-    Compiled, FrozenPlacement, Gather, Offload, Recompute, Settings, Target, TeacherPlacement, Types, World,
+    Compiled, FrozenPlacement, Gather, Offload, Recompute, Settings, TeacherPlacement, Types, World,
 };
 
 use crate::file_check::file_check;
 
 const TOKENS: u64 = 5;
-const CPU: Target = Target::Cpu { threads: 1 };
+const CPU: &dyn Target = &CpuTarget { threads: 1 };
+const CUDA: &dyn Target = &CudaTarget;
 const SETTINGS: Settings = Settings {
     stage: 3,
     accumulation: 1,
@@ -43,11 +46,11 @@ const SETTINGS: Settings = Settings {
 };
 
 /// A tiny qwen3 on two ranks.
-fn compiled(settings: &Settings, target: Target, blocks: u64) -> Compiled {
+fn compiled(settings: &Settings, target: &'static dyn Target, blocks: u64) -> Compiled {
     compiled_for(World::from(2), settings, target, blocks)
 }
 
-fn compiled_for(world: World, settings: &Settings, target: Target, blocks: u64) -> Compiled {
+fn compiled_for(world: World, settings: &Settings, target: &'static dyn Target, blocks: u64) -> Compiled {
     let config = json!({
         "model_type": "qwen3", "hidden_size": 8, "num_hidden_layers": blocks, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 16, "vocab_size": 11,
@@ -71,7 +74,7 @@ fn dumps_are_the_golden_ones() {
         ("stage0", Settings { stage: 0, ..SETTINGS }, CPU),
         ("stage3", SETTINGS, CPU),
         ("stage3_view", Settings { gather: Some(Gather::View), ..SETTINGS }, CPU),
-        ("stage3_offload_cuda", Settings { offload, ..SETTINGS }, Target::Cuda),
+        ("stage3_offload_cuda", Settings { offload, ..SETTINGS }, CUDA),
     ];
     for (name, settings, target) in cases {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/dumps/{name}.txt"));

@@ -2,14 +2,15 @@
 
 use serde_json::json;
 use zeroth_base::DType;
-use zeroth_kernel::{Kernel, LinearDims, LogitsDims, Span, Tier};
+use zeroth_cpu::CpuTarget;
+use zeroth_cuda::CudaTarget;
+use zeroth_kernel::{Kernel, LinearDims, LogitsDims, Span, Target, Tier};
 use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::{
-    Action, Binding, BufferId, CachedTokens, Category, Compiled, Lowering, SectionKind, StreamSizes, Target,
-    Work,
+    Action, Binding, BufferId, CachedTokens, Category, Compiled, Lowering, SectionKind, StreamSizes, Work,
 };
 
-const CPU: Target = Target::Cpu { threads: 2 };
+const CPU: &dyn Target = &CpuTarget { threads: 2 };
 const LAYERS: u64 = 3;
 const HIDDEN: u64 = 48;
 const HEADS: u64 = 6;
@@ -18,7 +19,7 @@ const HEAD_DIM: u64 = 10;
 const MLP: u64 = 112;
 const VOCAB: u64 = 301;
 
-fn compiled(prompt: u64, cached_tokens: u64, target: Target, run: DType) -> Compiled {
+fn compiled(prompt: u64, cached_tokens: u64, target: &'static dyn Target, run: DType) -> Compiled {
     let config = json!({
         "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "intermediate_size": MLP, "vocab_size": VOCAB,
@@ -98,7 +99,7 @@ fn a_decoded_token_costs_the_same_after_any_prefix_except_in_attention() {
 fn the_cache_has_a_row_of_keys_and_values_per_layer_and_token() {
     for (run, bytes) in [(DType::F32, 4), (DType::Bf16, 2)] {
         for cached_tokens in [64, 6400] {
-            let compiled = compiled(16, cached_tokens, Target::Cuda, run);
+            let compiled = compiled(16, cached_tokens, &CudaTarget, run);
             let expected = LAYERS * 2 * KV_HEADS * HEAD_DIM * cached_tokens * bytes;
             assert_eq!(compiled.cache_bytes(), expected, "{run} {cached_tokens}");
             assert_eq!(compiled.decode_sizes, vec![16].into(), "a tile of rows on GPUs");
@@ -142,7 +143,7 @@ fn every_layer_has_a_cache_of_its_own_that_both_sections_use() {
 }
 
 /// A model with three encoder blocks and two decoder blocks.
-fn encoder_decoder(cached: CachedTokens, target: Target) -> Compiled {
+fn encoder_decoder(cached: CachedTokens, target: &'static dyn Target) -> Compiled {
     let config = json!({
         "model_type": "t5", "d_model": HIDDEN, "d_kv": HEAD_DIM, "num_heads": HEADS, "d_ff": MLP,
         "num_layers": LAYERS, "num_decoder_layers": 2, "vocab_size": VOCAB, "relative_attention_num_buckets": 8,
@@ -158,7 +159,7 @@ fn encoder_decoder(cached: CachedTokens, target: Target) -> Compiled {
 
 #[test]
 fn an_encoder_runs_once_and_its_decoder_reads_what_it_left() {
-    let compiled = encoder_decoder(CachedTokens { tokens: 40, source_tokens: 25 }, Target::Cuda);
+    let compiled = encoder_decoder(CachedTokens { tokens: 40, source_tokens: 25 }, &CudaTarget);
     let kinds: Vec<SectionKind> = compiled.program.sections.iter().map(|section| section.kind).collect();
     assert_eq!(kinds, [SectionKind::Encode, SectionKind::Decode]);
     // Buffers begin and end on 256 bytes.

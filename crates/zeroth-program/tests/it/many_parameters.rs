@@ -6,9 +6,10 @@
 use std::time::Instant;
 
 use zeroth_base::DType;
+use zeroth_cpu::CpuTarget;
 use zeroth_graph::{Builder, Graph, ParamSpec, Role};
 use zeroth_kernel::Tier;
-use zeroth_program::{BufferId, Compiled, Gather, Recompute, Settings, Target, Types};
+use zeroth_program::{BufferId, Compiled, Gather, Recompute, Settings, Types};
 
 const BLOCKS: u64 = 50;
 /// Gated layers of a block, of four parameters each.
@@ -91,7 +92,7 @@ fn twenty_thousand_parameters_compile() {
         let begun = Instant::now();
         let graph = model();
         assert!(graph.params.len() > 20_000);
-        let compiled = Compiled::new(graph, 2, &settings, Target::Cpu { threads: 1 }, vec![TOKENS]).unwrap();
+        let compiled = Compiled::new(graph, 2, &settings, &CpuTarget { threads: 1 }, vec![TOKENS]).unwrap();
         println!("{name}: {} ms", begun.elapsed().as_millis());
         assert_complete(&compiled, &settings);
     }

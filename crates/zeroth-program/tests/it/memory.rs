@@ -6,10 +6,11 @@ use std::process::Command;
 
 use serde_json::json;
 use zeroth_base::{DType, format_bytes, grouped};
+use zeroth_cpu::CpuTarget;
+use zeroth_cuda::CudaTarget;
 use zeroth_graph::{Backward, Graph};
-use zeroth_kernel::{Optimizer, Tier};
+use zeroth_kernel::{Optimizer, Target, Tier};
 use zeroth_model::{BatchTokens, ModelConfig, forward, table};
-use zeroth_program::Target;
 use zeroth_program::{
     Category, Compiled, Gather, Memory, Offload, Recompute, Settings, StateStream, Types, compile, in_place,
     plan_memory,
@@ -54,7 +55,7 @@ fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
 }
 
 fn memory(graph: &Graph, backward: &Backward, ranks: u64, settings: Settings) -> Memory {
-    let target = Target::Cpu { threads: 2 };
+    let target = &CpuTarget { threads: 2 };
     let program = in_place(compile(graph, backward, ranks, &settings).unwrap(), graph, backward, target);
     plan_memory(&program, graph, backward, target, &graph.stream_rows().into())
 }
@@ -327,7 +328,7 @@ fn recomputation_stores_less_and_offload_moves_it_to_the_host() {
 fn steps_of_other_sizes_are_those_that_are_compiled_for_them() {
     // Rows of one slice of the head, and of several: then another op writes the gradient of its weight.
     let sizes: [Vec<u64>; 4] = [vec![64], vec![32, 512], vec![512, 6000], vec![16, 48]];
-    let cpu = Target::Cpu { threads: 2 };
+    let [cpu, cuda]: [&'static dyn Target; 2] = [&CpuTarget { threads: 2 }, &CudaTarget];
     let streamed = |window, gradients| Offload {
         optimizer: Some(1.0),
         update_window: window,
@@ -340,9 +341,9 @@ fn steps_of_other_sizes_are_those_that_are_compiled_for_them() {
         (cpu, Settings { stage: 0, head_rounds: true, ..SETTINGS }),
         (cpu, Settings { stage: 2, accumulation: 3, head_rounds: true, ..SETTINGS }),
         (cpu, Settings { gather: None, recompute: Recompute::NormSwiGlu, ..SETTINGS }),
-        (Target::Cuda, Settings { recompute: block, overlap: true, prefetch: 1_000_000, ..SETTINGS }),
-        (Target::Cuda, Settings { stage: 2, offload: streamed(None, Tier::Device), ..SETTINGS }),
-        (Target::Cuda, Settings { stage: 2, offload: streamed(Some(3 << 20), Tier::Host), ..SETTINGS }),
+        (cuda, Settings { recompute: block, overlap: true, prefetch: 1_000_000, ..SETTINGS }),
+        (cuda, Settings { stage: 2, offload: streamed(None, Tier::Device), ..SETTINGS }),
+        (cuda, Settings { stage: 2, offload: streamed(Some(3 << 20), Tier::Host), ..SETTINGS }),
     ] {
         let compiled = |rows: &[u64]| {
             let (graph, _) = model([64, 192, 4, 2, 16, 3, 8000], rows[rows.len() - 1]);

@@ -8,16 +8,17 @@ use zeroth_config::preset::PRESETS;
 use zeroth_config::read::{ConfigSource, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth_config::schema::{Effect, Key};
-use zeroth_kernel::Tier;
+use zeroth_cpu::CpuTarget;
+use zeroth_cuda::CudaTarget;
+use zeroth_kernel::{Target, Tier};
 use zeroth_model::{BatchTokens, ModelConfig, forward, table};
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 use zeroth_program::{Buffer, Gather, Instruction, PlacedBuffer, Program, Settings};
 
 const TOKENS: u64 = 512;
 const HIDDEN: u64 = 1024;
 const BLOCKS: u64 = 8;
-const CPU: Target = Target::Cpu { threads: 1 };
+const CPU: &dyn Target = &CpuTarget { threads: 1 };
 
 /// A preset beside the least that asks for the same stage and offload.
 struct Pair {
@@ -137,7 +138,7 @@ fn settings(text: &str, ranks: u64) -> Settings {
     Settings::from_config(&resolved(text, ranks))
 }
 
-fn compiled(settings: &Settings, ranks: u64, target: Target) -> Compiled {
+fn compiled(settings: &Settings, ranks: u64, target: &'static dyn Target) -> Compiled {
     let config = json!({
         "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": BLOCKS, "num_attention_heads": 16,
         "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2816, "vocab_size": 32_000,
@@ -275,7 +276,7 @@ fn copies_are_gathered_where_the_config_asks_for_them_and_on_gpus() {
     assert!(view + gathered / 3 < copy && copy < view + gathered, "{view} {copy} {gathered}");
     let asked = settings(r#"{"zero_optimization": {"stage": 3}}"#, 2);
     assert_eq!(asked.gather, None);
-    assert!(!compiled(&asked, 2, Target::Cuda).program.zero_copy_gather);
+    assert!(!compiled(&asked, 2, &CudaTarget).program.zero_copy_gather);
     assert_eq!(asked.for_target(CPU).gather, Some(Gather::View));
 }
 
@@ -288,9 +289,9 @@ fn a_view_is_refused_on_gpus() {
     });
     let config = ModelConfig::from_json(&config.to_string(), "test").unwrap();
     let graph = || forward(&config, &table(&config), BatchTokens::of_tokens(16)).unwrap();
-    let error = Compiled::new(graph(), 2, &settings, Target::Cuda, vec![16]).unwrap_err();
+    let error = Compiled::new(graph(), 2, &settings, &CudaTarget, vec![16]).unwrap_err();
     assert!(error.to_string().contains("leave the key out, or write \"copy\""), "{error}");
     // At stages that gather nothing the key has no effect.
     let whole = Settings { stage: 2, ..settings };
-    assert!(Compiled::new(graph(), 2, &whole, Target::Cuda, vec![16]).is_ok());
+    assert!(Compiled::new(graph(), 2, &whole, &CudaTarget, vec![16]).is_ok());
 }

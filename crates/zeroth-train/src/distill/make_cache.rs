@@ -3,10 +3,10 @@
 use zeroth_base::counted;
 use zeroth_data::{DataError, Samples};
 use zeroth_engine::{Engine, Rank, RunError};
-use zeroth_kernel::{Device, Recipe};
+use zeroth_kernel::{Device, Recipe, Target};
 use zeroth_model::{BatchTokens, ModelConfig, forward};
 use zeroth_plan::{RowSizes, SizingError};
-use zeroth_program::{Compiled, Settings, Target, TopLogProbs};
+use zeroth_program::{Compiled, Settings, TopLogProbs};
 
 use super::TeacherModel;
 use super::cache_manifest::{BlockChecksums, CacheManifest, CachedData, FORMAT_VERSION, KIND};
@@ -125,7 +125,7 @@ impl CacheJob<'_> {
     }
 
     /// Compiles the teacher's forward for the largest micro-batch.
-    pub fn compile(&self, target: Target) -> Result<Compiled, SizingError> {
+    pub fn compile(&self, target: &'static dyn Target) -> Result<Compiled, SizingError> {
         let sizes = RowSizes::new(self.largest_micro_batch());
         let sizes: Vec<u64> = sizes.all().iter().map(|size| *size as u64).collect();
         // Experts are balanced in training only.

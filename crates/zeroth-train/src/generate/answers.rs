@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 
 use zeroth_base::DType;
 use zeroth_engine::NewTokens;
-use zeroth_kernel::CacheRange;
+use zeroth_kernel::{CacheRange, Target};
 use zeroth_model::{BatchTokens, forward};
-use zeroth_program::{CachedTokens, Compiled, StreamSizes, Target};
+use zeroth_program::{CachedTokens, Compiled, StreamSizes};
 
 use super::batch::BatchSize;
 use super::beams::{BeamSearch, BeamSettings, log_softmax};
@@ -81,7 +81,7 @@ impl Inference {
         max_new_tokens: u64,
         beams: BeamSettings,
         size: BatchSize,
-        (run, target): (DType, Target),
+        (run, target): (DType, &'static dyn Target),
     ) -> Result<Compiled, GenerateError> {
         sources.iter().try_for_each(|source| self.check(source))?;
         let longest = sources.iter().map(Vec::len).max().ok_or(GenerateError::EmptyPrompt)? as u64;

@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 
 use zeroth_base::DType;
-use zeroth_program::{Compiled, Target};
+use zeroth_kernel::Target;
+use zeroth_program::Compiled;
 
 use super::{End, GenerateError, Generated, Generation, Generator, Inference, ProgramSize, Sequence, sample};
 
@@ -45,7 +46,7 @@ impl Inference {
         max_new_tokens: u64,
         size: BatchSize,
         run: DType,
-        target: Target,
+        target: &'static dyn Target,
     ) -> Result<Compiled, GenerateError> {
         prompts.iter().try_for_each(|prompt| self.check(prompt))?;
         // All of them, as many as the limit allows, or a single one.

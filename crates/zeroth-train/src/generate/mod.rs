@@ -21,12 +21,11 @@ use std::path::{Path, PathBuf};
 
 use zeroth_base::{DType, counted};
 use zeroth_engine::{Engine, MicroBatch, NewToken, Rank, RunError};
-use zeroth_kernel::{Device, Recipe};
+use zeroth_kernel::{Device, Recipe, Target};
 use zeroth_model::{
     Adapter, AdapterError, BatchTokens, ForwardError, Lora, LoraError, ModelConfig, ModelError, Parameter,
     ParameterTable, WeightFiles, WeightsError, add_adapters, forward, has_weights, table,
 };
-use zeroth_program::Target;
 use zeroth_program::{CompileError, Compiled};
 
 use crate::RowSizes;
@@ -231,7 +230,7 @@ impl Inference {
         prompt: &[i32],
         max_new_tokens: u64,
         run: DType,
-        target: Target,
+        target: &'static dyn Target,
     ) -> Result<Compiled, GenerateError> {
         self.check(prompt)?;
         let size = ProgramSize {
@@ -250,7 +249,12 @@ impl Inference {
         largest.max(prompt.len() as u64)
     }
 
-    fn compile_size(&self, size: ProgramSize, run: DType, target: Target) -> Result<Compiled, GenerateError> {
+    fn compile_size(
+        &self,
+        size: ProgramSize,
+        run: DType,
+        target: &'static dyn Target,
+    ) -> Result<Compiled, GenerateError> {
         // Decode runs one row per sequence.
         let rows = RowSizes::new(size.prefill.max(size.sequences));
         let sizes: Vec<u64> = rows.all().iter().map(|size| *size as u64).collect();

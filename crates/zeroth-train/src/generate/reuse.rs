@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 
 use zeroth_base::DType;
 use zeroth_engine::NewToken;
-use zeroth_program::{Compiled, Target};
+use zeroth_kernel::Target;
+use zeroth_program::Compiled;
 
 use super::{GenerateError, Generated, Generation, Generator, Inference, ProgramSize, Sequence};
 
@@ -18,7 +19,7 @@ impl Inference {
         &self,
         context: u64,
         run: DType,
-        target: Target,
+        target: &'static dyn Target,
     ) -> Result<Compiled, GenerateError> {
         let context = self.model.max_positions.map_or(context, |most| context.min(most)).max(1);
         self.compile_size(ProgramSize { prefill: context, sequences: 1, cached: context }, run, target)

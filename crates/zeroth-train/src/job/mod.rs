@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use zeroth_base::DType;
 use zeroth_config::resolve::Choice;
 use zeroth_graph::Param;
-use zeroth_kernel::Recipe;
+use zeroth_kernel::{Recipe, Target};
 use zeroth_model::{ModelConfig, ParameterKind, ParameterTable};
 use zeroth_plan::{
     BatchShape, Budget, DataSize, Detail, Freedom, Misfit, Overhead, Processes, RowSizes, Sizing, SizingError,
@@ -20,7 +20,6 @@ use zeroth_plan::{
 use zeroth_program::Compiled;
 use zeroth_program::Settings;
 use zeroth_program::StreamSizes;
-use zeroth_program::Target;
 
 pub use self::best_policy::{BestMetric, BestPolicy};
 pub use self::interval::{Interval, RunSteps};
@@ -117,14 +116,14 @@ impl Evaluation {
 
 impl Job {
     /// Compiles one optimizer step, with the placement of every buffer.
-    pub fn compile(&self, target: Target) -> Result<Compiled, SizingError> {
+    pub fn compile(&self, target: &'static dyn Target) -> Result<Compiled, SizingError> {
         self.sizing(target, &|_| self.largest_micro_batch(self.shape)).compile()
     }
 
     /// Compiles a program that fits the budget. The chosen settings become the job's.
     pub fn fit(
         &mut self,
-        target: Target,
+        target: &'static dyn Target,
         budget: Budget,
         freedom: Freedom,
     ) -> Result<Result<(Compiled, Vec<Choice>), Misfit>, SizingError> {
@@ -138,7 +137,7 @@ impl Job {
 
     fn sizing<'a>(
         &'a self,
-        target: Target,
+        target: &'static dyn Target,
         largest_micro_batch: &'a dyn Fn(BatchShape) -> [u64; 2],
     ) -> Sizing<'a> {
         Sizing {

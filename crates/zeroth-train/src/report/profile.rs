@@ -12,7 +12,6 @@ use zeroth_engine::InstructionTime;
 use zeroth_graph::{Graph, Op, Param, Rows, Value};
 use zeroth_program::Action;
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 
 use super::flops::{pairs_of, scaled};
 
@@ -95,7 +94,7 @@ pub fn profile(
     };
     let units: Vec<Row> = (0..graph.units.len()).map(of_unit).collect();
     let model = sum("model", &units);
-    let on_gpu = matches!(compiled.target, Target::Cuda);
+    let on_gpu = !compiled.target.is_host();
 
     let tokens: u64 = lengths.iter().flatten().sum();
     let mut text = format!(

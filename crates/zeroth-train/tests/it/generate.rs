@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use zeroth_base::DType;
-use zeroth_cpu::CpuDevice;
+use zeroth_cpu::{CpuDevice, CpuTarget};
+use zeroth_kernel::Target;
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 use zeroth_train::{
     BatchSize, BeamSettings, End, GenerateError, Generated, Generation, Generator, Inference,
 };
 
-const TARGET: Target = Target::Cpu { threads: 1 };
+const TARGET: &dyn Target = &CpuTarget { threads: 1 };
 const GREEDY: Generation = Generation {
     max_new_tokens: 8,
     temperature: 0.0,

@@ -7,10 +7,10 @@ use std::time::Duration;
 use zeroth_config::check::check;
 use zeroth_config::read::{ConfigSource, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
+use zeroth_cpu::CpuTarget;
 use zeroth_engine::InstructionTime;
 use zeroth_model::{BatchTokens, ModelConfig, ParameterTable, forward, table};
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 use zeroth_program::{Action, Settings};
 use zeroth_train::report::ResumePosition;
 use zeroth_train::report::breakdown::{Breakdown, Phase};
@@ -162,7 +162,7 @@ fn tiny(config: &Resolved) -> (ModelConfig, ParameterTable, Compiled) {
     let graph =
         forward(&model, &table, BatchTokens::of_tokens(64)).expect("what this test made itself is right");
     let compiled =
-        Compiled::new(graph, 1, &Settings::from_config(config), Target::Cpu { threads: 1 }, vec![64])
+        Compiled::new(graph, 1, &Settings::from_config(config), &CpuTarget { threads: 1 }, vec![64])
             .expect("what this test made itself is right");
     (model, table, compiled)
 }

@@ -3,8 +3,7 @@
 use std::cell::Cell;
 use std::path::Path;
 
-use zeroth_cpu::CpuDevice;
-use zeroth_program::Target;
+use zeroth_cpu::{CpuDevice, CpuTarget};
 use zeroth_train::{
     CheckpointOptions, ControlRequest, Interval, Job, StepMetrics, TrainEvent, TrainHooks, TrainOptions,
     train,
@@ -24,7 +23,7 @@ struct History {
 
 /// Trains, with a control request at the n-th poll.
 fn run(job: &Job, folder: &Path, run_ahead: bool, request: Option<(u64, ControlRequest)>) -> History {
-    let compiled = job.compile(Target::Cpu { threads: 1 }).unwrap();
+    let compiled = job.compile(&CpuTarget { threads: 1 }).unwrap();
     let arenas = compiled.memory.arenas();
     let device = Box::new(CpuDevice::new(1, arenas).unwrap());
     let checkpoints = CheckpointOptions {

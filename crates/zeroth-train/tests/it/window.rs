@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use zeroth_config::resolve::Choice;
+use zeroth_cuda::CudaTarget;
 use zeroth_kernel::{Queue, Tier};
 use zeroth_machine::Rates;
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 use zeroth_program::{Action, Recompute, UpdatedBy};
 use zeroth_train::{Budget, Freedom, Job};
 
@@ -22,7 +22,7 @@ fn cut(folder: &Path) -> Job {
 /// Compiles within a GPU memory budget; returns the program and its window.
 fn fitted(job: &mut Job, device: u64) -> Option<(Compiled, Option<u64>)> {
     let budget = Budget::of_device(device);
-    let (compiled, choices) = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().ok()?;
+    let (compiled, choices) = job.fit(&CudaTarget, budget, Freedom::default()).unwrap().ok()?;
     assert!(compiled.memory.arena(Tier::Device) <= device);
     let window = choices.iter().find_map(|choice| match choice {
         Choice::UpdateWindow(bytes) => Some(*bytes),
@@ -86,7 +86,7 @@ fn updater(job: &mut Job, device: u64, update: u64, bus: u64) -> (Option<Updated
     let budget = Budget::of_device(device);
     let rates = Rates { update, bus, memory: 1 << 40, matmuls: 1 << 40 };
     let freedom = Freedom { update: Some(rates), ..Freedom::default() };
-    let (compiled, choices) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
+    let (compiled, choices) = job.fit(&CudaTarget, budget, freedom).unwrap().unwrap();
     assert!(compiled.memory.arena(Tier::Device) <= device);
     let by = job.settings.offload.updated_by;
     let loads = count(&compiled, |action| matches!(action, Action::LoadStates(_)));
@@ -139,7 +139,7 @@ fn an_oversized_window_is_refused() {
     let mut job = job(folder.path());
     job.settings.offload.update_window = Some(u64::MAX);
     let budget = Budget::of_device(1 << 40);
-    let refused = job.fit(Target::Cuda, budget, Freedom::default()).unwrap().unwrap_err();
+    let refused = job.fit(&CudaTarget, budget, Freedom::default()).unwrap().unwrap_err();
     assert_eq!((refused.of, refused.given), ("device memory", 1 << 40));
     assert!(refused.needed > 1 << 59, "{refused}");
     assert!(refused.to_string().contains("\n  zeroth.update_window 0"), "{refused}");
@@ -155,7 +155,7 @@ fn cheap_recomputation_frees_memory_for_the_window() {
         (job.settings.accumulation, job.shape.accumulation) = (accumulation, accumulation);
         let budget = Budget::of_device(device);
         let freedom = Freedom { recompute: true, update: Some(rates), ..Freedom::default() };
-        let (compiled, _) = job.fit(Target::Cuda, budget, freedom).unwrap().unwrap();
+        let (compiled, _) = job.fit(&CudaTarget, budget, freedom).unwrap().unwrap();
         assert!(compiled.memory.arena(Tier::Device) <= device);
         (job.settings.recompute, job.settings.offload.update_window)
     };

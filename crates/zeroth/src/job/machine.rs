@@ -3,12 +3,12 @@
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::OffloadDevice;
 use zeroth_cuda::CudaDevice;
-use zeroth_machine::{Gpus, Machine, Rates, probe, probe_host};
+use zeroth_machine::{DeviceKind, Gpus, Machine, Rates, probe, probe_host};
 use zeroth_plan::{Budget, Processes};
 use zeroth_program::Settings;
 
 use super::error::JobError;
-use super::request::{DeviceKind, JobRequest};
+use super::request::JobRequest;
 use crate::planning::is_open;
 
 /// Size of each rank's shared-memory send region; larger messages are sent in pieces of half of it.

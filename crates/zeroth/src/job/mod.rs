@@ -32,7 +32,7 @@ pub use lora::{LoraRequest, LoraRequestError, ResolvedLora};
 pub use machine::{REGION, cpus, free_device_memory, gpus, processes, usual_ranks};
 pub use pairs::{PairLengths, PairRequest};
 pub use rank_facts::{RankFacts, collectives_asked, differences as rank_differences};
-pub use request::{DataRequest, DeviceKind, JobRequest, ReadingRequest};
+pub use request::{DataRequest, JobRequest, ReadingRequest};
 pub use resolve::resolve;
 pub use resolved_job::ResolvedJob;
 pub use resume::{ResumeRequestError, is_inside, newest_resumable_or_none, run_name};

@@ -3,9 +3,7 @@
 
 use serde_json::{Map, Value};
 use zeroth_cpu::Isa;
-use zeroth_machine::{Gpus, LibraryState, Machine};
-
-use super::request::DeviceKind;
+use zeroth_machine::{DeviceKind, Gpus, LibraryState, Machine};
 
 /// Libraries that choose or are kernels.
 const LIBRARIES: [&str; 3] = ["cublasLt", "cudnn", "nvrtc"];

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use zeroth_base::DType;
 use zeroth_config::resolve::Flags;
 use zeroth_data::Truncation;
+use zeroth_machine::DeviceKind;
 
 use super::lora::LoraRequest;
 use super::pairs::PairRequest;
@@ -141,13 +142,4 @@ pub struct ReadingRequest {
     /// The command of this program that runs [`zeroth_data::render_templates`]; `None` renders chat templates in this
     /// process.
     pub template_command: Option<&'static str>,
-}
-
-/// The devices that run kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceKind {
-    /// CPUs.
-    Cpu,
-    /// NVIDIA GPUs.
-    Cuda,
 }

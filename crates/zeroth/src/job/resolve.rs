@@ -9,7 +9,7 @@ use zeroth_config::unimplemented::unimplemented;
 use zeroth_data::Samples;
 use zeroth_model::{ModelConfig, ParameterTable, hidden_size_for_auto, table};
 use zeroth_plan::BatchShape;
-use zeroth_program::{Settings, Target};
+use zeroth_program::Settings;
 use zeroth_train::checkpoint::Checkpoint;
 use zeroth_train::{
     Distillation, Evaluation, Job, LoraJob, RunLength, SampleOrder, adapter_table, check_same_adapters,
@@ -22,7 +22,7 @@ use super::events::{OnEvent, ResolveEvent};
 use super::handoff::{Inputs, LauncherHandoff};
 use super::machine::{JobMachine, gpus};
 use super::rank_facts::RankFacts;
-use super::request::{DeviceKind, JobRequest};
+use super::request::JobRequest;
 use super::resolved_job::ResolvedJob;
 use super::resume::{self, is_inside};
 use super::strategies::Strategies;
@@ -111,10 +111,7 @@ pub fn resolve(
         gpus: gpus(&machine.machine),
         facts: RankFacts::of(&machine.machine, machine.device, own_threads),
         // Rank 0 decides the layout of memory; a rank with fewer threads needs no more scratch than that.
-        target: match machine.device {
-            DeviceKind::Cuda => Target::Cuda,
-            DeviceKind::Cpu => Target::Cpu { threads: handoff.threads },
-        },
+        target: machine.device.target(handoff.threads),
         threads: own_threads.min(handoff.threads),
         checkpoint,
         reading,

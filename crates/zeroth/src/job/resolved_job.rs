@@ -4,16 +4,16 @@ use zeroth_base::format_bytes;
 use zeroth_config::resolve::{Choice, Resolved};
 use zeroth_config::schema::FrozenPlacement;
 use zeroth_graph::Op;
-use zeroth_machine::Rates;
+use zeroth_kernel::Target;
+use zeroth_machine::{DeviceKind, Rates};
 use zeroth_plan::{Misfit, Overhead, PrefetchLimit, SizingError};
-use zeroth_program::{Compiled, Target};
+use zeroth_program::Compiled;
 use zeroth_train::Job;
 use zeroth_train::checkpoint::Checkpoint;
 
 use super::data::Reading;
 use super::handoff::{Inputs, LauncherHandoff};
 use super::rank_facts::RankFacts;
-use super::request::DeviceKind;
 use super::strategies::Strategies;
 use crate::planning;
 
@@ -37,7 +37,7 @@ pub struct ResolvedJob {
     /// What its ranks may differ in.
     pub facts: RankFacts,
     /// What the program is compiled for, the same on all ranks.
-    pub target: Target,
+    pub target: &'static dyn Target,
     /// CPU threads that this rank computes with, at most those that memory is planned for.
     pub threads: usize,
     /// When it evaluates, saves and logs.

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use zeroth::config::resolve::Flags;
-use zeroth::job::{DeviceKind, JobError, JobRequest, LauncherHandoff, resolve};
+use zeroth::job::{JobError, JobRequest, LauncherHandoff, resolve};
 use zeroth::kernel::Tier;
+use zeroth::machine::DeviceKind;
 use zeroth::train::BatchShape;
 
 #[test]

@@ -7,14 +7,17 @@ use zeroth::config::check::check;
 use zeroth::config::preset::PRESETS;
 use zeroth::config::read::parse;
 use zeroth::config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
+use zeroth::cpu::CpuTarget;
+use zeroth::cuda::CudaTarget;
 use zeroth::data::SamplesBuilder;
-use zeroth::kernel::Tier;
+use zeroth::kernel::{Target, Tier};
+use zeroth::machine::DeviceKind;
 use zeroth::model::{ModelConfig, named_config, table};
 use zeroth::plan::{
     Basis, Placement, PlanDevice, PlanRequest, PlannedRows, Row, Sizing, States, TrainableModel, plan,
 };
 use zeroth::planning;
-use zeroth::program::{Bytes, Compiled, Settings, Target};
+use zeroth::program::{Bytes, Compiled, Settings};
 use zeroth::train::{BatchShape, Budget, Freedom, Job, ModelFiles, SampleOrder, from_config};
 
 /// Tokens of every row, and rows of a micro-batch.
@@ -42,7 +45,7 @@ fn resolved(preset: usize, model: &ModelConfig, ranks: u64, flags: Flags) -> Res
 }
 
 /// The program that a run of this config trains with.
-fn trained(folder: &Path, config: &Resolved, ranks: u64, target: Target) -> Compiled {
+fn trained(folder: &Path, config: &Resolved, ranks: u64, target: &'static dyn Target) -> Compiled {
     let model = ModelConfig::from_folder(folder).unwrap();
     let mut samples = SamplesBuilder::new(u64::MAX);
     let row: Vec<i32> = (0..ROW as i32).collect();
@@ -119,7 +122,11 @@ fn plan_equals_the_arena_for_all_golden_models_presets_and_ranks() {
     for folder in golden_models() {
         let model = ModelConfig::from_folder(&folder).unwrap();
         for (ranks, device) in [1, 2, 5].into_iter().flat_map(|ranks| {
-            [PlanDevice::Cpu { cpus: CPUS, threads: None }, PlanDevice::Cuda].map(|device| (ranks, device))
+            [
+                PlanDevice { kind: DeviceKind::Cpu, cpus: CPUS, threads: None },
+                PlanDevice { kind: DeviceKind::Cuda, cpus: 1, threads: None },
+            ]
+            .map(|device| (ranks, device))
         }) {
             let config = |preset: usize| {
                 (PRESETS[preset].name.to_owned(), resolved(preset, &model, ranks, Flags::default()))
@@ -148,8 +155,10 @@ fn precision_accumulation_and_recomputation_are_planned_as_they_run() {
         for (place, preset) in PRESETS.iter().enumerate() {
             let config = resolved(place, &model, 2, flags.clone());
             let configs = [(preset.name.to_owned(), config)];
-            let row = planned(folder, &configs, 2, PlanDevice::Cuda).remove(0);
-            let compiled = trained(folder, &configs[0].1, 2, Target::Cuda);
+            let row =
+                planned(folder, &configs, 2, PlanDevice { kind: DeviceKind::Cuda, cpus: 1, threads: None })
+                    .remove(0);
+            let compiled = trained(folder, &configs[0].1, 2, &CudaTarget);
             assert_equal(&row, &compiled, 2, &format!("{} {flags:?}", preset.name));
         }
     }
@@ -168,7 +177,15 @@ fn collectives_send_what_the_zero_paper_counts() {
         .collect();
     let request = PlanRequest {
         rows: Some(rows(1, 64)),
-        model: Some(TrainableModel::new(model.clone(), table.clone(), None, PlanDevice::Cuda).unwrap()),
+        model: Some(
+            TrainableModel::new(
+                model.clone(),
+                table.clone(),
+                None,
+                PlanDevice { kind: DeviceKind::Cuda, cpus: 1, threads: None },
+            )
+            .unwrap(),
+        ),
         ..PlanRequest::new(table.total(), ranks)
     };
     let rows = plan(&request, &placements).unwrap().rows;
@@ -192,7 +209,7 @@ fn an_auxiliary_loss_keeps_its_micro_batch() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/moe");
     for (name, is_free) in [("mixtral-no-window", true), ("mixtral-aux-3-layers", false)] {
         let model = ModelConfig::from_folder(&golden.join(name)).unwrap();
-        let (table, target) = (table(&model), Target::Cpu { threads: 1 });
+        let (table, target) = (table(&model), &CpuTarget { threads: 1 });
         let settings = Settings::from_config(&resolved(0, &model, 1, Flags::default()));
         let shape = BatchShape { micro_batch: 64, accumulation: 1, ranks: 1 };
         let largest = |shape: BatchShape| [shape.micro_batch * ROW, 0];

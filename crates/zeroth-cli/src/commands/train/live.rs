@@ -10,8 +10,7 @@ use zeroth::base::publish;
 use zeroth::comm::launch::LaunchReport;
 use zeroth::comm::{JobControl, RankObserver, RankPhase};
 use zeroth::kernel::Tier;
-use zeroth::machine::{Gpus, probe};
-use zeroth::program::Target;
+use zeroth::machine::{DeviceKind, Gpus, probe};
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::{EventLog, RunEvent, RunFacts, RunState, StatusWriter, TrainEvent, WriteGate};
 
@@ -26,11 +25,11 @@ pub(super) struct LiveStatus(StatusWriter);
 impl LiveStatus {
     pub(super) fn start(run: &PreparedRun, signals: &Signals) -> Self {
         let PreparedRun { resolved_job, compiled, folder, .. } = run;
-        let (device, gpus) = match compiled.target {
-            Target::Cpu { .. } => ("cpu", Vec::new()),
-            Target::Cuda => match probe().gpus {
-                Gpus::Found { devices, .. } => ("cuda", devices),
-                _ => ("cuda", Vec::new()),
+        let gpus = match resolved_job.device {
+            DeviceKind::Cpu => Vec::new(),
+            DeviceKind::Cuda => match probe().gpus {
+                Gpus::Found { devices, .. } => devices,
+                _ => Vec::new(),
             },
         };
         let mut plan = json!({});
@@ -43,7 +42,7 @@ impl LiveStatus {
             steps: resolved_job.job.steps,
             resumed_after: resolved_job.checkpoint.as_ref().map(|checkpoint| checkpoint.manifest().step),
             model: resolved_job.name.clone(),
-            device,
+            device: resolved_job.device.name(),
             plan,
             gpus,
         };

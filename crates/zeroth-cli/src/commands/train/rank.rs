@@ -9,13 +9,10 @@ use anyhow::Context;
 use zeroth::base::publish;
 use zeroth::comm::local::join_from_environment;
 use zeroth::comm::{Comm, JobControl, JoinOptions, Timing, alone};
-use zeroth::cpu::CpuDevice;
-use zeroth::cuda::CudaDevice;
 use zeroth::engine::RunError;
 use zeroth::job::{LauncherHandoff, ResolvedJob};
 use zeroth::kernel::{Device, Tier};
 use zeroth::program::Compiled;
-use zeroth::program::Target;
 use zeroth::train::{
     ControlRequest, ExportError, LoraWeightsError, TrainError, TrainEvent, TrainHooks, TrainOptions,
     TrainOutcome, train,
@@ -77,10 +74,7 @@ pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
 
 /// Options for joining the other ranks.
 pub(super) fn options(resolved_job: &ResolvedJob) -> JoinOptions {
-    let threads = match resolved_job.target {
-        Target::Cpu { .. } => resolved_job.threads,
-        Target::Cuda => 1,
-    };
+    let threads = resolved_job.threads.min(resolved_job.target.threads());
     let stall = Duration::from_secs(resolved_job.resolved.values.zeroth.stall_seconds);
     let timing = Timing { lost: stall, ..Timing::default() };
     JoinOptions::default().threads(threads).timing(timing).on_slow(|slow| output::note(&slow.to_string()))
@@ -163,7 +157,7 @@ fn steps(
         export_to: resolved_job.writes_model.then(|| arguments.output.join("model")),
         trace: arguments.trace.is_some(),
         profile: reporter.as_ref().is_some_and(ProgressReporter::needs_profile),
-        run_ahead: resolved_job.target == Target::Cuda,
+        run_ahead: !resolved_job.target.is_host(),
         rss_interval: resolved_job.strategies.rss_interval(),
         checkpoints: Some(&checkpoints),
         resume_from: resolved_job.checkpoint.as_ref(),
@@ -248,17 +242,13 @@ impl Requests<'_> {
 /// The device of a rank, with arenas of the planned sizes. With more ranks than GPUs, ranks share them.
 fn device(resolved_job: &ResolvedJob, compiled: &Compiled, rank: usize) -> anyhow::Result<Box<dyn Device>> {
     let arenas = compiled.memory.arenas();
-    Ok(match resolved_job.target {
-        Target::Cpu { .. } => Box::new(CpuDevice::new(resolved_job.threads, arenas)?),
-        Target::Cuda => {
-            let mut gpu = CudaDevice::open(rank % resolved_job.gpus.max(1) as usize, arenas)?;
-            // The budget also covers workspace that is allocated while tuning.
-            if let Some(budget) = resolved_job.handoff.budget.limits[Tier::Device] {
-                gpu.limit_autotune_bytes(budget.saturating_sub(arenas[Tier::Device]));
-            }
-            Box::new(gpu)
-        }
-    })
+    let target = resolved_job.device.target(resolved_job.threads);
+    let mut device = target.open(rank % resolved_job.gpus.max(1) as usize, arenas)?;
+    // The budget also covers workspace that is allocated while tuning.
+    if let Some(budget) = resolved_job.handoff.budget.limits[Tier::Device] {
+        device.limit_autotune_bytes(budget.saturating_sub(arenas[Tier::Device]));
+    }
+    Ok(device)
 }
 
 /// The exit code of a rank that did not fail. All ranks stop together, with the code of the signal that one received.

@@ -5,11 +5,11 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use zeroth::job::{DeviceKind, ResolvedJob, is_inside};
+use zeroth::job::{ResolvedJob, is_inside};
+use zeroth::kernel::Target;
 use zeroth::machine::bench::Identity;
-use zeroth::machine::{Gpus, probe};
+use zeroth::machine::{DeviceKind, Gpus, probe};
 use zeroth::program::Compiled;
-use zeroth::program::Target;
 use zeroth::train::checkpoint::Checkpoint;
 use zeroth::train::progress::{Progress, bar, line};
 use zeroth::train::report::ResumePosition;
@@ -266,15 +266,15 @@ fn distilled(step: &StepMetrics) -> Option<[f64; 2]> {
 }
 
 /// Peak FLOP/s of all GPUs in use, from datasheets; on a CPU, as measured by `zeroth bench`, if it was run.
-fn peak(resolved_job: &ResolvedJob, target: Target) -> Option<f64> {
+fn peak(resolved_job: &ResolvedJob, target: &dyn Target) -> Option<f64> {
     let dtype = resolved_job.job.settings.types.compute;
-    if let Target::Cpu { threads } = target {
+    if target.is_host() {
         if !machine_profile::is_any_kept() {
             return None;
         }
         let machine = Identity::of(&probe());
         let (_, profile) = machine_profile::kept(&machine).ok()??;
-        let threads = (resolved_job.ranks as usize * threads).min(machine.threads as usize);
+        let threads = (resolved_job.ranks as usize * target.threads()).min(machine.threads as usize);
         return profile.peak_flops(dtype, threads);
     }
     let Gpus::Found { devices, .. } = probe().gpus else { return None };

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::config::resolve::{Origin, Resolved};
 use zeroth::data::{Encoder, Samples, Totals, omitted_range};
-use zeroth::job::{DeviceKind, ResolvedJob};
+use zeroth::job::ResolvedJob;
 use zeroth::kernel::{ByTier, Tier};
+use zeroth::machine::DeviceKind;
 use zeroth::program::Compiled;
 use zeroth::train::{Distillation, Job, MicroBatch, base_table};
 

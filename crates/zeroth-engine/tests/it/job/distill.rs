@@ -1,10 +1,11 @@
 //! Golden distillations: a student, and its teacher or a cache of it.
 
+use zeroth_cpu::CpuTarget;
 use zeroth_engine::{CachedTeacher, MicroBatch, MicroBatches, RunError, Streams};
 use zeroth_graph::{DistillSpec, Graph};
 use zeroth_kernel::RowKey;
 use zeroth_model::{BatchTokens, Distilled, Objective, TeacherForward, forward};
-use zeroth_program::{Compiled, Settings, Target, TopLogProbs};
+use zeroth_program::{Compiled, Settings, TopLogProbs};
 
 use super::{Golden, Setup, golden_folder};
 
@@ -85,7 +86,7 @@ impl Golden {
         let longest = self.rows.iter().map(|row| row.ids.len()).max().unwrap() as u64;
         let tokens = longest * setup.micro_batch;
         let graph = forward(&self.config, &self.table, BatchTokens::of_tokens(tokens)).unwrap();
-        let target = Target::Cpu { threads: setup.threads };
+        let target = CpuTarget::of(setup.threads);
         let sizes = vec![tokens.div_ceil(2), tokens];
         let settings = Settings { prefetch: 2000, overlap: true, ..setup.settings };
         let compiled = Compiled::top_log_probs(graph, setup.ranks, &settings, target, sizes, top).unwrap();

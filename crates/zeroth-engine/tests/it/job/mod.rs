@@ -13,17 +13,16 @@ use serde_json::Value;
 use zeroth_base::DType;
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
-use zeroth_cpu::CpuDevice;
-use zeroth_cuda::CudaDevice;
+use zeroth_cpu::{CpuDevice, CpuTarget};
+use zeroth_cuda::CudaTarget;
 use zeroth_engine::{Engine, MicroBatch, Rank, State};
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Machine};
-use zeroth_kernel::{Device, Optimizer, Recipe, Record};
+use zeroth_kernel::{Optimizer, Recipe, Record, Target};
 use zeroth_model::{
     BatchTokens, ModelConfig, ParameterTable, TEACHER_PREFIX, WeightFiles, forward_training, table,
 };
 use zeroth_program::Compiled;
-use zeroth_program::Target;
 use zeroth_program::{Offload, Recompute, Settings, StreamSizes, Types, compile, plan_memory};
 
 use distill::{TeacherSource, Teaching};
@@ -337,7 +336,7 @@ impl Golden {
         let of_size = |size| most.iter().map(|most| most * size / setup.sizes).collect();
         let sizes = StreamSizes::of_streams((1..=setup.sizes).map(of_size).collect());
         let guard = if setup.chaos.is_some() { 256 } else { 0 };
-        let target = if setup.cuda { Target::Cuda } else { Target::Cpu { threads: setup.threads } };
+        let target: &'static dyn Target = if setup.cuda { &CudaTarget } else { CpuTarget::of(setup.threads) };
         let graph = self.graph_of(&most);
         if setup.exchanges {
             let backward = graph.backward().unwrap();
@@ -397,10 +396,9 @@ impl Golden {
         let decayed =
             |param| !undecayed.into_iter().flatten().any(|other| other.as_str() == Some(name(param)));
         let arenas = compiled.memory.arenas();
-        let device: Box<dyn Device> = match compiled.target {
-            Target::Cpu { .. } => Box::new(CpuDevice::new(threads, arenas).unwrap()),
-            Target::Cuda => Box::new(CudaDevice::open(0, arenas).unwrap()),
-        };
+        let target: &dyn Target =
+            if compiled.target.is_host() { &CpuTarget { threads } } else { &CudaTarget };
+        let device = target.open(0, arenas).unwrap();
         let rank = Rank {
             comm,
             device,

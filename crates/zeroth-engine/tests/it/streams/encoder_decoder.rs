@@ -6,12 +6,12 @@ use std::sync::Mutex;
 use zeroth_base::PositionBuckets;
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
-use zeroth_cpu::CpuDevice;
+use zeroth_cpu::{CpuDevice, CpuTarget};
 use zeroth_engine::{Engine, MicroBatch, MicroBatches, Rank, RunError, State, StreamBatch, Streams};
 use zeroth_graph::reference::Machine;
 use zeroth_graph::{ActivationFn, AttentionOptions, Builder, Graph, ParamId, Role, Value};
-use zeroth_kernel::{Recipe, RowKey};
-use zeroth_program::{Action, Compiled, Gather, GradProducers, Offload, Recompute, Settings, Target};
+use zeroth_kernel::{Recipe, RowKey, Target};
+use zeroth_program::{Action, Compiled, Gather, GradProducers, Offload, Recompute, Settings};
 
 use super::{Batch, HIDDEN, VOCAB, assert_trains_everywhere, numbers, settings, sizes, specs, with_view};
 use crate::job::{BF16, F32, is_full};
@@ -21,7 +21,7 @@ const HEADS: u64 = 2;
 const INNER: u64 = 6;
 const WIDTH: u64 = 10;
 const BLOCKS: u64 = 2;
-const CPU: Target = Target::Cpu { threads: 1 };
+const CPU: &dyn Target = &CpuTarget { threads: 1 };
 
 /// A stack of blocks: its residual sum and its newest branch.
 struct Stack<'b> {

@@ -5,12 +5,13 @@ use std::sync::Mutex;
 use zeroth_base::DType;
 use zeroth_comm::JoinOptions;
 use zeroth_comm::local::LocalJob;
-use zeroth_cpu::CpuDevice;
+use zeroth_cpu::{CpuDevice, CpuTarget};
+use zeroth_cuda::CudaTarget;
 use zeroth_engine::{Engine, Rank, StepRecord};
 use zeroth_graph::reference::Data;
 use zeroth_graph::{ActivationFn, BalanceSums, Builder, Graph, Op, ParamSpec, Role, Routing, Value};
 use zeroth_kernel::Recipe;
-use zeroth_program::{Action, Compiled, FrozenPlacement, Gather, Offload, Recompute, Settings, Target};
+use zeroth_program::{Action, Compiled, FrozenPlacement, Gather, Offload, Recompute, Settings};
 
 use super::{Batch, HIDDEN, VOCAB, assert_trains, assert_trains_everywhere, numbers, settings, sizes, specs};
 
@@ -160,7 +161,7 @@ fn adapters_of_frozen_experts_train_as_the_reference_does() {
     let graph = graph(Shape { adapters: Some(2), ..PLAIN });
     assert_trains_everywhere(&graph);
     // The adapter adds to its base in place.
-    let compiled = Compiled::new(graph, 1, &settings(0), Target::Cpu { threads: 1 }, sizes()).unwrap();
+    let compiled = Compiled::new(graph, 1, &settings(0), &CpuTarget { threads: 1 }, sizes()).unwrap();
     let is_sum = |node: &&zeroth_graph::Node| matches!(node.op, Op::GroupedLinearAdd { .. });
     let sums = compiled.graph.nodes.iter().filter(is_sum).map(|node| node.outputs[0].index());
     let sums: Vec<usize> = sums.collect();
@@ -172,7 +173,7 @@ fn adapters_of_frozen_experts_train_as_the_reference_does() {
 /// Final weights and records of a graph under some settings, in bits.
 fn trained(graph: &Graph, settings: &Settings, ranks: usize, chaos: Option<u64>) -> (Vec<u64>, Vec<u32>) {
     let guard = if chaos.is_some() { 256 } else { 0 };
-    let target = Target::Cpu { threads: 2 };
+    let target = &CpuTarget { threads: 2 };
     let compiled = Compiled::guarded(graph.clone(), ranks as u64, settings, target, sizes(), guard).unwrap();
     compiled.program.check(settings.max_live).unwrap();
     let losses = Mutex::new(Vec::new());
@@ -321,7 +322,7 @@ fn no_routing_stalls_ranks_or_loses_a_token() {
     const ROUNDS: u64 = 1000;
     let graph = graph(Shape { balance: Some(0.1), ..PLAIN });
     let settings = Settings { gather: Some(Gather::Copy), overlap: true, prefetch: 1, ..settings(3) };
-    let target = Target::Cpu { threads: 1 };
+    let target = &CpuTarget { threads: 1 };
     let compiled = Compiled::new(graph, 3, &settings, target, sizes()).unwrap();
     let extremes = Mutex::new((u32::MAX, 0));
     over_ranks(3, &|comm| {
@@ -354,7 +355,7 @@ fn no_routing_stalls_ranks_or_loses_a_token() {
 #[test]
 fn a_router_that_is_not_finite_is_counted_and_the_step_skipped() {
     let graph = graph(PLAIN);
-    let compiled = Compiled::new(graph, 2, &settings(2), Target::Cpu { threads: 1 }, sizes()).unwrap();
+    let compiled = Compiled::new(graph, 2, &settings(2), &CpuTarget { threads: 1 }, sizes()).unwrap();
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         over_ranks(2, &|comm| {
             let mut engine = engine(&compiled, comm, 5.0);
@@ -400,7 +401,7 @@ fn experts_are_prefetched_during_the_block_before_where_two_blocks_may_be_gather
         [(2 * block, block, true), (experts + block - 1, block, false), (2 * block, block - 1, false)]
     {
         let settings = Settings { max_live, prefetch, ..base };
-        let compiled = Compiled::new(graph.clone(), 2, &settings, Target::Cuda, sizes()).unwrap();
+        let compiled = Compiled::new(graph.clone(), 2, &settings, &CudaTarget, sizes()).unwrap();
         let second = flat_of(&compiled, "1.gate_up");
         let instructions = &compiled.program.sections[0].instructions;
         let gathered = instructions.iter().position(|i| i.action == Action::AllGather(second)).unwrap();
@@ -423,7 +424,7 @@ fn a_block_of_two_units_is_one_block_to_recomputation_and_two_to_gathering() {
     assert_eq!(blocks, [2, 2]);
     let recompute = Recompute::Block { blocks: Some(1), checkpoints: None, offloaded: false };
     let settings = Settings { recompute, gather: Some(Gather::Copy), ..settings(3) };
-    let compiled = Compiled::new(graph, 2, &settings, Target::Cpu { threads: 1 }, sizes()).unwrap();
+    let compiled = Compiled::new(graph, 2, &settings, &CpuTarget { threads: 1 }, sizes()).unwrap();
     let recomputed: Vec<&str> = compiled.program.sections[0]
         .instructions
         .iter()

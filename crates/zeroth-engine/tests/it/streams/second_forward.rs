@@ -1,8 +1,9 @@
 //! A teacher that is the student without its adapters, in the student's own units: no weight is there twice, and each is gathered
 //! once for both.
 
+use zeroth_cpu::CpuTarget;
 use zeroth_graph::{Builder, DistillSpec, Graph, Group, Role, Teacher, Value};
-use zeroth_program::{Action, Compiled, FrozenPlacement, Recompute, Settings, Target};
+use zeroth_program::{Action, Compiled, FrozenPlacement, Recompute, Settings};
 
 use super::{HIDDEN, VOCAB, assert_trains, settings, sizes, specs};
 
@@ -85,7 +86,7 @@ fn a_teacher_in_the_units_of_its_student_trains_as_the_reference_does() {
 #[test]
 fn it_is_gathered_with_its_student_and_not_evaluated() {
     let of = |graph: Graph| {
-        let target = Target::Cpu { threads: 1 };
+        let target = &CpuTarget { threads: 1 };
         let settings = Settings { frozen: FrozenPlacement::Sharded, ..settings(3) };
         Compiled::new(graph, 2, &settings, target, sizes()).unwrap()
     };

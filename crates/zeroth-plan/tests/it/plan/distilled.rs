@@ -3,13 +3,15 @@
 use zeroth_base::DType;
 use zeroth_graph::DistillSpec;
 use zeroth_kernel::{Optimizer, Tier};
+use zeroth_machine::DeviceKind;
 use zeroth_model::{ModelConfig, Objective, ParameterTable, table};
 use zeroth_plan::{
     Basis, BatchShape, Budget, Freedom, Offload, Placement, PlanDevice, PlanRequest, PlannedRows,
     PlannedSource, PlannedTeacher, Sizing, TrainableModel, plan,
 };
-use zeroth_program::{Settings, Target, TeacherPlacement, Types};
+use zeroth_program::{Settings, TeacherPlacement, Types};
 
+pub(super) const GPU: PlanDevice = PlanDevice { kind: DeviceKind::Cuda, cpus: 1, threads: None };
 const TOKENS: u64 = 64;
 const WHOLE: TeacherPlacement = TeacherPlacement::WHOLE;
 const OFFLOADED: TeacherPlacement = TeacherPlacement { sharded: true, offloaded: true };
@@ -54,7 +56,7 @@ fn a_plan_has_the_arena_of_the_distillation() {
     ] {
         let placement = Placement { settings: settings(), ..Placement::new("zero0", 0, Offload::None) };
         let rows = PlannedRows { micro_batch: 1, max_length: TOKENS, max_target_length: 0, recompute: false };
-        let device = PlanDevice::Cuda;
+        let device = GPU;
         let trained = TrainableModel::distilled(config.clone(), own.clone(), None, device, teacher.clone());
         let request = PlanRequest {
             rows: Some(rows),
@@ -63,7 +65,7 @@ fn a_plan_has_the_arena_of_the_distillation() {
         };
         let row = plan(&request, &[placement]).unwrap().rows.remove(0);
         let (largest, shape) = (|_| [TOKENS, 0], BatchShape { micro_batch: 1, accumulation: 1, ranks: 1 });
-        let mut sizing = Sizing::new(&config, &own, Target::Cuda, shape, settings(), &largest);
+        let mut sizing = Sizing::new(&config, &own, DeviceKind::Cuda.target(1), shape, settings(), &largest);
         sizing.objective = teacher.as_ref().map_or(Objective::CrossEntropy, PlannedTeacher::objective);
         sizing.settings.teacher = teacher.as_ref().and_then(|teacher| teacher.placement).unwrap_or(WHOLE);
         let compiled = sizing.compile().unwrap();
@@ -81,12 +83,12 @@ fn a_misfit_names_the_changes_of_the_teacher_that_fit() {
     let (largest, shape) = (|_| [TOKENS, 0], BatchShape { micro_batch: 1, accumulation: 1, ranks: 1 });
     let planned = teacher(None, weights());
     let arena = |of: &PlannedTeacher| {
-        let mut sizing = Sizing::new(&config, &own, Target::Cuda, shape, settings(), &largest);
+        let mut sizing = Sizing::new(&config, &own, DeviceKind::Cuda.target(1), shape, settings(), &largest);
         sizing.objective = of.objective();
         sizing.compile().unwrap().memory.arena(Tier::Device)
     };
     let changes = |given: u64, of: &PlannedTeacher| -> Vec<String> {
-        let mut sizing = Sizing::new(&config, &own, Target::Cuda, shape, settings(), &largest);
+        let mut sizing = Sizing::new(&config, &own, DeviceKind::Cuda.target(1), shape, settings(), &largest);
         sizing.objective = of.objective();
         let budget = Budget::of_device(given);
         let misfit = sizing.fit(budget, Freedom::default()).unwrap().map(drop).unwrap_err();
