@@ -7,7 +7,7 @@ use zeroth_graph::{Backward, Graph, GraphError, Group};
 use zeroth_kernel::{LOSSES, Span, Target, Tier};
 
 use crate::grad_producers::grad_producers;
-use crate::plan_memory::{MemoryDetail, place_buffers};
+use crate::memory::plan::{MemoryDetail, place_buffers};
 use crate::{
     Action, BufferId, CachedTokens, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program,
     ProgramError, Settings, StreamSizes, World, compile, compile_inference, cross_streams, in_place,

@@ -7,8 +7,8 @@ use zeroth_graph::{LossPart, ParamId};
 use zeroth_kernel::{MasterForm, Optimizer, ReportLayout, Tier};
 
 use super::ir::{Accumulate, Action, GradientStorage, Instruction, Section, SectionKind};
-use super::shared_buffers::SharedBuffers;
 use super::{BufferId, GradProducers, RouterCounts, Types, World};
+use crate::memory::shared_buffers::SharedBuffers;
 use crate::{FlatKind, Layout, Storage};
 
 /// A compiled training step. Every rank runs the same program.

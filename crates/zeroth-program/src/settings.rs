@@ -164,6 +164,15 @@ pub struct Settings {
     pub head_rounds: bool,
 }
 
+/// What is kept of the distribution at a token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TopLogProbs {
+    /// The number of ids, the most probable ones.
+    pub k: u64,
+    /// The temperature of the softmax.
+    pub temperature: f64,
+}
+
 impl Settings {
     /// Applies the defaults of a target. On a device apart from the host, offloaded states are streamed through the device unless the CPU
     /// updates them.

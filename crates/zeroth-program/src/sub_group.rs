@@ -3,7 +3,7 @@
 use zeroth_kernel::MOMENTS;
 
 use super::Program;
-use super::buffer::ALIGNMENT;
+use crate::memory::buffer::ALIGNMENT;
 
 /// Byte offsets of a sub-group's parts in its buffer; `None` for parts it does not have.
 #[derive(Debug, Clone, Copy)]

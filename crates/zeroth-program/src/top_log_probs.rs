@@ -4,19 +4,10 @@ use zeroth_graph::Graph;
 use zeroth_kernel::Target;
 
 use super::compiled::{check_rows, check_views};
-use super::passes;
+use super::passes::compile_top_log_probs;
 use super::{
-    CompileError, Compiled, FrozenPlacement, Layout, Offload, Settings, StreamSizes, World, plan_memory,
+    CompileError, Compiled, FrozenPlacement, Offload, Settings, StreamSizes, TopLogProbs, World, plan_memory,
 };
-
-/// What is kept of the distribution at a token.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TopLogProbs {
-    /// The number of ids, the most probable ones.
-    pub k: u64,
-    /// The temperature of the softmax.
-    pub temperature: f64,
-}
 
 impl Compiled {
     /// Compiles a teacher, the only model of `graph`: forward, then the log-probabilities of the `top.k` most probable next
@@ -41,13 +32,7 @@ impl Compiled {
         let settings = settings.for_target(target);
         graph.params.iter_mut().for_each(|param| param.spec.trainable = false);
         let backward = graph.backward()?;
-        let layout = Layout::new(&graph, world.ranks, 0, 0, settings.types.compute);
-        let program = passes::lower_top_log_probs(&graph, world, layout, &settings, top);
-        let program = passes::gather(program, &settings);
-        let program = passes::overlap(program, &settings);
-        let program = passes::offload(program, &settings);
-        let program = passes::unpack(program, &graph, &backward);
-        let program = passes::operands(program, &graph, &backward);
+        let program = compile_top_log_probs(&graph, &backward, world, &settings, top);
         let memory = plan_memory(&program, &graph, &backward, target, &row_sizes);
         Ok(Self { graph, backward, program, memory, row_sizes, decode_sizes: Vec::new().into(), target })
     }

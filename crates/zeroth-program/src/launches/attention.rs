@@ -6,9 +6,9 @@ use zeroth_kernel::{
     RowKey, StoreRowsDims,
 };
 
-use super::super::BufferId;
-use super::super::streams::{is_cross, stream_of};
 use super::{At, Span};
+use crate::BufferId;
+use crate::streams::{is_cross, stream_of};
 
 /// The spec of an attention node.
 fn spec(op: Op) -> AttentionSpec {

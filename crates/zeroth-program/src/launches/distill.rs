@@ -3,8 +3,8 @@
 use zeroth_graph::{GradNode, Node, Op, TeacherKind};
 use zeroth_kernel::{Control, Distillation, Kernel, TeacherSpans};
 
-use super::super::BufferId;
 use super::At;
+use crate::BufferId;
 
 impl At<'_> {
     /// The loss with its gradients: the outputs of its node are both losses, then the gradient of x.

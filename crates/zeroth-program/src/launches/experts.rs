@@ -5,8 +5,8 @@ use zeroth_kernel::{
     Balance, BalanceDims, ExpertRowsDims, GatedRowsDims, GroupedLinearDims, Kernel, RouteDims,
 };
 
-use super::super::BufferId;
 use super::{At, Span};
+use crate::BufferId;
 
 impl At<'_> {
     fn route_dims(&self, op: Op, logits: Value) -> RouteDims {

@@ -7,8 +7,8 @@ use zeroth_graph::ParamId;
 use zeroth_kernel::ExactSum;
 use zeroth_kernel::{Kernel, Rounding};
 
-use super::super::{Accumulate, Action, BufferId, Chunk, GradientStorage, Storage};
 use super::{At, Collective, Span};
+use crate::{Accumulate, Action, BufferId, Chunk, GradientStorage, Storage};
 
 impl At<'_> {
     /// A rank's part of a chunk, as a range of the flat.

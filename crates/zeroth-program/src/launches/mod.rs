@@ -16,10 +16,10 @@ use zeroth_base::DType;
 use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
 use zeroth_kernel::{Kernel, Launch, Span, StepInput, Target};
 
-use super::buffer::ALIGNMENT;
-use super::buffer_analysis::BufferAnalysis;
 use super::grad_destinations::GradSlice;
 use super::{Action, BufferId, Operands, Program, Section, Storage, StreamSizes};
+use crate::memory::buffer::ALIGNMENT;
+use crate::memory::buffer_analysis::BufferAnalysis;
 
 /// The work of an instruction on one rank.
 #[derive(Debug, Clone, PartialEq)]

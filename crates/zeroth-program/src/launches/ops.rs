@@ -7,8 +7,8 @@ use zeroth_kernel::{
 };
 use zeroth_kernel::{HeadLossDw, Kernel, TiedRowsIn, TiedRowsOut};
 
-use super::super::BufferId;
 use super::{At, Span};
+use crate::BufferId;
 
 impl At<'_> {
     /// The row stride of activations of a width, in elements.

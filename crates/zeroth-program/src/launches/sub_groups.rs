@@ -3,10 +3,10 @@
 use zeroth_base::DType;
 use zeroth_kernel::{Kernel, Moment};
 
-use super::super::sub_group::SubGroupLayout;
-use super::super::{BufferId, Chunk};
 use super::flats::copy;
 use super::{At, Span};
+use crate::sub_group::SubGroupLayout;
+use crate::{BufferId, Chunk};
 
 /// A part of a sub-group: its spans on the device and in host memory, and its dtype.
 struct Part {

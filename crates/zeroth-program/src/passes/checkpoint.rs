@@ -18,9 +18,9 @@ use std::collections::{BTreeSet, HashMap};
 
 use zeroth_graph::{Backward, Graph, Node, Op, Role, UnitId, Value};
 
-use super::super::{Action, Instruction, Program, Recompute, Section, Settings};
+use crate::{Action, Instruction, Program, Recompute, Section, Settings};
 
-pub(in super::super) fn checkpoint(
+pub(super) fn checkpoint(
     mut program: Program,
     graph: &Graph,
     backward: &Backward,

@@ -10,9 +10,9 @@
 //! Zero-copy gathers take no memory, so none of these bounds applies: such flats are gathered at the start of a
 //! section, where ranks synchronise once instead of per unit, and released after their last use.
 
-use super::super::{Action, Instruction, Program, Settings};
+use crate::{Action, Instruction, Program, Settings};
 
-pub(in super::super) fn gather(mut program: Program, settings: &Settings) -> Program {
+pub(super) fn gather(mut program: Program, settings: &Settings) -> Program {
     if !program.shards_parameters() {
         return program;
     }

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::Target;
 
-use super::super::{Accumulate, Action, Chunk, Program, Section};
-use super::operands;
+use super::operands::operands;
+use crate::{Accumulate, Action, Chunk, Program, Section};
 
 /// Specialises a program for a target.
 pub fn in_place(mut program: Program, graph: &Graph, backward: &Backward, target: &dyn Target) -> Program {

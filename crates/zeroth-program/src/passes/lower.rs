@@ -4,21 +4,21 @@
 
 use zeroth_graph::{Backward, Graph, Node, Op};
 
-use super::super::buffer::ALIGNMENT;
-use super::super::grad_producers::grad_producers;
-use super::super::shared_buffers::SharedBuffers;
-use super::super::streams::{Sides, cross_streams, is_attention, is_cross};
-use super::super::{
+use super::offload::hold;
+use crate::Layout;
+use crate::grad_producers::grad_producers;
+use crate::memory::buffer::ALIGNMENT;
+use crate::memory::shared_buffers::SharedBuffers;
+use crate::streams::{Sides, cross_streams, is_attention, is_cross};
+use crate::{
     Action, CachedTokens, Gather, GradProducers, Instruction, Program, RouterCounts, Section, SectionKind,
     Settings, TopLogProbs, World,
 };
-use super::hold;
-use crate::Layout;
 
 /// Larger than any device: a larger window counts as this and exceeds every budget.
 const MOST_WINDOW: u64 = 1 << 60;
 
-pub(in super::super) fn lower(
+pub(super) fn lower(
     graph: &Graph,
     backward: &Backward,
     world: World,
@@ -44,7 +44,7 @@ pub(in super::super) fn lower(
 /// Forward with a head that computes next-token logits instead of a loss. With a cache, that section stores keys and
 /// values, and another one decodes with them. An encoder-decoder with a cache has a section for its encoder, which stores the keys
 /// and values of cross attention, and the one that decodes.
-pub(in super::super) fn lower_inference(
+pub(super) fn lower_inference(
     graph: &Graph,
     layout: Layout,
     settings: &Settings,
@@ -90,7 +90,7 @@ pub(in super::super) fn lower_inference(
 }
 
 /// Forward with a head that computes the most probable tokens of every row instead of a loss.
-pub(in super::super) fn lower_top_log_probs(
+pub(super) fn lower_top_log_probs(
     graph: &Graph,
     world: World,
     layout: Layout,

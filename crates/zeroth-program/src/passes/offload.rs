@@ -15,11 +15,11 @@
 use zeroth_graph::Group;
 use zeroth_kernel::{Queue, Tier};
 
-use super::super::{
+use crate::BLOCK;
+use crate::{
     Accumulate, Action, Chunk, GradientStorage, Instruction, Program, Residency, Section, SectionKind,
     Settings, UpdatedBy,
 };
-use crate::BLOCK;
 use crate::{FlatKind, Layout};
 
 /// Minimum and maximum elements of a streamed sub-group: large enough for the bus and for a queue of about a thousand
@@ -32,7 +32,7 @@ const STATE_BYTES: u64 = 14;
 
 /// The residency of each flat: whole flats in layout order, as far as `ratio` and `max_in_cpu` reach. A teacher's are all in one
 /// place.
-pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Residency> {
+pub(super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Residency> {
     let offload = &settings.offload;
     let trained: u64 = layout
         .flats
@@ -77,7 +77,7 @@ pub(in super::super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Reside
         .collect()
 }
 
-pub(in super::super) fn offload(mut program: Program, settings: &Settings) -> Program {
+pub(super) fn offload(mut program: Program, settings: &Settings) -> Program {
     let mut sections = std::mem::take(&mut program.sections);
     for section in &mut sections {
         let instructions = std::mem::take(&mut section.instructions);

@@ -9,12 +9,12 @@ use std::collections::HashMap;
 
 use zeroth_graph::{Backward, Graph, Node, Op, ParamId, Value};
 
-use super::super::streams::{is_cross, stream_of};
-use super::super::{Action, BufferId, Chunk, GradientStorage, Instruction, Operands, Program, SectionKind};
+use crate::streams::{is_cross, stream_of};
+use crate::{Action, BufferId, Chunk, GradientStorage, Instruction, Operands, Program, Section, SectionKind};
 
 /// Sets the operands of every instruction.
-pub(in super::super) fn operands(mut program: Program, graph: &Graph, backward: &Backward) -> Program {
-    let of_section = |section: &super::super::Section| -> Vec<Operands> {
+pub(super) fn operands(mut program: Program, graph: &Graph, backward: &Backward) -> Program {
+    let of_section = |section: &Section| -> Vec<Operands> {
         let mut walk = Walk::new(&program, graph, backward, section.kind);
         section.instructions.iter().enumerate().map(|(at, instruction)| walk.next(at, instruction)).collect()
     };
@@ -173,42 +173,14 @@ impl<'a> Walk<'a> {
 
     fn operands(&self, at: usize, instruction: &Instruction) -> Operands {
         let program = self.program;
-        let on_host = |flat: usize| program.residency[flat].gradients.is_offloaded();
-        let reduced = |flat: usize| program.reduced_gradient(flat, 0).0;
         match &instruction.action {
-            Action::Forward(at_node) => {
-                let node = &self.graph.nodes[*at_node];
-                let reads = self.inputs(node).chain(self.params(instruction, &node.params));
-                let reads = reads.chain(self.of_stream(node)).collect();
-                let outputs = self.values(&node.outputs);
-                let mut writes: Vec<BufferId> =
-                    if node.op.is_loss() { vec![BufferId::Report] } else { outputs.collect() };
-                // A training step reports the load of its routers.
-                if program.routers.iter().any(|router| router.node == *at_node) && self.kind.is_micro_batch()
-                {
-                    writes.push(BufferId::Report);
-                }
-                Operands { reads, writes }
-            }
+            Action::Forward(node) => self.of_forward(*node, instruction),
             Action::EvaluateLoss(node) => {
                 let node = self.graph.nodes[*node].evaluated();
                 let reads = self.values(&node.inputs).chain(self.params(instruction, &node.params));
                 Operands { reads: reads.collect(), writes: vec![BufferId::Report] }
             }
-            Action::Recompute { node, from_sum } => {
-                let node = &self.graph.nodes[*node];
-                let inputs: Vec<BufferId> = if *from_sum {
-                    self.values(&node.outputs[..1]).collect()
-                } else {
-                    self.inputs(node).collect()
-                };
-                let reads = inputs.into_iter().chain(self.params(instruction, &node.params));
-                let outputs = node.outputs[usize::from(*from_sum)..].iter();
-                Operands {
-                    reads: reads.chain(self.of_stream(node)).collect(),
-                    writes: outputs.map(|output| BufferId::Recomputed(self.holder(output.index()))).collect(),
-                }
-            }
+            Action::Recompute { node, from_sum } => self.of_recompute(*node, *from_sum, instruction),
             Action::Backward(node) => self.of_gradient(*node, instruction),
             Action::Logits { node, .. } => {
                 // It reads the last rows of x and no labels.
@@ -229,19 +201,7 @@ impl<'a> Walk<'a> {
                     writes: vec![BufferId::CachedKeys(*node), BufferId::CachedValues(*node)],
                 }
             }
-            Action::CachedAttention(at) => {
-                let node = &self.graph.nodes[*at];
-                let ranges =
-                    if is_cross(self.graph, node) { BufferId::SourceRanges } else { BufferId::CacheRanges };
-                let cache = [ranges, BufferId::CachedKeys(*at), BufferId::CachedValues(*at)];
-                // q and the biases.
-                let values = self.values(&node.inputs[..1]).chain(self.values(&node.inputs[3..]));
-                Operands {
-                    reads: values.chain(cache).collect(),
-                    // Nothing reads the log-sum-exp.
-                    writes: self.values(&node.outputs[..1]).collect(),
-                }
-            }
+            Action::CachedAttention(node) => self.of_cached_attention(*node),
             Action::OffloadActivation(value) => {
                 lists([self.values[*value]], [BufferId::Offloaded(self.holder(*value))])
             }
@@ -287,19 +247,10 @@ impl<'a> Walk<'a> {
                 lists([BufferId::Grad(chunk.flat)], [BufferId::SendChunk(at), BufferId::Report])
             }
             Action::AllToAll(chunk) => lists([self.gradient(chunk)], [BufferId::RecvChunk(at)]),
-            Action::SumRanks(chunk, addition) | Action::ReduceScatter(chunk, addition) => {
-                let sums = match (program.gradient_storage(), on_host(chunk.flat)) {
-                    (GradientStorage::FlatF32, _) => BufferId::Grad(chunk.flat),
-                    (_, true) => BufferId::ReducedChunk(at),
-                    (_, false) => BufferId::ReducedGrad(chunk.flat),
-                };
-                // A reduce-scatter that completes a gradient computes its squared norm, too.
-                let counts = matches!(instruction.action, Action::ReduceScatter(..))
-                    && program.completes(self.kind, chunk.flat, *addition);
-                Operands {
-                    reads: vec![self.gradient(chunk)],
-                    writes: [sums].into_iter().chain(counts.then_some(BufferId::Report)).collect(),
-                }
+            Action::SumRanks(chunk, _) => self.of_reduction(at, chunk, false),
+            // It counts: a reduce-scatter that completes a gradient computes its squared norm, too.
+            Action::ReduceScatter(chunk, addition) => {
+                self.of_reduction(at, chunk, program.completes(self.kind, chunk.flat, *addition))
             }
             Action::OffloadGrad(chunk, _) => {
                 let from = match program.gradient_storage() {
@@ -311,7 +262,8 @@ impl<'a> Walk<'a> {
             Action::GradSquares(flat) => {
                 // In the micro-batch the gradient is still on the device.
                 let is_update = self.kind == SectionKind::Update;
-                let values = if is_update { reduced(*flat) } else { program.comm_grad(*flat) };
+                let values =
+                    if is_update { program.reduced_gradient(*flat, 0).0 } else { program.comm_grad(*flat) };
                 lists([values], [BufferId::Report])
             }
             Action::AllGatherReports => lists([BufferId::Report], [BufferId::Reports]),
@@ -319,24 +271,8 @@ impl<'a> Walk<'a> {
                 let reports = if program.layout.ranks > 1 { BufferId::Reports } else { BufferId::Report };
                 lists([BufferId::Recipe, BufferId::Input, reports], [BufferId::Control, BufferId::Record])
             }
-            Action::LoadStates(chunk) => {
-                let flat = chunk.flat;
-                let states = BufferId::HostStateToken { flat, first: chunk.range.start };
-                let gradient = on_host(flat).then(|| reduced(flat));
-                let weights = (!program.has_master(flat)).then_some(BufferId::Weights(flat));
-                Operands {
-                    reads: [states].into_iter().chain(gradient).chain(weights).collect(),
-                    writes: vec![BufferId::SubGroup(at)],
-                }
-            }
-            Action::StoreStates(chunk) => {
-                let states = BufferId::HostStateToken { flat: chunk.flat, first: chunk.range.start };
-                let weights = (!program.has_master(chunk.flat)).then_some(BufferId::Weights(chunk.flat));
-                Operands {
-                    reads: vec![self.sub_group(chunk)],
-                    writes: [states].into_iter().chain(weights).collect(),
-                }
-            }
+            Action::LoadStates(chunk) => self.of_load(at, chunk),
+            Action::StoreStates(chunk) => self.of_store(chunk),
             Action::Update(chunk) => self.of_update(at, chunk),
             Action::WriteBack(chunk) => {
                 let updated = self.in_transfer.get(chunk).copied();
@@ -347,6 +283,57 @@ impl<'a> Walk<'a> {
                 lists([], [BufferId::Weights(*flat)])
             }
         }
+    }
+
+    fn of_forward(&self, at_node: usize, instruction: &Instruction) -> Operands {
+        let node = &self.graph.nodes[at_node];
+        let reads = self.inputs(node).chain(self.params(instruction, &node.params));
+        let reads = reads.chain(self.of_stream(node)).collect();
+        let outputs = self.values(&node.outputs);
+        let mut writes: Vec<BufferId> =
+            if node.op.is_loss() { vec![BufferId::Report] } else { outputs.collect() };
+        // A training step reports the load of its routers.
+        let is_router = self.program.routers.iter().any(|router| router.node == at_node);
+        if is_router && self.kind.is_micro_batch() {
+            writes.push(BufferId::Report);
+        }
+        Operands { reads, writes }
+    }
+
+    fn of_recompute(&self, node: usize, from_sum: bool, instruction: &Instruction) -> Operands {
+        let node = &self.graph.nodes[node];
+        let inputs: Vec<BufferId> =
+            if from_sum { self.values(&node.outputs[..1]).collect() } else { self.inputs(node).collect() };
+        let reads = inputs.into_iter().chain(self.params(instruction, &node.params));
+        let outputs = node.outputs[usize::from(from_sum)..].iter();
+        Operands {
+            reads: reads.chain(self.of_stream(node)).collect(),
+            writes: outputs.map(|output| BufferId::Recomputed(self.holder(output.index()))).collect(),
+        }
+    }
+
+    fn of_cached_attention(&self, at: usize) -> Operands {
+        let node = &self.graph.nodes[at];
+        let ranges = if is_cross(self.graph, node) { BufferId::SourceRanges } else { BufferId::CacheRanges };
+        let cache = [ranges, BufferId::CachedKeys(at), BufferId::CachedValues(at)];
+        // q and the biases.
+        let values = self.values(&node.inputs[..1]).chain(self.values(&node.inputs[3..]));
+        Operands {
+            reads: values.chain(cache).collect(),
+            // Nothing reads the log-sum-exp.
+            writes: self.values(&node.outputs[..1]).collect(),
+        }
+    }
+
+    fn of_reduction(&self, at: usize, chunk: &Chunk, counts: bool) -> Operands {
+        let on_host = self.program.residency[chunk.flat].gradients.is_offloaded();
+        let sums = match (self.program.gradient_storage(), on_host) {
+            (GradientStorage::FlatF32, _) => BufferId::Grad(chunk.flat),
+            (_, true) => BufferId::ReducedChunk(at),
+            (_, false) => BufferId::ReducedGrad(chunk.flat),
+        };
+        let report = counts.then_some(BufferId::Report);
+        Operands { reads: vec![self.gradient(chunk)], writes: [sums].into_iter().chain(report).collect() }
     }
 
     fn of_gradient(&self, node: usize, instruction: &Instruction) -> Operands {
@@ -378,6 +365,24 @@ impl<'a> Walk<'a> {
         writes.extend(self.values(&outputs));
         reads.extend(self.of_stream(of));
         Operands { reads, writes }
+    }
+
+    fn of_load(&self, at: usize, chunk: &Chunk) -> Operands {
+        let (program, flat) = (self.program, chunk.flat);
+        let states = BufferId::HostStateToken { flat, first: chunk.range.start };
+        let is_offloaded = program.residency[flat].gradients.is_offloaded();
+        let gradient = is_offloaded.then(|| program.reduced_gradient(flat, 0).0);
+        let weights = (!program.has_master(flat)).then_some(BufferId::Weights(flat));
+        Operands {
+            reads: [states].into_iter().chain(gradient).chain(weights).collect(),
+            writes: vec![BufferId::SubGroup(at)],
+        }
+    }
+
+    fn of_store(&self, chunk: &Chunk) -> Operands {
+        let states = BufferId::HostStateToken { flat: chunk.flat, first: chunk.range.start };
+        let weights = (!self.program.has_master(chunk.flat)).then_some(BufferId::Weights(chunk.flat));
+        Operands { reads: vec![self.sub_group(chunk)], writes: [states].into_iter().chain(weights).collect() }
     }
 
     fn of_update(&self, at: usize, chunk: &Chunk) -> Operands {

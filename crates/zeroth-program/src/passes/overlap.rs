@@ -10,9 +10,9 @@
 
 use zeroth_kernel::Queue;
 
-use super::super::{Action, Instruction, Program, Section, Settings};
+use crate::{Action, Instruction, Program, Section, Settings};
 
-pub(in super::super) fn overlap(mut program: Program, settings: &Settings) -> Program {
+pub(super) fn overlap(mut program: Program, settings: &Settings) -> Program {
     if !settings.overlap {
         return program;
     }

@@ -8,11 +8,11 @@
 //! accumulate micro-batches in the flat's own gradient and reduce in the last one. One rank without accumulation only
 //! casts.
 
-use super::super::{
+use crate::{
     Accumulate, Action, Chunk, GradientStorage, Instruction, Program, Section, SectionKind, Settings,
 };
 
-pub(in super::super) fn reduce(mut program: Program, settings: &Settings) -> Program {
+pub(super) fn reduce(mut program: Program, settings: &Settings) -> Program {
     let sections = std::mem::take(&mut program.sections);
     program.sections = sections.iter().map(|section| reduced(&program, section, settings)).collect();
     program

@@ -7,9 +7,9 @@
 
 use zeroth_graph::{Backward, Graph, ParamId};
 
-use super::super::{Action, Instruction, Program, Storage};
+use crate::{Action, Instruction, Program, Storage};
 
-pub(in super::super) fn unpack(mut program: Program, graph: &Graph, backward: &Backward) -> Program {
+pub(super) fn unpack(mut program: Program, graph: &Graph, backward: &Backward) -> Program {
     let is_nf4 = |flat: usize| program.layout.flats[flat].storage == Storage::Nf4;
     if !(0..program.layout.flats.len()).any(is_nf4) {
         return program;

@@ -7,9 +7,9 @@
 //! The global norm is known before any weight changes. Stage 0 all-gathers the reduced gradients first, because every
 //! rank updates every flat; stages 1 and above update shards, and flats that stay gathered are all-gathered again.
 
-use super::super::{Action, Chunk, Instruction, Program, Section, SectionKind, Settings};
+use crate::{Action, Chunk, Instruction, Program, Section, SectionKind, Settings};
 
-pub(in super::super) fn update(mut program: Program, settings: &Settings) -> Program {
+pub(super) fn update(mut program: Program, settings: &Settings) -> Program {
     let trained: Vec<usize> =
         (0..program.layout.flats.len()).filter(|flat| program.is_trained(*flat)).collect();
     let each = |action: fn(usize) -> Action, flats: &[usize]| {

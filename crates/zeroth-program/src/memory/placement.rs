@@ -10,27 +10,27 @@ use zeroth_kernel::Queue;
 
 use super::occupancy::{LastAccesses, Occupancy};
 use super::waits::{self, Waits};
-use super::{Buffer, BufferId, Section};
+use crate::{Buffer, BufferId, Section};
 
 /// A transient buffer: its lifetime in the list and the instructions that access it.
 #[derive(Debug, Clone)]
-pub(super) struct TransientBuffer {
-    pub(super) buffer: Buffer,
-    pub(super) lifetime: RangeInclusive<usize>,
-    pub(super) accessed_by: Vec<usize>,
+pub(crate) struct TransientBuffer {
+    pub(crate) buffer: Buffer,
+    pub(crate) lifetime: RangeInclusive<usize>,
+    pub(crate) accessed_by: Vec<usize>,
 }
 
 /// A buffer to be placed on an instruction list.
 #[derive(Debug, Clone)]
-pub(super) struct Unplaced {
-    pub(super) id: BufferId,
-    pub(super) bytes: u64,
-    pub(super) lifetime: RangeInclusive<usize>,
+pub(crate) struct Unplaced {
+    pub(crate) id: BufferId,
+    pub(crate) bytes: u64,
+    pub(crate) lifetime: RangeInclusive<usize>,
 }
 
 /// First-fit placement, largest buffers first: returns the offsets and the end of the last buffer. Buffers that are
 /// live at the same time do not overlap.
-pub(super) fn place(buffers: &[Unplaced]) -> (Vec<u64>, u64) {
+pub(crate) fn place(buffers: &[Unplaced]) -> (Vec<u64>, u64) {
     let slot = slot_of_tiles(buffers);
     let room = |buffer: &Unplaced| if is_tile(buffer) { slot.max(buffer.bytes) } else { buffer.bytes };
     let mut order: Vec<usize> = (0..buffers.len()).collect();
@@ -66,7 +66,7 @@ fn slot_of_tiles(buffers: &[Unplaced]) -> u64 {
 }
 
 /// Adds the waits that memory reuse needs.
-pub(super) fn guard_reuse(
+pub(crate) fn guard_reuse(
     section: &Section,
     buffers: &[&TransientBuffer],
     offsets: &[u64],

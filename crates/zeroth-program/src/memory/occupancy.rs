@@ -7,7 +7,7 @@ use std::ops::{Range, RangeInclusive};
 use zeroth_kernel::Queue;
 
 /// Occupied addresses, for every instruction: a segment tree over the list.
-pub(super) struct Occupancy {
+pub(crate) struct Occupancy {
     /// The number of leaves, a power of two. Node 1 is the root, and node n has the children 2n and 2n + 1.
     leaves: usize,
     /// For each node, what is occupied during all of its instructions by buffers that no smaller set of nodes covers.
@@ -18,7 +18,7 @@ pub(super) struct Occupancy {
 
 impl Occupancy {
     /// Free memory over this many instructions.
-    pub(super) fn new(instructions: usize) -> Self {
+    pub(crate) fn new(instructions: usize) -> Self {
         let leaves = instructions.next_power_of_two();
         Self {
             leaves,
@@ -28,7 +28,7 @@ impl Occupancy {
     }
 
     /// The lowest offset at which `bytes` are free during a lifetime.
-    pub(super) fn first_fit<'a>(&'a self, lifetime: &RangeInclusive<usize>, bytes: u64) -> u64 {
+    pub(crate) fn first_fit<'a>(&'a self, lifetime: &RangeInclusive<usize>, bytes: u64) -> u64 {
         // What is occupied in the lifetime was noted at a node within it, or at one above it that spans it.
         let mut sets: Vec<&Ranges> = Vec::with_capacity(4 * self.leaves.ilog2() as usize + 2);
         let mut consider = |set: &'a Ranges| {
@@ -50,7 +50,7 @@ impl Occupancy {
     }
 
     /// Occupies addresses during a lifetime.
-    pub(super) fn occupy(&mut self, lifetime: &RangeInclusive<usize>, range: Range<u64>) {
+    pub(crate) fn occupy(&mut self, lifetime: &RangeInclusive<usize>, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
@@ -71,7 +71,7 @@ impl Occupancy {
 }
 
 /// The fewest nodes of a tree that span a lifetime exactly.
-pub(super) fn cover(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
+pub(crate) fn cover(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
     let (mut first, mut end) = (leaves + lifetime.start(), leaves + lifetime.end() + 1);
     while first < end {
         if first % 2 == 1 {
@@ -87,7 +87,7 @@ pub(super) fn cover(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: 
 }
 
 /// All nodes above the first or the last instruction of a lifetime: they hold what is above its cover.
-pub(super) fn above(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
+pub(crate) fn above(leaves: usize, lifetime: &RangeInclusive<usize>, mut visit: impl FnMut(usize)) {
     let (mut first, mut last) = ((leaves + lifetime.start()) / 2, (leaves + lifetime.end()) / 2);
     while first > 0 {
         visit(first);
@@ -130,18 +130,18 @@ impl Ranges {
 }
 
 /// The last instruction of each queue that accessed something.
-pub(super) type Accesses = [Option<usize>; Queue::ALL.len()];
+pub(crate) type Accesses = [Option<usize>; Queue::ALL.len()];
 
 /// The last accesses of every range of addresses.
 #[derive(Default)]
-pub(super) struct LastAccesses {
+pub(crate) struct LastAccesses {
     /// By the first address: the end, and the accesses. The ranges are disjoint.
     ranges: BTreeMap<u64, (u64, Accesses)>,
 }
 
 impl LastAccesses {
     /// Records later accesses to a range, and returns the earlier ones.
-    pub(super) fn replace(&mut self, range: Range<u64>, accesses: Accesses) -> Accesses {
+    pub(crate) fn replace(&mut self, range: Range<u64>, accesses: Accesses) -> Accesses {
         let mut earlier = [None; Queue::ALL.len()];
         let before = self.ranges.range(..range.start).next_back().map(|(start, known)| (*start, *known));
         let mut cut: Vec<(u64, (u64, Accesses))> =

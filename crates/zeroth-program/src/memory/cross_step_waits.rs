@@ -11,7 +11,7 @@ use zeroth_kernel::{Access, Queue, Tier};
 use super::address_accesses::AddressAccesses;
 use super::occupancy::Accesses;
 use super::waits::CrossStepWaits;
-use super::{BufferId, Section, SectionKind, SectionMemory};
+use crate::{BufferId, Section, SectionKind, SectionMemory};
 
 /// The sections that may still be running when a section starts.
 fn before(sections: &[Section], kind: SectionKind) -> Vec<usize> {
@@ -27,7 +27,7 @@ fn before(sections: &[Section], kind: SectionKind) -> Vec<usize> {
 }
 
 /// Derives the cross-step waits of every section.
-pub(super) fn derive(sections: &[Section], memory: &[SectionMemory]) -> Vec<CrossStepWaits> {
+pub(crate) fn derive(sections: &[Section], memory: &[SectionMemory]) -> Vec<CrossStepWaits> {
     let uses: Vec<Uses> =
         sections.iter().zip(memory).map(|(section, memory)| Uses::of(section, memory)).collect();
     let of = |at: usize| {

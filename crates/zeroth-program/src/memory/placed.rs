@@ -6,8 +6,8 @@ use zeroth_kernel::{ByTier, Span, Tier};
 
 use super::buffer::{Buffer, BufferId, Category};
 use super::category_bytes::Bytes;
-use super::ir::SectionKind;
 use super::waits::{CrossStepWaits, Waits};
+use crate::ir::SectionKind;
 
 /// A buffer in the arena.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,10 +12,10 @@ use zeroth_kernel::{Access, Tier};
 
 use super::placement::{TransientBuffer, Unplaced, place};
 use super::waits;
-use super::{Buffer, BufferId, Category, LiveRange, Program, SectionKind};
+use crate::{Buffer, BufferId, Category, LiveRange, Program, SectionKind};
 
 /// Buffers that a step's only micro-batch writes and its update reads.
-pub(super) struct CrossSectionBuffers {
+pub(crate) struct CrossSectionBuffers {
     /// The indices of the two sections.
     sections: [usize; 2],
     buffers: BTreeMap<BufferId, Buffer>,
@@ -23,7 +23,7 @@ pub(super) struct CrossSectionBuffers {
 
 impl CrossSectionBuffers {
     /// Moves the cross-section buffers out of the statically allocated ones.
-    pub(super) fn find(program: &Program, static_buffers: &mut Vec<Buffer>) -> Self {
+    pub(crate) fn find(program: &Program, static_buffers: &mut Vec<Buffer>) -> Self {
         let place = |kind| program.sections.iter().position(|section| section.kind == kind);
         let overlaps = program.update_window.is_some() || waits::update_overlaps(&program.sections);
         let (Some(only), Some(update), false) =
@@ -51,12 +51,12 @@ impl CrossSectionBuffers {
     }
 
     /// The cross-section buffer with this id.
-    pub(super) fn buffer(&self, id: BufferId) -> Option<Buffer> {
+    pub(crate) fn buffer(&self, id: BufferId) -> Option<Buffer> {
         self.buffers.get(&id).copied()
     }
 
     /// The sections in which a buffer is live.
-    pub(super) fn live_range(&self, section: usize, id: BufferId) -> LiveRange {
+    pub(crate) fn live_range(&self, section: usize, id: BufferId) -> LiveRange {
         match self.buffer(id) {
             None => LiveRange::Section,
             Some(_) if section == self.sections[0] => LiveRange::IntoNext,
@@ -65,7 +65,7 @@ impl CrossSectionBuffers {
     }
 
     /// The lifetime of a buffer within a section that accesses it in `touched`.
-    pub(super) fn lifetime(
+    pub(crate) fn lifetime(
         &self,
         program: &Program,
         section: usize,
@@ -82,7 +82,7 @@ impl CrossSectionBuffers {
     }
 
     /// Groups of sections that are placed together, of `count` sections.
-    pub(super) fn groups(&self, count: usize) -> Vec<Vec<usize>> {
+    pub(crate) fn groups(&self, count: usize) -> Vec<Vec<usize>> {
         if self.buffers.is_empty() {
             return (0..count).map(|section| vec![section]).collect();
         }
@@ -91,7 +91,7 @@ impl CrossSectionBuffers {
     }
 
     /// The end of the largest buffer, and the offset of every buffer of a group in a tier, section by section.
-    pub(super) fn place(
+    pub(crate) fn place(
         &self,
         program: &Program,
         group: &[usize],

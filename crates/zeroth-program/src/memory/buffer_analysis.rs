@@ -4,18 +4,18 @@ use zeroth_graph::{self as graph, Backward, Graph, Kind, Node, Op};
 use zeroth_kernel::{CacheRange, RowKey};
 use zeroth_kernel::{Control, Recipe, StepInput, Target, Tier};
 
-use super::streams::{is_attention, is_cross};
-use super::sub_group::SubGroupLayout;
-use super::{Action, Buffer, BufferId, Category, Flat, GradientStorage, Program, Section, Storage};
+use crate::streams::{is_attention, is_cross};
+use crate::sub_group::SubGroupLayout;
+use crate::{Action, Buffer, BufferId, Category, Flat, GradientStorage, Program, Section, Storage};
 
 /// A program with its model and target: everything that buffer sizes follow from.
 #[derive(Clone, Copy)]
-pub(super) struct BufferAnalysis<'a> {
-    pub(super) program: &'a Program,
-    pub(super) graph: &'a Graph,
-    pub(super) backward: &'a Backward,
+pub(crate) struct BufferAnalysis<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) graph: &'a Graph,
+    pub(crate) backward: &'a Backward,
     /// The kind of device, which decides row strides.
-    pub(super) target: &'a dyn Target,
+    pub(crate) target: &'a dyn Target,
 }
 
 /// Rows of the smallest head's projection.
@@ -34,7 +34,7 @@ impl BufferAnalysis<'_> {
     }
 
     /// The statically allocated buffers.
-    pub(super) fn static_buffers(&self) -> Vec<Buffer> {
+    pub(crate) fn static_buffers(&self) -> Vec<Buffer> {
         let (program, layout) = (self.program, &self.program.layout);
         let home = program.gradient_storage();
         let mut all = Vec::new();
@@ -135,7 +135,7 @@ impl BufferAnalysis<'_> {
     }
 
     /// The size, category and tier of a transient buffer of a section.
-    pub(super) fn transient(&self, section: &Section, id: BufferId, scratch: &[u64]) -> Buffer {
+    pub(crate) fn transient(&self, section: &Section, id: BufferId, scratch: &[u64]) -> Buffer {
         let (layout, types) = (&self.program.layout, self.program.types);
         let chunk = |at: usize| match &section.instructions[at].action {
             Action::PackGrad(chunk)
@@ -215,7 +215,7 @@ impl BufferAnalysis<'_> {
     }
 
     /// The row stride of a value, in bytes.
-    pub(super) fn row_bytes(&self, value: usize) -> u64 {
+    pub(crate) fn row_bytes(&self, value: usize) -> u64 {
         let (info, run) = (self.backward.values[value], self.program.types.compute);
         match info.kind {
             Kind::Activation => self.target.row_stride(info.width, run) * run.bytes(),

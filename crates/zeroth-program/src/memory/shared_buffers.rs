@@ -5,7 +5,7 @@
 
 use zeroth_graph::{Graph, Op, UnitId};
 
-use super::SectionKind;
+use crate::SectionKind;
 
 /// For each value of the graph, the value whose buffer holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use zeroth_kernel::{Access, Queue};
 
-use super::{Action, BufferId, Section, SectionKind};
+use crate::{Action, BufferId, Section, SectionKind};
 
 /// For each instruction, the instructions of other queues it waits for: at most one per queue, since queues run in
 /// order.
-pub(super) type Waits = Vec<Vec<usize>>;
+pub(crate) type Waits = Vec<Vec<usize>>;
 
 /// For each instruction, the instructions of earlier sections it waits for, as (section, index).
-pub(super) type CrossStepWaits = Vec<Vec<(usize, usize)>>;
+pub(crate) type CrossStepWaits = Vec<Vec<(usize, usize)>>;
 
 /// The accesses to a buffer since its last write.
 #[derive(Default)]
@@ -23,7 +23,7 @@ struct LastAccesses {
 
 /// Derives the waits of data dependences: a read follows the last write, a write follows every access before it. An
 /// all-gather also follows the last use of the flats released before it, which bounds gathered memory.
-pub(super) fn derive(section: &Section) -> Waits {
+pub(crate) fn derive(section: &Section) -> Waits {
     let mut buffers: BTreeMap<BufferId, LastAccesses> = BTreeMap::new();
     let mut last_read: BTreeMap<usize, usize> = BTreeMap::new();
     let mut released: Option<usize> = None;
@@ -56,7 +56,7 @@ pub(super) fn derive(section: &Section) -> Waits {
 }
 
 /// Adds a wait unless queue order implies it.
-pub(super) fn add(section: &Section, waits: &mut Waits, at: usize, earlier: usize) {
+pub(crate) fn add(section: &Section, waits: &mut Waits, at: usize, earlier: usize) {
     let queue = |index: usize| section.instructions[index].queue;
     if earlier == at || queue(earlier) == queue(at) {
         return;
@@ -68,12 +68,12 @@ pub(super) fn add(section: &Section, waits: &mut Waits, at: usize, earlier: usiz
 }
 
 /// Whether a section uses more than one queue.
-pub(super) fn has_company(section: &Section) -> bool {
+pub(crate) fn has_company(section: &Section) -> bool {
     section.instructions.iter().any(|instruction| instruction.queue != Queue::Compute)
 }
 
 /// Whether the update overlaps its neighbours: it does where it uses the load or store queue.
-pub(super) fn update_overlaps(sections: &[Section]) -> bool {
+pub(crate) fn update_overlaps(sections: &[Section]) -> bool {
     sections.iter().any(|section| {
         let lines = |queue| section.instructions.iter().any(|instruction| instruction.queue == queue);
         section.kind == SectionKind::Update && (lines(Queue::Load) || lines(Queue::Store))

@@ -7,20 +7,20 @@
 use std::collections::BTreeMap;
 
 use super::buffer_analysis::BufferAnalysis;
-use super::{BufferId, LiveRange, PlacedBuffer, Program, Section};
+use crate::{BufferId, LiveRange, PlacedBuffer, Program, Section};
 
 /// The alignment of the first view: a multiple of every page size.
-pub(super) const VIEW: u64 = 64 << 10;
+pub(crate) const VIEW: u64 = 64 << 10;
 
 /// The mapped flats and their offsets.
-pub(super) struct Views {
+pub(crate) struct Views {
     offsets: BTreeMap<usize, u64>,
     /// Bytes of address space.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Views {
-    pub(super) fn new(program: &Program) -> Self {
+    pub(crate) fn new(program: &Program) -> Self {
         let mut views = Self { offsets: BTreeMap::new(), bytes: 0 };
         for flat in (0..program.layout.flats.len()).filter(|flat| program.is_viewed(*flat)) {
             views.offsets.insert(flat, views.bytes);
@@ -30,7 +30,7 @@ impl Views {
     }
 
     /// The offset of a gathered flat's view, relative to the first view.
-    pub(super) fn offset(&self, id: BufferId) -> Option<u64> {
+    pub(crate) fn offset(&self, id: BufferId) -> Option<u64> {
         match id {
             BufferId::Gathered { flat, .. } => self.offsets.get(&flat).copied(),
             _ => None,
@@ -38,7 +38,7 @@ impl Views {
     }
 
     /// The views that a section reads, the first of which is at `at`.
-    pub(super) fn seen(
+    pub(crate) fn seen(
         &self,
         source: &BufferAnalysis<'_>,
         section: &Section,

@@ -11,7 +11,7 @@ use super::occupancy::{Accesses, above, cover};
 
 /// Last accesses by address: a segment tree over the bounds of the accessed ranges.
 #[derive(Debug, Default)]
-pub(super) struct AddressAccesses {
+pub(crate) struct AddressAccesses {
     /// Bounds of ranges, ascending. Leaf n is what lies between bounds n and n + 1.
     bounds: Vec<u64>,
     /// The number of leaves, a power of two. Node 1 is the root, and node n has the children 2n and 2n + 1.
@@ -24,7 +24,7 @@ pub(super) struct AddressAccesses {
 
 impl AddressAccesses {
     /// The last accesses to these ranges.
-    pub(super) fn of(ranges: &[(Range<u64>, Accesses)]) -> Self {
+    pub(crate) fn of(ranges: &[(Range<u64>, Accesses)]) -> Self {
         let mut bounds: Vec<u64> = ranges.iter().flat_map(|(range, _)| [range.start, range.end]).collect();
         bounds.sort_unstable();
         bounds.dedup();
@@ -48,7 +48,7 @@ impl AddressAccesses {
     }
 
     /// The last accesses to any address of a range.
-    pub(super) fn latest(&self, range: &Range<u64>) -> Accesses {
+    pub(crate) fn latest(&self, range: &Range<u64>) -> Accesses {
         let mut latest = [None; Queue::ALL.len()];
         if let Some(places) = self.places(range) {
             cover(self.leaves, &places, |node| keep_latest(&mut latest, &self.anywhere[node]));

@@ -5,7 +5,7 @@ use std::fmt;
 use zeroth_kernel::{Moment, Tier};
 
 /// The alignment of what is packed into one buffer of the device.
-pub(super) const ALIGNMENT: u64 = Tier::Device.alignment();
+pub(crate) const ALIGNMENT: u64 = Tier::Device.alignment();
 
 /// The purpose of a buffer, as memory reports group it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
