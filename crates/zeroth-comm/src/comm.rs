@@ -24,8 +24,8 @@ use crate::transfer::Transfer;
 
 /// A communicator: one rank's connection to the others.
 ///
-/// All ranks start the same collectives in the same order; [`Comm::agree`] compares a hash of the program first. Sizes
-/// are known to all ranks beforehand. [`Transfer`] defines what each call moves.
+/// All ranks start the same collectives in the same order. Sizes are known to all ranks beforehand. [`Transfer`] defines
+/// what each call moves.
 pub trait Comm: Send {
     /// This rank, from 0.
     fn rank(&self) -> usize;
@@ -33,7 +33,7 @@ pub trait Comm: Send {
     /// The number of ranks.
     fn world(&self) -> usize;
 
-    /// Starts a collective. The calls below are shorthands.
+    /// Starts a collective. `all_gather`, `gather` and `barrier` are shorthands.
     fn start<'a>(&'a self, op: OpName, transfer: Transfer<'a>) -> Result<Handle<'a>, CommError>;
 
     /// Windows of memory that peers map read-only; `None` where they cannot.
@@ -60,28 +60,6 @@ pub trait Comm: Send {
         self.start(op, Transfer::AllGather { send, recv, counts })
     }
 
-    /// Every rank's part of a buffer to every rank: [`Transfer::AllGatherInPlace`].
-    fn all_gather_in_place<'a>(
-        &'a self,
-        op: OpName,
-        buffer: &'a mut [u8],
-        starts: &'a [usize],
-        counts: &'a [usize],
-    ) -> Result<Handle<'a>, CommError> {
-        self.start(op, Transfer::AllGatherInPlace { buffer, starts, counts })
-    }
-
-    /// From every rank a part for every rank: [`Transfer::AllToAll`].
-    fn all_to_all<'a>(
-        &'a self,
-        op: OpName,
-        send: &'a [u8],
-        recv: &'a mut [u8],
-        counts: &'a [usize],
-    ) -> Result<Handle<'a>, CommError> {
-        self.start(op, Transfer::AllToAll { send, recv, counts })
-    }
-
     /// Every rank's part to `root`: [`Transfer::Gather`].
     fn gather<'a>(
         &'a self,
@@ -94,35 +72,9 @@ pub trait Comm: Send {
         self.start(op, Transfer::Gather { root, send, recv, counts })
     }
 
-    /// The bytes of `root` to every rank: [`Transfer::Broadcast`].
-    fn broadcast<'a>(
-        &'a self,
-        op: OpName,
-        root: usize,
-        buffer: &'a mut [u8],
-    ) -> Result<Handle<'a>, CommError> {
-        self.start(op, Transfer::Broadcast { root, buffer })
-    }
-
     /// Returns once all ranks have entered.
     fn barrier(&self, op: OpName) -> Result<Handle<'_>, CommError> {
         self.start(op, Transfer::Barrier)
-    }
-
-    /// Compares `value` (a hash of the program or config) across ranks, and reports the ranks that differ from the most
-    /// common value; ties go to the lowest rank.
-    fn agree(&self, op: OpName, value: u64) -> Result<(), CommError> {
-        let counts = vec![8; self.world()];
-        let mut gathered = vec![0; 8 * self.world()];
-        self.all_gather(op, &value.to_le_bytes(), &mut gathered, &counts)?.wait()?;
-        let values: Vec<u64> =
-            gathered.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        let votes = |of: u64| values.iter().filter(|value| **value == of).count();
-        // `max_by_key` keeps the last of equal elements: in reverse, the lowest rank.
-        let common = values.iter().copied().rev().max_by_key(|value| votes(*value)).unwrap_or(value);
-        let differ: Vec<(usize, u64)> =
-            values.iter().copied().enumerate().filter(|(_, value)| *value != common).collect();
-        if differ.is_empty() { Ok(()) } else { Err(CommError::Disagree { op, common, differ }) }
     }
 
     /// All-gathers a text of any length from every rank, in rank order.

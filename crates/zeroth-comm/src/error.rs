@@ -12,15 +12,6 @@ pub enum CommError {
     /// A rank is lost or in a different collective. The job ends: every rank gets this error.
     #[error(transparent)]
     RankLost(#[from] Box<RankLost>),
-    /// Ranks have different values of something that must be equal.
-    #[error("ranks disagree in {op}: {} rank(s) differ from {common:#018x}: {}; start all ranks from the same program, config and data", differ.len(), listed(differ))]
-    Disagree {
-        op: OpName,
-        /// The most common value.
-        common: u64,
-        /// The ranks that differ, with their values.
-        differ: Vec<(usize, u64)>,
-    },
     /// Inconsistent operands.
     #[error("{kind} in {op}: {given} {what} given, its counts ask for {needed}")]
     Operands { op: OpName, kind: &'static str, what: &'static str, given: usize, needed: usize },
@@ -41,12 +32,6 @@ pub enum CommError {
         /// The collective that was waited for too early.
         op: OpName,
     },
-}
-
-fn listed(differ: &[(usize, u64)]) -> String {
-    let parts: Vec<String> =
-        differ.iter().map(|(rank, value)| format!("rank {rank} has {value:#018x}")).collect();
-    parts.join(", ")
 }
 
 /// Why a rank was lost.

@@ -65,14 +65,6 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
-    /// The file for a rank's output could not be created.
-    #[error("cannot write the output of rank {rank} to {}: {source}", path.display())]
-    Output {
-        rank: usize,
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
 }
 
 /// The ranks to start and how.
@@ -267,7 +259,7 @@ impl RankLauncher {
         if let Some(called) = &self.called {
             command.arg0(called);
         }
-        self.output.attach(rank, &mut command)?;
+        self.output.attach(&mut command);
         // SAFETY: between fork and exec only system calls are made: no allocation, no lock, and errors are numbers.
         // The descriptors are open: `job` and `self` are borrowed, and fork copies them.
         unsafe {

@@ -42,7 +42,6 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::error::JoinError;
@@ -107,12 +106,6 @@ pub enum RendezvousError {
     /// The socket carried an invalid message.
     #[error("the peer at the socket {name} sent a message that is not of this version: {why}")]
     Malformed { name: String, why: String },
-    /// This process was asked to stop while it waited.
-    #[error("stopped while waiting for {}", ranks(missing))]
-    Stopped {
-        /// The ranks it waited for.
-        missing: Vec<usize>,
-    },
     /// Rank 0's message is too long to send.
     #[error("a message of {bytes} bytes for the ranks is more than {most}")]
     MessageSize { bytes: usize, most: usize },
@@ -160,7 +153,6 @@ pub struct WaitPolicy {
     peers: Duration,
     first: Duration,
     tell: Arc<dyn Fn(&Waiting) + Send + Sync>,
-    stop: Arc<AtomicBool>,
 }
 
 impl Default for WaitPolicy {
@@ -170,7 +162,6 @@ impl Default for WaitPolicy {
             peers: Duration::from_mins(2),
             first: Duration::from_secs(10),
             tell: Arc::new(|_| ()),
-            stop: Arc::default(),
         }
     }
 }
@@ -194,13 +185,6 @@ impl WaitPolicy {
     #[must_use]
     pub fn tell(mut self, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
         self.tell = Arc::new(tell);
-        self
-    }
-
-    /// Waiting fails with [`RendezvousError::Stopped`] when this becomes true.
-    #[must_use]
-    pub fn stop_when(mut self, stop: Arc<AtomicBool>) -> Self {
-        self.stop = stop;
         self
     }
 }
@@ -229,17 +213,13 @@ impl<'a> WaitReporter<'a> {
         Self { policy, next: policy.first }
     }
 
-    /// Sleeps for a moment, unless this process is asked to stop.
-    fn wait(&mut self, waited: Duration, rank: usize, missing: Vec<usize>) -> Result<(), RendezvousError> {
-        if self.policy.stop.load(Ordering::Relaxed) {
-            return Err(RendezvousError::Stopped { missing });
-        }
+    /// Sleeps for a moment.
+    fn wait(&mut self, waited: Duration, rank: usize, missing: Vec<usize>) {
         if waited >= self.next {
             self.next = waited * 2;
             (self.policy.tell)(&Waiting { rank, missing, seconds: waited.as_secs() });
         }
         std::thread::sleep(LOOK);
-        Ok(())
     }
 }
 

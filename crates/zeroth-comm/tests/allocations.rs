@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use zeroth_comm::local::LocalJob;
-use zeroth_comm::{JoinOptions, OpName};
+use zeroth_comm::{JoinOptions, OpName, Transfer};
 
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
@@ -45,9 +45,11 @@ fn collectives_allocate_nothing() {
                     let op = |index| OpName::new(step, "op", index);
                     let own = &send[..counts[rank]];
                     comm.all_gather(op(0), own, &mut all, &counts).unwrap().wait().unwrap();
-                    comm.all_to_all(op(1), &send, &mut mine, &counts).unwrap().wait().unwrap();
+                    let transfer = Transfer::AllToAll { send: &send, recv: &mut mine, counts: &counts };
+                    comm.start(op(1), transfer).unwrap().wait().unwrap();
                     comm.gather(op(2), 1, own, &mut root, &counts).unwrap().wait().unwrap();
-                    comm.broadcast(op(3), 2, &mut all).unwrap().wait().unwrap();
+                    let transfer = Transfer::Broadcast { root: 2, buffer: &mut all };
+                    comm.start(op(3), transfer).unwrap().wait().unwrap();
                     if rank == 0 && step == 10 {
                         // Long enough for the others to sleep, wake and look around.
                         std::thread::sleep(std::time::Duration::from_millis(120));

@@ -1,15 +1,11 @@
-//! Output of ranks: inherited, line by line to a function, or to files.
+//! Output of ranks: inherited, or line by line to a function.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
-
-use super::LaunchError;
 
 /// Longer lines are split.
 const LONGEST: u64 = 1 << 16;
@@ -49,28 +45,15 @@ pub enum RankOutput {
     Inherit,
     /// To a function, line by line, from a thread for each stream.
     Lines(Arc<dyn Fn(OutputLine) + Send + Sync>),
-    /// To `rank-0.out`, `rank-0.err` and so on in this folder, which must exist.
-    Files(PathBuf),
 }
 
 impl RankOutput {
-    pub(super) fn attach(&self, rank: usize, command: &mut Command) -> Result<(), LaunchError> {
+    pub(super) fn attach(&self, command: &mut Command) {
         // Ranks share a terminal; one that reads from it would be stopped or take another's input.
         command.stdin(Stdio::null());
-        match self {
-            Self::Inherit => {}
-            Self::Lines(_) => {
-                command.stdout(Stdio::piped()).stderr(Stdio::piped());
-            }
-            Self::Files(folder) => {
-                let make = |stream: &str| {
-                    let path = folder.join(format!("rank-{rank}.{stream}"));
-                    File::create(&path).map_err(|source| LaunchError::Output { rank, path, source })
-                };
-                command.stdout(make("out")?).stderr(make("err")?);
-            }
+        if let Self::Lines(_) = self {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
-        Ok(())
     }
 }
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use zeroth_comm::local::{LocalJob, join};
-use zeroth_comm::{Comm, CommError, JoinError, JoinOptions, LostReason, OpName, RankLost, SlowRank, Timing};
+use zeroth_comm::{
+    Comm, CommError, JoinError, JoinOptions, LostReason, OpName, RankLost, SlowRank, Timing, Transfer,
+};
 
 use crate::model::{Case, Kind, cases};
 
@@ -66,12 +68,14 @@ fn messages_larger_than_the_caches_arrive_whole() {
 
         let starts = [0, counts[0]];
         all[starts[1 - rank]..][..counts[1 - rank]].fill(0);
-        comm.all_gather_in_place(OP, &mut all, &starts, &counts).unwrap().wait().unwrap();
+        let transfer = Transfer::AllGatherInPlace { buffer: &mut all, starts: &starts, counts: &counts };
+        comm.start(OP, transfer).unwrap().wait().unwrap();
         assert!(all == expected, "all_gather in place on rank {rank}");
 
         let send: Vec<u8> = (0..counts[0] + counts[1]).map(|i| byte(rank, i)).collect();
         let mut parts = vec![0; 2 * counts[rank]];
-        comm.all_to_all(OP, &send, &mut parts, &counts).unwrap().wait().unwrap();
+        let transfer = Transfer::AllToAll { send: &send, recv: &mut parts, counts: &counts };
+        comm.start(OP, transfer).unwrap().wait().unwrap();
         for from in [0, 1] {
             let part = &parts[from * counts[rank]..][..counts[rank]];
             assert!(part.iter().enumerate().all(|(i, value)| *value == byte(from, starts[rank] + i)));
@@ -83,29 +87,6 @@ fn messages_larger_than_the_caches_arrive_whole() {
 fn a_region_of_no_size_still_moves_everything() {
     let cases = cases(3, 0);
     ranks(3, 0, &JoinOptions::default(), |comm| cases.iter().for_each(|case| case.run(&*comm).unwrap()));
-}
-
-#[test]
-fn ranks_agree_or_those_that_differ_are_named() {
-    ranks(3, 0, &JoinOptions::default(), |comm| comm.agree(OP, 0xabc).unwrap());
-    let results = ranks(5, 0, &JoinOptions::default(), |comm| {
-        let differing = comm.agree(OP, [7, 7, 9, 7, 8][comm.rank()]);
-        // A disagreement ends nothing: whoever asked decides.
-        comm.barrier(OpName::new(4, "after", 3)).unwrap().wait().unwrap();
-        differing
-    });
-    for result in results {
-        let error = result.unwrap_err();
-        assert!(
-            matches!(&error, CommError::Disagree { common: 7, differ, .. } if *differ == [(2, 9), (4, 8)])
-        );
-        let message = error.to_string();
-        assert!(message.contains("rank 2 has 0x0000000000000009, rank 4 has"), "{message}");
-    }
-    // One against one: rank 0 counts.
-    for result in ranks(2, 0, &JoinOptions::default(), |comm| comm.agree(OP, comm.rank() as u64 + 5)) {
-        assert!(matches!(result, Err(CommError::Disagree { common: 5, .. })));
-    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What collectives must do, written as plainly as possible: nothing is shared, every rank's bytes are a formula.
 
-use zeroth_comm::{Comm, CommError, Handle, OpName};
+use zeroth_comm::{Comm, CommError, Handle, OpName, Transfer};
 
 /// Which collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,10 +77,12 @@ impl Case {
         let Buffers { send, recv, starts } = buffers;
         match self.kind {
             Kind::AllGather => comm.all_gather(self.op, send, recv, &self.counts),
-            Kind::AllGatherInPlace => comm.all_gather_in_place(self.op, recv, starts, &self.counts),
-            Kind::AllToAll => comm.all_to_all(self.op, send, recv, &self.counts),
+            Kind::AllGatherInPlace => {
+                comm.start(self.op, Transfer::AllGatherInPlace { buffer: recv, starts, counts: &self.counts })
+            }
+            Kind::AllToAll => comm.start(self.op, Transfer::AllToAll { send, recv, counts: &self.counts }),
             Kind::Gather => comm.gather(self.op, self.root, send, recv, &self.counts),
-            Kind::Broadcast => comm.broadcast(self.op, self.root, recv),
+            Kind::Broadcast => comm.start(self.op, Transfer::Broadcast { root: self.root, buffer: recv }),
             Kind::Barrier => comm.barrier(self.op),
         }
     }

@@ -224,18 +224,6 @@ fn a_launcher_that_is_told_to_stop_ends_all_ranks_and_blames_none() {
 }
 
 #[test]
-fn output_goes_to_one_file_for_each_rank_and_stream_and_nothing_else_is_left() {
-    let folder = tempfile::tempdir().unwrap();
-    let sh = RankLauncher::new("/bin/sh", 2, 0).arguments(["-c", "echo $ZEROTH_RANK of $ZEROTH_WORLD"]);
-    assert!(sh.output(RankOutput::Files(folder.path().to_owned())).run().unwrap().success());
-    let mut files: Vec<_> =
-        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    files.sort();
-    assert_eq!(files, ["rank-0.err", "rank-0.out", "rank-1.err", "rank-1.out"]);
-    assert_eq!(std::fs::read_to_string(folder.path().join("rank-1.out")).unwrap(), "1 of 2\n");
-}
-
-#[test]
 fn a_program_that_is_not_there_is_an_error_that_names_it() {
     let error = RankLauncher::new("no-such-program", 2, 0).run().unwrap_err().to_string();
     assert!(error.contains("rank 0 as no-such-program"), "{error}");
