@@ -12,7 +12,6 @@ pub enum CommError {
     /// A rank is lost or in a different collective. The job ends: every rank gets this error.
     #[error(transparent)]
     RankLost(#[from] Box<RankLost>),
-    /// Inconsistent operands.
     #[error("{kind} in {op}: {given} {what} given, its counts ask for {needed}")]
     Operands { op: OpName, kind: &'static str, what: &'static str, given: usize, needed: usize },
     /// A root outside the world.

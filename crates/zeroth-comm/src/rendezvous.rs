@@ -94,7 +94,6 @@ pub enum RendezvousError {
         /// Rejected processes.
         refused: Vec<String>,
     },
-    /// Rank 0 ended.
     #[error("rank 0 ended before the job began; see its messages")]
     Rank0Gone,
     /// Rank 0 has cancelled the job for all ranks.

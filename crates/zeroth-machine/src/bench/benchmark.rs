@@ -62,7 +62,6 @@ impl Rate {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum BenchError {
-    /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The file of the disk benchmark failed.

@@ -106,19 +106,16 @@ pub struct StepBenchOptions {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum StepBenchError {
-    /// Invalid model sizes.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The forward graph could not be built.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// The session failed.
     #[error(transparent)]
     Session(#[from] SessionError),
     /// The requested instruction set is not available.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Not enough memory.
     #[error(
         "{} are needed by {}, but {} are free: use a smaller --size, fewer --ranks, or --stage 3",
         format_bytes(*needed), counted(*ranks as u64, "rank"), format_bytes(*available)

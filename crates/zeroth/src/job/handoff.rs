@@ -25,13 +25,10 @@ pub const HANDOFF_VARIABLE: &str = "ZEROTH_HANDOFF_FD";
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum InputsError {
-    /// The config.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The model's folder.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Its files.
     #[error(transparent)]
     Files(#[from] ModelFilesError),
     /// Its config.json, as it was read.

@@ -66,7 +66,6 @@ impl TeacherConfig {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum DistillRequestError {
-    /// Neither is given.
     #[error("a run that distils has a teacher or a cache")]
     NoSource,
     /// The teacher's config cannot be read.
@@ -138,7 +137,6 @@ pub enum DistillRequestError {
         with: String,
         without: String,
     },
-    /// The tokenizers differ.
     #[error(
         "--teacher {name} has another tokenizer than the student {student}: {how}; {SAME_TOKENS}; give a teacher of the student's \
          tokenizer"

@@ -1,9 +1,9 @@
 //! `train`: resolves, plans and launches a run.
 //!
 //! Every rank is this same command, started again with the launcher's environment variables: it resolves the same job from
-//! the same arguments, and receives the launcher's decisions in a [`LauncherHandoff`]. The launcher owns the run folder; rank
-//! 0 writes metrics, checkpoint manifests and the model. Under an external launcher (torchrun, srun, mpirun), rank 0 does
-//! the launcher's work first.
+//! the same arguments, and receives the launcher's decisions in a [`zeroth::job::LauncherHandoff`]. The launcher owns the
+//! run folder; rank 0 writes metrics, checkpoint manifests and the model. Under an external launcher (torchrun, srun,
+//! mpirun), rank 0 does the launcher's work first.
 
 mod agreement;
 mod checkpoints;
