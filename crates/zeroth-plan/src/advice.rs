@@ -4,7 +4,7 @@
 use crate::format::{gpus, pair};
 use crate::row::{Row, needs};
 use crate::state_bytes::{StateBytes, smallest_count, usual_adapters};
-use crate::{Offload, PlanRequest, TrainType};
+use crate::{OffloadedStates, PlanRequest, TrainType};
 use serde::Serialize;
 use zeroth_base::{format_bytes, format_count};
 
@@ -194,7 +194,7 @@ fn by_gpu(request: &PlanRequest, rows: &[Row], gpu_memory: u64, advice: &GpuAdvi
     };
     // A planned row counts more than the states, if it describes the same job.
     let row = rows.iter().find(|row| {
-        (row.stage, row.offload, row.train_type) == (advice.stage, Offload::None, advice.train_type)
+        (row.stage, row.offload, row.train_type) == (advice.stage, OffloadedStates::None, advice.train_type)
     });
     let row_fits = row.and_then(|row| row.fits);
     let arithmetic = match row {

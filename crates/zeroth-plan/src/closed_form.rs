@@ -5,7 +5,7 @@
 
 use zeroth_program::Bytes;
 
-use crate::{Offload, Placement, PlanRequest};
+use crate::{OffloadedStates, Placement, PlanRequest};
 
 /// Bytes of a frozen parameter: its 16-bit value.
 const FROZEN_BYTES: u64 = 2;
@@ -14,7 +14,7 @@ const FROZEN_BYTES: u64 = 2;
 const GATHERED_BYTES: u64 = 2;
 
 /// Model states on a rank's device.
-pub fn device_states(request: &PlanRequest, stage: u8, offload: Offload) -> Bytes {
+pub fn device_states(request: &PlanRequest, stage: u8, offload: OffloadedStates) -> Bytes {
     let each = request.bytes_per_parameter();
     let held = |elements, cut_from| if stage >= cut_from { request.shard(elements) } else { elements };
     let parameters = if offload.parameters() {
@@ -38,7 +38,7 @@ pub fn device_states(request: &PlanRequest, stage: u8, offload: Offload) -> Byte
 }
 
 /// Model states on the fullest host: the shards of all its ranks.
-pub fn host_states(request: &PlanRequest, offload: Offload) -> Bytes {
+pub fn host_states(request: &PlanRequest, offload: OffloadedStates) -> Bytes {
     let each = request.bytes_per_parameter();
     let shards = |bytes: u64, elements| {
         bytes.saturating_mul(request.shard(elements)).saturating_mul(request.ranks_on_host())
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn the_papers_figure_for_seven_and_a_half_billion_on_64_ranks() {
         let request = PlanRequest::new(7_500_000_000, 64);
-        let totals = [0, 1, 2, 3].map(|stage| device_states(&request, stage, Offload::None).total);
+        let totals = [0, 1, 2, 3].map(|stage| device_states(&request, stage, OffloadedStates::None).total);
         assert_eq!(totals, [120 * GB, 31_406_250_000, 16_640_625_000, 1_875_000_000]);
     }
 
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn eight_billion_on_5_ranks_without_a_master_copy() {
         let request = PlanRequest { states: States::Plain, ..PlanRequest::new(8 * GB, 5) };
-        let totals = [0, 1, 2, 3].map(|stage| device_states(&request, stage, Offload::None).total);
+        let totals = [0, 1, 2, 3].map(|stage| device_states(&request, stage, OffloadedStates::None).total);
         assert_eq!(totals, [96 * GB, 44_800_000_000, 32 * GB, 19_200_000_000]);
     }
 
@@ -116,38 +116,44 @@ mod tests {
     #[test]
     fn a_runs_master_weights_are_whole_where_weights_or_states_are_in_host_memory() {
         let request = PlanRequest { states: States::Run, ..PlanRequest::new(8 * GB, 5) };
-        assert_eq!(device_states(&request, 3, Offload::None).optimizer, 16 * GB);
-        assert_eq!(device_states(&request, 3, Offload::Parameters).optimizer, 19_200_000_000);
-        assert_eq!(host_states(&request, Offload::Optimizer).optimizer, 96 * GB);
+        assert_eq!(device_states(&request, 3, OffloadedStates::None).optimizer, 16 * GB);
+        assert_eq!(device_states(&request, 3, OffloadedStates::Parameters).optimizer, 19_200_000_000);
+        assert_eq!(host_states(&request, OffloadedStates::Optimizer).optimizer, 96 * GB);
         let narrow = PlanRequest { accumulates_in_16_bits: true, ..request.clone() };
-        assert_eq!(device_states(&narrow, 3, Offload::None).gradients, 3_200_000_000);
-        assert_eq!(device_states(&request, 3, Offload::None).gradients, 6_400_000_000);
+        assert_eq!(device_states(&narrow, 3, OffloadedStates::None).gradients, 3_200_000_000);
+        assert_eq!(device_states(&request, 3, OffloadedStates::None).gradients, 6_400_000_000);
         // In fp16 they are whole everywhere.
         let request = PlanRequest { in_bf16: false, ..request };
         assert_eq!(request.bytes_per_parameter().total(), 18);
-        assert_eq!(device_states(&request, 3, Offload::None).optimizer, 19_200_000_000);
-        assert_eq!(host_states(&request, Offload::Optimizer).optimizer, 96 * GB);
+        assert_eq!(device_states(&request, 3, OffloadedStates::None).optimizer, 19_200_000_000);
+        assert_eq!(host_states(&request, OffloadedStates::Optimizer).optimizer, 96 * GB);
     }
 
     #[test]
     fn an_offloaded_optimizer_takes_gradient_shards_with_it_from_stage_2_on() {
         let request = PlanRequest::new(8 * GB, 5);
-        assert_eq!(device_states(&request, 1, Offload::Optimizer), Bytes::of_states(16 * GB, 16 * GB, 0));
-        assert_eq!(device_states(&request, 2, Offload::Optimizer), Bytes::of_states(16 * GB, 0, 0));
-        assert_eq!(device_states(&request, 3, Offload::Optimizer), Bytes::of_states(3_200_000_000, 0, 0));
-        assert_eq!(host_states(&request, Offload::Optimizer), Bytes::of_states(0, 16 * GB, 96 * GB));
-        assert_eq!(device_states(&request, 3, Offload::OptimizerAndParameters).total, 0);
-        assert_eq!(host_states(&request, Offload::OptimizerAndParameters).total, 128 * GB);
-        assert_eq!(device_states(&request, 3, Offload::Parameters).total, 22_400_000_000);
-        assert_eq!(host_states(&request, Offload::Parameters).total, 16 * GB);
+        assert_eq!(
+            device_states(&request, 1, OffloadedStates::Optimizer),
+            Bytes::of_states(16 * GB, 16 * GB, 0)
+        );
+        assert_eq!(device_states(&request, 2, OffloadedStates::Optimizer), Bytes::of_states(16 * GB, 0, 0));
+        assert_eq!(
+            device_states(&request, 3, OffloadedStates::Optimizer),
+            Bytes::of_states(3_200_000_000, 0, 0)
+        );
+        assert_eq!(host_states(&request, OffloadedStates::Optimizer), Bytes::of_states(0, 16 * GB, 96 * GB));
+        assert_eq!(device_states(&request, 3, OffloadedStates::OptimizerAndParameters).total, 0);
+        assert_eq!(host_states(&request, OffloadedStates::OptimizerAndParameters).total, 128 * GB);
+        assert_eq!(device_states(&request, 3, OffloadedStates::Parameters).total, 22_400_000_000);
+        assert_eq!(host_states(&request, OffloadedStates::Parameters).total, 16 * GB);
     }
 
     #[test]
     fn a_host_counts_its_own_ranks_only() {
         let request = PlanRequest { ranks_per_host: 8, ..PlanRequest::new(8 * GB, 16) };
-        assert_eq!(host_states(&request, Offload::Optimizer).total, 56 * GB);
+        assert_eq!(host_states(&request, OffloadedStates::Optimizer).total, 56 * GB);
         let fuller_than_the_job = PlanRequest { ranks_per_host: 8, ..PlanRequest::new(8 * GB, 2) };
-        assert_eq!(host_states(&fuller_than_the_job, Offload::Optimizer).total, 112 * GB);
+        assert_eq!(host_states(&fuller_than_the_job, OffloadedStates::Optimizer).total, 112 * GB);
     }
 
     #[test]
@@ -155,16 +161,16 @@ mod tests {
         let adapter_params = Some(20_000_000);
         let request =
             PlanRequest { train_type: TrainType::Lora, adapter_params, ..PlanRequest::new(7 * GB, 2) };
-        let parameters = |stage| device_states(&request, stage, Offload::None).parameters;
+        let parameters = |stage| device_states(&request, stage, OffloadedStates::None).parameters;
         assert_eq!([0, 1, 2].map(parameters), [14_040_000_000; 3]);
         assert_eq!(parameters(3), 7_020_000_000);
-        assert_eq!(device_states(&request, 2, Offload::None).optimizer, 120_000_000);
+        assert_eq!(device_states(&request, 2, OffloadedStates::None).optimizer, 120_000_000);
     }
 
     #[test]
     fn a_shard_is_whole_elements() {
         let request = PlanRequest::new(7, 5);
-        assert_eq!(device_states(&request, 3, Offload::None), Bytes::of_states(4, 4, 24));
+        assert_eq!(device_states(&request, 3, OffloadedStates::None), Bytes::of_states(4, 4, 24));
     }
 
     #[test]
@@ -185,12 +191,12 @@ mod tests {
     #[test]
     fn a_layer_is_gathered_where_parameters_are_not_whole() {
         let bare = |ranks| PlanRequest::new(100_000_000, ranks);
-        let zero3 = Placement::new("zero3", 3, Offload::None);
-        let offloaded = Placement::new("zero3_offload", 3, Offload::OptimizerAndParameters);
+        let zero3 = Placement::new("zero3", 3, OffloadedStates::None);
+        let offloaded = Placement::new("zero3_offload", 3, OffloadedStates::OptimizerAndParameters);
         assert_eq!(gathered_layer(&bare(1), &zero3), 0);
         assert!(gathered_layer(&bare(2), &zero3) > 0);
         assert_eq!(gathered_layer(&bare(1), &offloaded), 2 * usual_block(100_000_000));
-        assert_eq!(gathered_layer(&bare(4), &Placement::new("zero2", 2, Offload::Optimizer)), 0);
+        assert_eq!(gathered_layer(&bare(4), &Placement::new("zero2", 2, OffloadedStates::Optimizer)), 0);
         let typed = PlanRequest { largest_layer: Some(1_000_000), ..bare(1) };
         assert_eq!(gathered_layer(&typed, &offloaded), 2_000_000);
         // No layer is larger than the model.

@@ -41,7 +41,7 @@ pub use overhead::{DataSize, Overhead, Processes};
 pub use plan::{Plan, plan};
 pub use prefetch::PrefetchLimit;
 pub use request::{
-    BytesPerParameter, Offload, Placement, PlanError, PlanRequest, PlannedRows, States, TrainType,
+    BytesPerParameter, OffloadedStates, Placement, PlanError, PlanRequest, PlannedRows, States, TrainType,
 };
 pub use row::{Basis, Footprint, Row, footprint};
 pub use row_sizes::RowSizes;

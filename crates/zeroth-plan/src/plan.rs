@@ -7,7 +7,7 @@ use crate::most_tokens::most_tokens;
 use crate::recommend::recommend;
 use crate::row::{Basis, Footprint, Row, footprint};
 use crate::{
-    BytesPerParameter, Offload, Placement, PlanError, PlanRequest, PlannedRows, States, TrainType,
+    BytesPerParameter, OffloadedStates, Placement, PlanError, PlanRequest, PlannedRows, States, TrainType,
     volume_in_parameters,
 };
 use serde::Serialize;
@@ -140,7 +140,7 @@ fn rows(
 
 /// Plain data parallelism with the remaining settings of a placement.
 fn replicated(placement: Option<&Placement>) -> Placement {
-    let plain = Placement::new("zero0", 0, Offload::None);
+    let plain = Placement::new("zero0", 0, OffloadedStates::None);
     let Some(Placement { settings, .. }) = placement else { return plain };
     let offload = zeroth_program::Offload { optimizer: None, parameters: None, ..settings.offload };
     Placement { settings: Settings { stage: 0, offload, ..*settings }, ..plain }
@@ -155,7 +155,7 @@ fn deepspeed_estimate(request: &PlanRequest, placement: &Placement) -> Option<Es
     let cluster = Cluster { gpus_per_node: request.ranks_on_host(), nodes: request.hosts() };
     match (placement.settings.stage, placement.offload) {
         (2, offload) => Some(deepspeed::zero2(request.params, cluster, offload.optimizer())),
-        (3, Offload::None | Offload::Optimizer | Offload::OptimizerAndParameters) => {
+        (3, OffloadedStates::None | OffloadedStates::Optimizer | OffloadedStates::OptimizerAndParameters) => {
             let optimizer = placement.offload.optimizer();
             let options =
                 Zero3Options { optimizer, parameters: placement.offload.parameters(), zero_init: true };

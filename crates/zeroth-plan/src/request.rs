@@ -128,7 +128,7 @@ impl States {
 
 /// What is offloaded to host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Offload {
+pub enum OffloadedStates {
     /// Nothing.
     #[serde(rename = "none")]
     None,
@@ -149,7 +149,7 @@ pub struct Placement {
     /// The preset's or the file's name.
     pub preset: String,
     /// What is offloaded to host memory.
-    pub offload: Offload,
+    pub offload: OffloadedStates,
     /// The settings of the config, from which a step is compiled; closed forms read some of them.
     pub settings: Settings,
     /// What the config leaves open, so that a run chooses it to fit.
@@ -261,8 +261,8 @@ impl PlanRequest {
     }
 
     /// Optimizer bytes per trained parameter under an offload mode.
-    pub(crate) fn optimizer_bytes(&self, offload: Offload) -> u64 {
-        let more = if offload == Offload::None { 0 } else { self.offload_extra_bytes() };
+    pub(crate) fn optimizer_bytes(&self, offload: OffloadedStates) -> u64 {
+        let more = if offload == OffloadedStates::None { 0 } else { self.offload_extra_bytes() };
         self.bytes_per_parameter().optimizer + more
     }
 
@@ -320,7 +320,7 @@ impl PlanRequest {
     }
 }
 
-impl Offload {
+impl OffloadedStates {
     /// Whether the optimizer lives in host memory.
     pub const fn optimizer(self) -> bool {
         matches!(self, Self::Optimizer | Self::OptimizerAndParameters)
@@ -335,7 +335,7 @@ impl Offload {
 impl Placement {
     /// A placement with overlapped communication and the bucket sizes of ms-swift's presets, or DeepSpeed's defaults
     /// where those have none.
-    pub fn new(preset: impl Into<String>, stage: u8, offload: Offload) -> Self {
+    pub fn new(preset: impl Into<String>, stage: u8, offload: OffloadedStates) -> Self {
         let settings = Settings {
             stage,
             reduce_bucket: 200_000_000,

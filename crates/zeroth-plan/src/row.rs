@@ -13,7 +13,7 @@ use crate::deepspeed::Estimate;
 use crate::format::pair;
 use crate::sizing::{Detail, EarlierSteps};
 use crate::{
-    BytesPerParameter, Offload, Placement, PlanError, PlanRequest, TrainType, by_program,
+    BytesPerParameter, OffloadedStates, Placement, PlanError, PlanRequest, TrainType, by_program,
     bytes_sent_per_step, device_states, host_states,
 };
 
@@ -35,7 +35,7 @@ pub struct Row {
     /// ZeRO's stage.
     pub stage: u8,
     /// What lives in host memory.
-    pub offload: Offload,
+    pub offload: OffloadedStates,
     /// What is trained.
     pub train_type: TrainType,
     /// Bytes of each tier: on each device, and of the fullest host.
@@ -198,7 +198,7 @@ pub(crate) fn needs(request: &PlanRequest, row: &Row) -> String {
         format!("{} needs {}", row.preset, part(row.device_needs(), request.device_memory, "device"));
     let host = request.host_needs(row.device_needs(), row.host_needs());
     let is_short = request.host_memory.is_some_and(|budget| host > budget);
-    if row.offload != Offload::None || host > row.host_needs() || is_short {
+    if row.offload != OffloadedStates::None || host > row.host_needs() || is_short {
         needs = format!("{needs} and {}", part(host, request.host_memory, "host"));
     }
     match summary(&row.chosen, row.blocks) {

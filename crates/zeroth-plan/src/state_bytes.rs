@@ -2,7 +2,7 @@
 
 use zeroth_base::format_bytes;
 
-use crate::{Offload, PlanRequest, States, TrainType, device_states};
+use crate::{OffloadedStates, PlanRequest, States, TrainType, device_states};
 
 /// The largest count tried.
 const MOST: u64 = 1 << 20;
@@ -44,7 +44,7 @@ impl StateBytes {
     }
 
     pub(crate) fn of_job(request: &PlanRequest, stage: u8) -> Self {
-        let all = device_states(request, 0, Offload::None);
+        let all = device_states(request, 0, OffloadedStates::None);
 
         let sharded_from = [(3, all.parameters), (2, all.gradients), (1, all.optimizer)];
         let sum = |sharded| {

@@ -3,7 +3,7 @@
 use zeroth_config::resolve::{Origin, Resolved, ResolvedSetting};
 use zeroth_config::schema::{OffloadDevice, Values};
 use zeroth_machine::Rates;
-use zeroth_plan::{Freedom, Offload, Placement};
+use zeroth_plan::{Freedom, OffloadedStates, Placement};
 use zeroth_program::Settings;
 
 /// State offloaded to disk, which cannot be planned yet.
@@ -29,10 +29,10 @@ pub fn placement(name: &str, config: &Resolved) -> Result<Placement, NvmeOffload
     let optimizer = on_host("zero_optimization.offload_optimizer", offload_optimizer.device, 1)?;
     let parameters = on_host("zero_optimization.offload_param", offload_param.device, 3)?;
     let offload = match (optimizer, parameters) {
-        (false, false) => Offload::None,
-        (true, false) => Offload::Optimizer,
-        (false, true) => Offload::Parameters,
-        (true, true) => Offload::OptimizerAndParameters,
+        (false, false) => OffloadedStates::None,
+        (true, false) => OffloadedStates::Optimizer,
+        (false, true) => OffloadedStates::Parameters,
+        (true, true) => OffloadedStates::OptimizerAndParameters,
     };
     Ok(Placement {
         settings: Settings::from_config(config),

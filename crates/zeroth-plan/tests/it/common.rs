@@ -1,15 +1,15 @@
 //! The six presets, as the command line hands them in.
 
-use zeroth_plan::{Offload, Placement};
+use zeroth_plan::{OffloadedStates, Placement};
 
 pub(crate) fn presets() -> Vec<Placement> {
     [
-        ("zero0", 0, Offload::None),
-        ("zero1", 1, Offload::None),
-        ("zero2", 2, Offload::None),
-        ("zero2_offload", 2, Offload::Optimizer),
-        ("zero3", 3, Offload::None),
-        ("zero3_offload", 3, Offload::OptimizerAndParameters),
+        ("zero0", 0, OffloadedStates::None),
+        ("zero1", 1, OffloadedStates::None),
+        ("zero2", 2, OffloadedStates::None),
+        ("zero2_offload", 2, OffloadedStates::Optimizer),
+        ("zero3", 3, OffloadedStates::None),
+        ("zero3_offload", 3, OffloadedStates::OptimizerAndParameters),
     ]
     .map(|(preset, stage, offload)| Placement::new(preset, stage, offload))
     .into()

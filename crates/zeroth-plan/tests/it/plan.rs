@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use zeroth_kernel::Tier;
 use zeroth_model::{ModelConfig, named_config, table};
 use zeroth_plan::{
-    ChangeKind, Offload, Placement, Plan, PlanError, PlanRequest, PlannedRows, Row, States, TrainType,
-    TrainableModel, plan,
+    ChangeKind, OffloadedStates, Placement, Plan, PlanError, PlanRequest, PlannedRows, Row, States,
+    TrainType, TrainableModel, plan,
 };
 
 use crate::common::presets;
@@ -214,7 +214,7 @@ fn deepspeeds_estimate_stands_beside_the_rows_it_has_formulas_for() {
 
 #[test]
 fn one_placement_of_a_file_is_answered_for_itself() {
-    let file = [Placement::new("ds_zero3.json", 3, Offload::Parameters)];
+    let file = [Placement::new("ds_zero3.json", 3, OffloadedStates::Parameters)];
     let request = PlanRequest { device_memory: Some(44 * GB), ..PlanRequest::new(8 * GB, 5) };
     let answer = plan(&request, &file).unwrap();
     assert_eq!(answer.recommended.as_deref(), Some("ds_zero3.json"));
@@ -239,7 +239,7 @@ fn notes_say_what_is_left_out() {
 fn questions_without_an_answer_are_refused_with_what_to_change() {
     let refused =
         |request: &PlanRequest, placement: Placement| plan(request, &[placement]).unwrap_err().to_string();
-    let zero2 = || Placement::new("zero2", 2, Offload::None);
+    let zero2 = || Placement::new("zero2", 2, OffloadedStates::None);
     assert_eq!(refused(&PlanRequest::new(1, 0), zero2()), "0 ranks requested: give at least 1");
     assert_eq!(
         plan(&PlanRequest { accumulation: 0, ..PlanRequest::new(1, 1) }, &[]),
@@ -247,9 +247,10 @@ fn questions_without_an_answer_are_refused_with_what_to_change() {
     );
     let request = PlanRequest::new(8 * GB, 5);
     assert!(
-        refused(&request, Placement::new("x", 4, Offload::None)).contains("the stages are 0, 1, 2 and 3")
+        refused(&request, Placement::new("x", 4, OffloadedStates::None))
+            .contains("the stages are 0, 1, 2 and 3")
     );
-    let message = refused(&request, Placement::new("x", 2, Offload::OptimizerAndParameters));
+    let message = refused(&request, Placement::new("x", 2, OffloadedStates::OptimizerAndParameters));
     assert!(message.contains("x offloads parameters at stage 2"), "{message}");
     assert!(message.contains("set stage 3 or higher"), "{message}");
 }
@@ -258,7 +259,7 @@ fn questions_without_an_answer_are_refused_with_what_to_change() {
 fn parameters_beyond_max_in_cpu_stay_on_the_device() {
     let request = PlanRequest::new(8 * GB, 4);
     let offloaded = |max_in_cpu| {
-        let mut placement = Placement::new("file", 3, Offload::OptimizerAndParameters);
+        let mut placement = Placement::new("file", 3, OffloadedStates::OptimizerAndParameters);
         placement.settings.offload.parameters = max_in_cpu;
         let row = plan(&request, &[placement]).expect("the request is sound").rows.remove(0);
         (row.bytes[Tier::Device].parameters, row.bytes[Tier::Host].parameters)

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use zeroth_kernel::Tier;
 use zeroth_plan::{
-    Change, ChangeKind, Offload, PlanRequest, States, TrainType, bytes_sent_per_step, device_states,
+    Change, ChangeKind, OffloadedStates, PlanRequest, States, TrainType, bytes_sent_per_step, device_states,
     host_states, plan,
 };
 use zeroth_program::Bytes;
@@ -67,11 +67,11 @@ proptest! {
 
     #[test]
     fn a_higher_stage_never_holds_more_states(request in request()) {
-        for offload in [Offload::None, Offload::Optimizer] {
+        for offload in [OffloadedStates::None, OffloadedStates::Optimizer] {
             let totals: Vec<u64> = (1..=3).map(|stage| device_states(&request, stage, offload).total).collect();
             prop_assert!(totals.is_sorted_by(|lower, higher| lower >= higher), "{:?}", totals);
         }
-        prop_assert!(device_states(&request, 0, Offload::None).total >= device_states(&request, 1, Offload::None).total);
+        prop_assert!(device_states(&request, 0, OffloadedStates::None).total >= device_states(&request, 1, OffloadedStates::None).total);
     }
 
     #[test]
@@ -80,7 +80,7 @@ proptest! {
         let once = each.total() * request.trainable() + 2 * request.frozen();
         let on_host = request.ranks_per_host.min(request.ranks);
         let hosts = request.ranks.div_ceil(on_host);
-        for offload in [Offload::Optimizer, Offload::Parameters, Offload::OptimizerAndParameters] {
+        for offload in [OffloadedStates::Optimizer, OffloadedStates::Parameters, OffloadedStates::OptimizerAndParameters] {
             if offload.parameters() && stage < 3 {
                 continue;
             }
@@ -98,7 +98,7 @@ proptest! {
         // One rank alone keeps no f32 gradient, so with stage 0 a second rank costs a run 2 bytes more.
         let stages = if request.states == States::Run { 1..=3 } else { 0..=3 };
         for stage in stages {
-            let (few, many) = (device_states(&request, stage, Offload::None), device_states(&larger, stage, Offload::None));
+            let (few, many) = (device_states(&request, stage, OffloadedStates::None), device_states(&larger, stage, OffloadedStates::None));
             prop_assert!(many.total <= few.total, "stage {}: {} > {}", stage, many.total, few.total);
         }
     }

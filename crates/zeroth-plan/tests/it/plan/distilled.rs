@@ -6,7 +6,7 @@ use zeroth_kernel::{Optimizer, Tier};
 use zeroth_machine::DeviceKind;
 use zeroth_model::{ModelConfig, Objective, ParameterTable, table};
 use zeroth_plan::{
-    Basis, BatchShape, Budget, Freedom, Offload, Placement, PlanDevice, PlanRequest, PlannedRows,
+    Basis, BatchShape, Budget, Freedom, OffloadedStates, Placement, PlanDevice, PlanRequest, PlannedRows,
     PlannedSource, PlannedTeacher, Sizing, TrainableModel, plan,
 };
 use zeroth_program::{Settings, TeacherPlacement, Types};
@@ -54,7 +54,8 @@ fn a_plan_has_the_arena_of_the_distillation() {
         Some(teacher(Some(OFFLOADED), weights())),
         Some(teacher(Some(WHOLE), weights())),
     ] {
-        let placement = Placement { settings: settings(), ..Placement::new("zero0", 0, Offload::None) };
+        let placement =
+            Placement { settings: settings(), ..Placement::new("zero0", 0, OffloadedStates::None) };
         let rows = PlannedRows { micro_batch: 1, max_length: TOKENS, max_target_length: 0, recompute: false };
         let device = GPU;
         let trained = TrainableModel::distilled(config.clone(), own.clone(), None, device, teacher.clone());
