@@ -133,14 +133,39 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Self::Amx => {
-                Self::Avx512.runs_here()
-                    && is_x86_feature_detected!("avx512bf16")
-                    && super::gemm::amx_permitted()
+                Self::Avx512.runs_here() && is_x86_feature_detected!("avx512bf16") && amx_permitted()
             }
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512 | Self::Amx => false,
         }
     }
+}
+
+/// Whether the CPU has AMX-BF16 and the operating system lets this process use it. Linux requires a permission request.
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "a system call is one instruction that has no safe form")]
+fn amx_permitted() -> bool {
+    /// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)` requests permission to use tile data.
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const XFEATURE_XTILEDATA: i64 = 18;
+    if !cfg!(target_os = "linux") || !super::InstructionSets::detect().amx_bf16 {
+        return false;
+    }
+    let result: i64;
+    // SAFETY: the system call writes no user memory; a kernel that does not know the request returns an error.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
 }
 
 /// Declares a function whose body is compiled once per instruction set; calls pass the pool's [`Isa`] first.

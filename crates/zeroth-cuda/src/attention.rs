@@ -11,12 +11,10 @@ use super::flash::{Features, KernelConfig, MAX_DISTANCES, MAX_GROUP, TileConfigs
 use super::launch_context::{LaunchContext, THREADS, VEC, WARP, aligned16, float};
 use super::modules::AttentionVariant;
 use super::rowwise;
-use super::scratch::{bias_partials, deltas};
+use super::scratch::{TILE, bias_partials, deltas};
 use zeroth_kernel::{AttentionContext, AttentionDims, AttentionDropout, BiasGrad, RowKey};
 use zeroth_kernel::{DeviceError, Span};
 
-/// Rows of a tile on CUDA cores, and the least of one on tensor cores.
-pub(super) const TILE: usize = 64;
 /// Elements of a head per block.
 const HEAD_ELEMENTS: usize = 128;
 /// Largest number of rows that flash attention can index with 32 bits.

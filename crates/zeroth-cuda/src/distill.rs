@@ -1,7 +1,6 @@
 //! Distillation: the logits of a student and of its teacher, one slice of rows at a time, and one kernel that turns the student's into
 //! the gradient of cross-entropy and divergence.
 
-use std::ffi::CStr;
 use std::mem::offset_of;
 
 use zeroth_base::DType;
@@ -11,23 +10,13 @@ use super::launch_context::{LaunchContext, float};
 use super::lm_head::{SliceMatmuls, THREADS as SUM_THREADS};
 use super::matmuls::Matmuls;
 use super::scratch::{WORKSPACE, row_stride, slice_rows, slice_rows_of};
-use zeroth_kernel::{Control, DeviceError, GradStore, HeadLossDims, Kernel, Span, TeacherSpans};
+use zeroth_kernel::{Control, DeviceError, GradStore, HeadLossDims, Span, TeacherSpans, operands};
 
 /// Threads per row (`THREADS` in denominators.cu).
 const THREADS: u32 = 512;
 /// Candidates that are sorted in shared memory (`SORTED_IN_SHARED` in top_log_probs.cu).
 const SORTED_IN_SHARED: usize = 2048;
 
-/// The kernels: with the teacher's logits and with cached ones, each for a forward, a reverse and a mixed divergence; and the k largest.
-pub(super) const DISTILL: [&CStr; 7] = [
-    c"distill_forward",
-    c"distill_reverse",
-    c"distill_mixed",
-    c"distill_cached_forward",
-    c"distill_cached_reverse",
-    c"distill_cached_mixed",
-    c"top_log_probs",
-];
 /// The first kernel with cached log-probabilities, and that of the k largest.
 const CACHED: usize = 3;
 const TOP: usize = 6;
@@ -67,9 +56,9 @@ pub(super) fn scratch(dims: HeadLossDims, teacher: &TeacherSpans, dtype: DType) 
 pub(super) fn loss(
     cx: &mut LaunchContext,
     matmuls: &mut Matmuls,
-    kernel: &Kernel,
+    operands: operands::DistillLossBackward,
 ) -> Result<(), DeviceError> {
-    let Kernel::DistillLossBackward {
+    let operands::DistillLossBackward {
         dims,
         distillation,
         teacher,
@@ -81,10 +70,7 @@ pub(super) fn loss(
         control,
         dx,
         dw,
-    } = *kernel
-    else {
-        unreachable!("called for the distillation loss only")
-    };
+    } = operands;
     let HeadLossDims { rows, hidden, vocab, .. } = dims;
     let dtype = cx.dtype;
     let (x, w) = (cx.typed("x", x, rows * hidden)?, cx.typed("w", w, vocab * hidden)?);

@@ -3,23 +3,17 @@
 
 use zeroth_base::DType;
 
-use super::driver::{Address, Handle};
+use super::driver::Address;
+use super::grouped_functions::{
+    HOPPER_ROWS, HopperFunctions, MAX_EXPERTS, NARROW, PANEL, WIDE, hopper_shared,
+};
 use super::launch::to_type;
 use super::launch_context::{LaunchContext, THREADS, aligned16, float};
 use super::tensor_map::Tensor;
-use zeroth_kernel::{DeviceError, GradStore, GroupedLinearDims, Kernel, Span};
+use zeroth_kernel::{DeviceError, GradStore, GroupedLinearDims, Span};
 
-/// Rows of a tile on Hopper, and k-step and panel width of a stage (`ROWS` and `PANEL` in grouped_hopper.cu).
-const HOPPER_ROWS: usize = 128;
-const PANEL: usize = 64;
 /// Threads of a block on Hopper: two warpgroups that multiply and one that copies.
 const HOPPER_THREADS: u32 = 384;
-/// Columns of a tile on Hopper, and its stages: the last arguments of `INSTANTIATE_GROUPED`.
-const WIDE: [usize; 2] = [256, 4];
-const NARROW: [usize; 2] = [64, 6];
-/// Most experts of the kernels for Hopper, which keep a table of them in shared memory.
-const MAX_EXPERTS: usize = 1024;
-
 /// Side of an output tile of the kernels for any size (`TileSize` in grouped.cu).
 const fn tile_side(dtype: DType) -> usize {
     match dtype {
@@ -84,7 +78,7 @@ impl GroupedMatmul {
         }
     }
 
-    /// Position in [`PORTABLE`]; twice that in [`HOPPER`].
+    /// Position among the portable functions; twice that among those for Hopper.
     fn index(&self, dtype: DType) -> usize {
         match self.kind {
             Kind::Forward => 0,
@@ -198,94 +192,15 @@ impl GroupedMatmul {
     }
 }
 
-/// Kernels for any size.
-pub(super) const PORTABLE: [&std::ffi::CStr; 4] =
-    [c"grouped_forward", c"grouped_dx", c"grouped_dw", c"grouped_dw_f32"];
-
-/// Kernels for Hopper: each wide, then narrow.
-pub(super) const HOPPER: [&std::ffi::CStr; 8] = [
-    c"grouped_forward_256",
-    c"grouped_forward_64",
-    c"grouped_dx_256",
-    c"grouped_dx_64",
-    c"grouped_dw_256",
-    c"grouped_dw_64",
-    c"grouped_dw_f32_256",
-    c"grouped_dw_f32_64",
-];
-
-/// The kernels for Hopper, loaded, and what their launch needs.
-pub(super) struct HopperFunctions {
-    /// By position in [`HOPPER`].
-    pub(super) all: [Handle; HOPPER.len()],
-    pub(super) tensor_maps: super::tensor_map::TensorMaps,
-    pub(super) multiprocessors: u32,
-}
-
-/// Most dynamic shared memory of the kernel at a position in [`HOPPER`].
-pub(super) fn hopper_shared_limit(position: usize) -> u32 {
-    hopper_shared(position % 2 == 1, MAX_EXPERTS)
-}
-
-/// Dynamic shared memory: stages, two barriers each, and the table of experts. Stages are aligned to 1,024 bytes.
-fn hopper_shared(narrow: bool, experts: usize) -> u32 {
-    let [columns, stages] = if narrow { NARROW } else { WIDE };
-    (1024 + stages * (2 * PANEL * (HOPPER_ROWS + columns) + 16) + 8 * (experts + 1)) as u32
-}
-
-/// Enqueues the kernel of a linear layer with a weight for each expert.
-pub(super) fn linear(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
-    let matmul = match *kernel {
-        Kernel::GroupedLinear { dims, offsets, x, w, y } => {
-            forward(cx, dims, [offsets, x, w, y], 1.0, false)?
-        }
-        Kernel::GroupedLinearAdd { dims, scale, offsets, x, w, y } => {
-            forward(cx, dims, [offsets, x, w, y], scale, true)?
-        }
-        Kernel::GroupedLinearDx { dims, scale, offsets, dy, w, dx, add } => GroupedMatmul {
-            kind: Kind::Dx,
-            dims,
-            a: cx.typed("dy", dy, dims.slots * dims.y_stride)?,
-            b: cx.typed("w", w, dims.experts * dims.outputs * dims.inputs)?,
-            to: cx.typed("dx", dx, dims.slots * dims.x_stride)?,
-            to_type: cx.dtype,
-            offsets: cx.words("offsets", offsets, dims.experts + 1)?,
-            scale,
-            add,
-            found_inf: 0,
-        },
-        Kernel::GroupedLinearDw { dims, scale, offsets, dy, x, dw, store } => {
-            let (to_type, elements) = (to_type(store), dims.experts * dims.outputs * dims.inputs);
-            let found_inf = match store {
-                GradStore::Add | GradStore::Write => 0,
-                GradStore::Round { found_inf, .. } => cx.structure::<u64>("found_inf", found_inf)?,
-            };
-            GroupedMatmul {
-                kind: Kind::Dw,
-                dims,
-                a: cx.typed("dy", dy, dims.slots * dims.y_stride)?,
-                b: cx.typed("x", x, dims.slots * dims.x_stride)?,
-                to: cx.sized("dw", dw, elements, to_type.bytes())?,
-                to_type,
-                offsets: cx.words("offsets", offsets, dims.experts + 1)?,
-                scale,
-                add: store == GradStore::Add,
-                found_inf,
-            }
-        }
-        _ => unreachable!("called for grouped linears only"),
-    };
-    matmul.enqueue(cx)
-}
-
-fn forward(
+/// The product with each expert's weight, which is added to y where `add`.
+pub(super) fn linear(
     cx: &LaunchContext,
     dims: GroupedLinearDims,
     [offsets, x, w, y]: [Span; 4],
     scale: f32,
     add: bool,
-) -> Result<GroupedMatmul, DeviceError> {
-    Ok(GroupedMatmul {
+) -> Result<(), DeviceError> {
+    let matmul = GroupedMatmul {
         kind: Kind::Forward,
         dims,
         a: cx.typed("x", x, dims.slots * dims.x_stride)?,
@@ -296,17 +211,62 @@ fn forward(
         scale,
         add,
         found_inf: 0,
-    })
+    };
+    matmul.enqueue(cx)
+}
+
+pub(super) fn linear_dx(
+    cx: &LaunchContext,
+    dims: GroupedLinearDims,
+    [offsets, dy, w, dx]: [Span; 4],
+    scale: f32,
+    add: bool,
+) -> Result<(), DeviceError> {
+    let matmul = GroupedMatmul {
+        kind: Kind::Dx,
+        dims,
+        a: cx.typed("dy", dy, dims.slots * dims.y_stride)?,
+        b: cx.typed("w", w, dims.experts * dims.outputs * dims.inputs)?,
+        to: cx.typed("dx", dx, dims.slots * dims.x_stride)?,
+        to_type: cx.dtype,
+        offsets: cx.words("offsets", offsets, dims.experts + 1)?,
+        scale,
+        add,
+        found_inf: 0,
+    };
+    matmul.enqueue(cx)
+}
+
+pub(super) fn linear_dw(
+    cx: &LaunchContext,
+    dims: GroupedLinearDims,
+    [offsets, dy, x, dw]: [Span; 4],
+    scale: f32,
+    store: GradStore,
+) -> Result<(), DeviceError> {
+    let (to_type, elements) = (to_type(store), dims.experts * dims.outputs * dims.inputs);
+    let found_inf = match store {
+        GradStore::Add | GradStore::Write => 0,
+        GradStore::Round { found_inf, .. } => cx.structure::<u64>("found_inf", found_inf)?,
+    };
+    let matmul = GroupedMatmul {
+        kind: Kind::Dw,
+        dims,
+        a: cx.typed("dy", dy, dims.slots * dims.y_stride)?,
+        b: cx.typed("x", x, dims.slots * dims.x_stride)?,
+        to: cx.sized("dw", dw, elements, to_type.bytes())?,
+        to_type,
+        offsets: cx.words("offsets", offsets, dims.experts + 1)?,
+        scale,
+        add: store == GradStore::Add,
+        found_inf,
+    };
+    matmul.enqueue(cx)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stages_fit_into_shared_memory() {
-        assert!((0..HOPPER.len()).all(|position| hopper_shared_limit(position) <= 227 << 10));
-    }
 
     #[test]
     fn tiles_cover_every_split_over_experts() {

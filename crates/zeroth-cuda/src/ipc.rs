@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::arenas::Arenas;
 use super::bindings::bindings;
 use super::driver::{Address, Driver, Handle};
-use super::peers::{GpuUuid, gpu_uuid};
+use super::gpu_uuid::{GpuUuid, gpu_uuid};
 use zeroth_kernel::{BarrierCounters, DeviceError, Exchange, IpcHandles};
 
 /// Bytes that a rank writes to the start of its still empty arena, so that peers can verify their mapping.

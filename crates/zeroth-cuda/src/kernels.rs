@@ -5,20 +5,20 @@ use zeroth_base::{ActivationFn, DType};
 use super::attention::needs_context;
 use super::cudnn::{FusedAttention, workspace};
 use super::entry_points::{EntryPoint, Types, entries};
-use super::launch::{check_finite, control, linear, optimize, squares, zero};
-use super::launch_context::{LaunchContext, THREADS, VEC, aligned16, float};
+use super::launch::{check_finite, squares, zero};
+use super::launch_context::{ALIGNMENT, LaunchContext, THREADS, VEC, aligned16, float};
 use super::lm_head::HeadGradients;
 use super::matmuls::Matmuls;
 use super::route::{BalanceGradient, RouteGradients};
 use super::scratch::{
-    ALIGNMENT, WORKSPACE, bias_partials, blocks, column_sums, deltas, exact_sums, logits_row_stride,
-    rotated_back, slice_rows,
+    WORKSPACE, bias_partials, blocks, column_sums, deltas, exact_sums, logits_row_stride, rotated_back,
+    slice_rows,
 };
 use super::{
-    attention, cached_attention, distill, expert_rows, grouped, lm_head, norm_rope, position_bias, route,
-    rowwise,
+    attention, cached_attention, distill, expert_rows, grouped, launch, lm_head, norm_rope, position_bias,
+    route, rowwise,
 };
-use zeroth_kernel::{DeviceError, ExactSum, GradStore, HeadLossDw, Kernel, Nf4Record, RowKey};
+use zeroth_kernel::{DeviceError, ExactSum, GradStore, HeadLossDw, Kernel, Nf4Record, RowKey, operands};
 
 entries! {
     SwiGlu: "elementwise.cu", "swiglu", One;
@@ -267,10 +267,16 @@ pub(super) fn dispatch(
                 "on a GPU the gradient of the LM head is stored in f32 and rounded later".to_owned();
             Err(DeviceError::Operands { what: kernel.name(), problem })
         }
-        Kernel::Linear { .. }
-        | Kernel::LinearAdd { .. }
-        | Kernel::LinearDx { .. }
-        | Kernel::LinearDw { .. } => linear(cx, matmuls, kernel),
+        Kernel::Linear { dims, x, w, bias, y } => launch::linear(cx, matmuls, dims, [x, w, y], bias, None),
+        Kernel::LinearAdd { dims, scale, x, w, y } => {
+            launch::linear(cx, matmuls, dims, [x, w, y], None, Some(scale))
+        }
+        Kernel::LinearDx { dims, scale, add, dy, w, dx } => {
+            launch::linear_dx(cx, matmuls, dims, [dy, w, dx], scale, add)
+        }
+        Kernel::LinearDw { dims, scale, dy, x, dw, store } => {
+            launch::linear_dw(cx, matmuls, dims, [dy, x, dw], scale, store)
+        }
         Kernel::LinearDb { dims, dy, db } => {
             let dy = cx.typed("dy", dy, dims.rows * dims.outputs)?;
             let db = cx.words("db", db, dims.outputs)?;
@@ -369,10 +375,18 @@ pub(super) fn dispatch(
         Kernel::CombineRows { dims, places, offsets, x, y } => {
             expert_rows::combine(cx, dims, [places, offsets, x, y])
         }
-        Kernel::GroupedLinear { .. }
-        | Kernel::GroupedLinearAdd { .. }
-        | Kernel::GroupedLinearDx { .. }
-        | Kernel::GroupedLinearDw { .. } => grouped::linear(cx, kernel),
+        Kernel::GroupedLinear { dims, offsets, x, w, y } => {
+            grouped::linear(cx, dims, [offsets, x, w, y], 1.0, false)
+        }
+        Kernel::GroupedLinearAdd { dims, scale, offsets, x, w, y } => {
+            grouped::linear(cx, dims, [offsets, x, w, y], scale, true)
+        }
+        Kernel::GroupedLinearDx { dims, scale, add, offsets, dy, w, dx } => {
+            grouped::linear_dx(cx, dims, [offsets, dy, w, dx], scale, add)
+        }
+        Kernel::GroupedLinearDw { dims, scale, offsets, dy, x, dw, store } => {
+            grouped::linear_dw(cx, dims, [offsets, dy, x, dw], scale, store)
+        }
         Kernel::GatedRows { activation, dims, order, offsets, weights, gate_up, y } => {
             expert_rows::gated(cx, activation, dims, [order, offsets, weights, gate_up, y])
         }
@@ -405,7 +419,34 @@ pub(super) fn dispatch(
             let gradients = HeadGradients { loss_weight, control, dx, dw };
             lm_head::loss(cx, matmuls, dims, [x, w, labels, loss], Some(gradients))
         }
-        Kernel::DistillLossBackward { .. } => distill::loss(cx, matmuls, kernel),
+        Kernel::DistillLossBackward {
+            dims,
+            distillation,
+            teacher,
+            x,
+            w,
+            labels,
+            losses,
+            loss_weights,
+            control,
+            dx,
+            dw,
+        } => {
+            let operands = operands::DistillLossBackward {
+                dims,
+                distillation,
+                teacher,
+                x,
+                w,
+                labels,
+                losses,
+                loss_weights,
+                control,
+                dx,
+                dw,
+            };
+            distill::loss(cx, matmuls, operands)
+        }
         Kernel::TopLogProbs { dims, k, temperature, x, w, ids, log_probs } => {
             distill::top_log_probs(cx, matmuls, dims, k, temperature, [x, w, ids, log_probs])
         }
@@ -457,7 +498,36 @@ pub(super) fn dispatch(
             let arguments = [experts as u64, slots as u64, offsets, weights, counts];
             cx.run(EntryPoint::CountTokens, &[], grid, THREADS, &arguments)
         }
-        Kernel::Control { .. } => control(cx, kernel),
-        Kernel::Optimize { .. } => optimize(cx, kernel),
+        Kernel::Control { ranks, layout, recipe, input, reports, control, record } => {
+            launch::control(cx, operands::Control { ranks, layout, recipe, input, reports, control, record })
+        }
+        Kernel::Optimize {
+            optimizer,
+            group,
+            control,
+            grads,
+            grad_type,
+            master,
+            master_form,
+            moments,
+            moment_type,
+            rounding,
+            weights,
+        } => {
+            let operands = operands::Optimize {
+                optimizer,
+                group,
+                control,
+                grads,
+                grad_type,
+                master,
+                master_form,
+                moments,
+                moment_type,
+                rounding,
+                weights,
+            };
+            launch::optimize(cx, operands)
+        }
     }
 }

@@ -8,73 +8,81 @@ use super::launch_context::{LaunchContext, THREADS};
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::scratch::{WORKSPACE, blocks, exact_sums};
 use zeroth_kernel::{
-    CacheRange, Control, DeviceError, ExactSum, GROUPS, GradStore, Kernel, LOSSES, LinearDims, MOMENTS,
-    MasterForm, Moment, Optimizer, Recipe, Record, Rounding, RowKey, Span, StepInput,
+    CacheRange, Control, DeviceError, ExactSum, GROUPS, GradStore, LOSSES, LinearDims, MOMENTS, MasterForm,
+    Moment, Optimizer, Recipe, Record, Rounding, RowKey, Span, StepInput, operands,
 };
 
+/// The product with the weight: with a bias, or added to y times a factor.
 pub(super) fn linear(
     cx: &mut LaunchContext,
     matmuls: &mut Matmuls,
-    kernel: &Kernel,
+    LinearDims { rows, inputs, outputs, .. }: LinearDims,
+    [x, w, y]: [Span; 3],
+    bias: Option<Span>,
+    added: Option<f32>,
 ) -> Result<(), DeviceError> {
     let (from, workspace) = (cx.dtype, cx.scratch.take(WORKSPACE)?);
-    let matmul = match *kernel {
-        Kernel::Linear { dims: LinearDims { rows, inputs, outputs, .. }, x, w, bias, y } => Matmul {
-            size: [rows, outputs, inputs],
-            p: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
-            q: Matrix::transposed(cx.typed("w", w, outputs * inputs)?, inputs),
-            from,
-            d: Matrix::rows(cx.typed("y", y, rows * outputs)?, outputs),
-            to: from,
-            bias: bias.map(|bias| cx.typed("bias", bias, outputs)).transpose()?,
-            scale: 1.0,
-            add: false,
-        },
-        Kernel::LinearAdd { dims: LinearDims { rows, inputs, outputs, .. }, scale, x, w, y } => Matmul {
-            size: [rows, outputs, inputs],
-            p: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
-            q: Matrix::transposed(cx.typed("w", w, outputs * inputs)?, inputs),
-            from,
-            d: Matrix::rows(cx.typed("y", y, rows * outputs)?, outputs),
-            to: from,
-            bias: None,
-            scale,
-            add: true,
-        },
-        Kernel::LinearDx { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, w, dx, add } => {
-            Matmul {
-                size: [rows, inputs, outputs],
-                p: Matrix::rows(cx.typed("dy", dy, rows * outputs)?, outputs),
-                q: Matrix::rows(cx.typed("w", w, outputs * inputs)?, inputs),
-                from,
-                d: Matrix::rows(cx.typed("dx", dx, rows * inputs)?, inputs),
-                to: from,
-                bias: None,
-                scale,
-                add,
-            }
-        }
-        Kernel::LinearDw { dims: LinearDims { rows, inputs, outputs, .. }, scale, dy, x, dw, store } => {
-            Matmul {
-                size: [outputs, inputs, rows],
-                p: Matrix::transposed(cx.typed("dy", dy, rows * outputs)?, outputs),
-                q: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
-                from,
-                d: Matrix::rows(cx.sized("dw", dw, outputs * inputs, to_type(store).bytes())?, inputs),
-                to: to_type(store),
-                bias: None,
-                scale,
-                add: store == GradStore::Add,
-            }
-        }
-        _ => unreachable!("called for matmuls only"),
+    let matmul = Matmul {
+        size: [rows, outputs, inputs],
+        p: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
+        q: Matrix::transposed(cx.typed("w", w, outputs * inputs)?, inputs),
+        from,
+        d: Matrix::rows(cx.typed("y", y, rows * outputs)?, outputs),
+        to: from,
+        bias: bias.map(|bias| cx.typed("bias", bias, outputs)).transpose()?,
+        scale: added.unwrap_or(1.0),
+        add: added.is_some(),
+    };
+    matmuls.enqueue(cx, &matmul, workspace)
+}
+
+pub(super) fn linear_dx(
+    cx: &mut LaunchContext,
+    matmuls: &mut Matmuls,
+    LinearDims { rows, inputs, outputs, .. }: LinearDims,
+    [dy, w, dx]: [Span; 3],
+    scale: f32,
+    add: bool,
+) -> Result<(), DeviceError> {
+    let (from, workspace) = (cx.dtype, cx.scratch.take(WORKSPACE)?);
+    let matmul = Matmul {
+        size: [rows, inputs, outputs],
+        p: Matrix::rows(cx.typed("dy", dy, rows * outputs)?, outputs),
+        q: Matrix::rows(cx.typed("w", w, outputs * inputs)?, inputs),
+        from,
+        d: Matrix::rows(cx.typed("dx", dx, rows * inputs)?, inputs),
+        to: from,
+        bias: None,
+        scale,
+        add,
+    };
+    matmuls.enqueue(cx, &matmul, workspace)
+}
+
+pub(super) fn linear_dw(
+    cx: &mut LaunchContext,
+    matmuls: &mut Matmuls,
+    LinearDims { rows, inputs, outputs, .. }: LinearDims,
+    [dy, x, dw]: [Span; 3],
+    scale: f32,
+    store: GradStore,
+) -> Result<(), DeviceError> {
+    let (from, to, workspace) = (cx.dtype, to_type(store), cx.scratch.take(WORKSPACE)?);
+    let matmul = Matmul {
+        size: [outputs, inputs, rows],
+        p: Matrix::transposed(cx.typed("dy", dy, rows * outputs)?, outputs),
+        q: Matrix::rows(cx.typed("x", x, rows * inputs)?, inputs),
+        from,
+        d: Matrix::rows(cx.sized("dw", dw, outputs * inputs, to.bytes())?, inputs),
+        to,
+        bias: None,
+        scale,
+        add: store == GradStore::Add,
     };
     matmuls.enqueue(cx, &matmul, workspace)?;
-    match *kernel {
-        Kernel::LinearDw { dw, store: GradStore::Round { to, found_inf }, .. } => {
-            check_finite(cx, dw, to, found_inf)
-        }
-        _ => Ok(()),
+    match store {
+        GradStore::Round { found_inf, .. } => check_finite(cx, dw, to, found_inf),
+        GradStore::Add | GradStore::Write => Ok(()),
     }
 }
 
@@ -126,10 +134,8 @@ pub(super) fn squares(
     cx.run(EntryPoint::MergeSums, &[], [1; 3], THREADS, &[exact, parts, sum])
 }
 
-pub(super) fn control(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
-    let Kernel::Control { ranks, layout, recipe, input, reports, control, record } = *kernel else {
-        unreachable!("called for control only")
-    };
+pub(super) fn control(cx: &LaunchContext, operands: operands::Control) -> Result<(), DeviceError> {
+    let operands::Control { ranks, layout, recipe, input, reports, control, record } = operands;
     let recipe = cx.structure::<Recipe>("recipe", recipe)?;
     let input = cx.structure::<StepInput>("input", input)?;
     if layout.losses > LOSSES {
@@ -147,8 +153,8 @@ pub(super) fn control(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceE
     cx.run(EntryPoint::Control, &[], [1; 3], THREADS, &arguments)
 }
 
-pub(super) fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), DeviceError> {
-    let Kernel::Optimize {
+pub(super) fn optimize(cx: &LaunchContext, operands: operands::Optimize) -> Result<(), DeviceError> {
+    let operands::Optimize {
         optimizer,
         group,
         control,
@@ -160,10 +166,7 @@ pub(super) fn optimize(cx: &LaunchContext, kernel: &Kernel) -> Result<(), Device
         moment_type,
         rounding,
         weights,
-    } = *kernel
-    else {
-        unreachable!("called for the optimizer only")
-    };
+    } = operands;
     if group >= GROUPS {
         return Err(cx.invalid(format!("group {group} of {GROUPS}")));
     }

@@ -6,7 +6,6 @@ use super::arenas::Arenas;
 use super::driver::{Address, Driver, Handle};
 use super::entry_points::EntryPoint;
 use super::modules::Modules;
-use super::scratch::Scratch;
 use super::tensor_map::TensorMap;
 use zeroth_kernel::{Access, DeviceError, Launch, Span};
 
@@ -16,6 +15,9 @@ pub(super) const THREADS: u32 = 256;
 pub(super) const WARP: u32 = 32;
 /// Elements per thread in vectorized kernels (`VEC` in prelude.cu).
 pub(super) const VEC: usize = 8;
+
+/// Alignment of every allocation in scratch.
+pub(super) const ALIGNMENT: u64 = 256;
 
 /// Everything that the launch of one kernel needs.
 pub(super) struct LaunchContext<'a> {
@@ -208,6 +210,29 @@ pub(super) fn aligned16(addresses: &[Address]) -> bool {
 /// An f32 kernel argument.
 pub(super) fn float(value: f32) -> u64 {
     u64::from(value.to_bits())
+}
+
+/// A bump allocator over the scratch of one launch.
+pub(super) struct Scratch {
+    what: &'static str,
+    next: Address,
+    end: Address,
+}
+
+impl Scratch {
+    pub(super) const fn new(what: &'static str, at: Address, bytes: u64) -> Self {
+        Self { what, next: at, end: at + bytes }
+    }
+
+    pub(super) fn take(&mut self, bytes: u64) -> Result<Address, DeviceError> {
+        let at = self.next.next_multiple_of(ALIGNMENT);
+        self.next = at + bytes.next_multiple_of(ALIGNMENT);
+        if self.next > self.end {
+            let problem = format!("scratch is {} bytes too short", self.next - self.end);
+            return Err(DeviceError::Operands { what: self.what, problem });
+        }
+        Ok(at)
+    }
 }
 
 /// A written operand must not overlap any other operand. Kernels that touch every element once may write in place, to exactly the

@@ -8,11 +8,10 @@ use std::path::PathBuf;
 use zeroth_base::{DType, publish};
 
 use super::compiler::Compiler;
-use super::distill::DISTILL;
 use super::driver::{Driver, Handle};
 use super::entry_points::{EntryPoint, TYPES, dtype_index, function_index};
 use super::flash::{Features, TileConfigs, is_hopper, padded_head_dim};
-use super::grouped::{HOPPER, HopperFunctions, PORTABLE, hopper_shared_limit};
+use super::grouped_functions::{HOPPER, HopperFunctions, PORTABLE, hopper_shared_limit};
 use super::tensor_map::TensorMaps;
 use zeroth_base::name_key;
 use zeroth_kernel::DeviceError;
@@ -125,6 +124,17 @@ fn distill_program(dtype: DType) -> Program {
     let files = files!("block_reduce.cu", "denominators.cu", "distill.cu", "top_log_probs.cu");
     Program::of_type("distill", dtype, "", files)
 }
+
+/// Kernels of distillation: with the teacher's logits and with cached ones, each for a forward, a reverse and a mixed divergence; and the k largest.
+const DISTILL: [&CStr; 7] = [
+    c"distill_forward",
+    c"distill_reverse",
+    c"distill_mixed",
+    c"distill_cached_forward",
+    c"distill_cached_reverse",
+    c"distill_cached_mixed",
+    c"top_log_probs",
+];
 
 /// Attention kernels: forward, dq, and dk with dv. `None` if the GPU has too little shared memory.
 type AttentionFunctions = Option<[Handle; 3]>;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::arenas::Arenas;
 use super::bindings::bindings;
 use super::driver::{Address, Handle};
+use super::gpu_uuid::{GpuUuid, ranks_on_one_gpu};
 use super::library::{Library, text};
-use super::peers::{GpuUuid, ranks_on_one_gpu};
 use zeroth_kernel::bytes_before;
 use zeroth_kernel::{DeviceError, Exchange, Span};
 

@@ -2,21 +2,19 @@
 
 use zeroth_base::DType;
 
-use super::attention::TILE;
-use super::driver::Address;
 use super::rowwise::RowPartition;
-use zeroth_kernel::{AttentionDims, BLOCK, DeviceError, HeadLossDims, HeadNormRopeDims};
+use zeroth_kernel::{AttentionDims, BLOCK, HeadLossDims, HeadNormRopeDims};
 
 /// Workspace of a matmul: NVIDIA's recommendation for Hopper.
 pub(super) const WORKSPACE: u64 = 32 << 20;
 /// Rows per thread of the scalar column sums (`BLOCK_ROWS` in rowwise.cu).
 pub(super) const COLUMN_ROWS: usize = 64;
 
+/// Rows of a tile on CUDA cores, and the least of one on tensor cores.
+pub(super) const TILE: usize = 64;
 /// Block sums per thread block of `exact_sums`, and its largest grid.
 const EXACT_SUMS: u64 = 256;
 
-/// Alignment of every allocation in scratch.
-pub(super) const ALIGNMENT: u64 = 256;
 /// Limits of a slice of logits in bytes and rows. Every slice reads and writes the gradient of the LM head's weights once, so slices
 /// should be large.
 const SLICE_BYTES: u64 = 640 << 20;
@@ -75,32 +73,10 @@ pub(super) fn exact_sums(blocks: u64) -> u64 {
     blocks.div_ceil(EXACT_SUMS).min(EXACT_SUMS)
 }
 
-/// A bump allocator over the scratch of one launch.
-pub(super) struct Scratch {
-    what: &'static str,
-    next: Address,
-    end: Address,
-}
-
-impl Scratch {
-    pub(super) const fn new(what: &'static str, at: Address, bytes: u64) -> Self {
-        Self { what, next: at, end: at + bytes }
-    }
-
-    pub(super) fn take(&mut self, bytes: u64) -> Result<Address, DeviceError> {
-        let at = self.next.next_multiple_of(ALIGNMENT);
-        self.next = at + bytes.next_multiple_of(ALIGNMENT);
-        if self.next > self.end {
-            let problem = format!("scratch is {} bytes too short", self.next - self.end);
-            return Err(DeviceError::Operands { what: self.what, problem });
-        }
-        Ok(at)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch_context::{ALIGNMENT, Scratch};
     use crate::scratch_bytes;
     use zeroth_kernel::{AttentionContext, BiasGrad, Kernel, Span};
 

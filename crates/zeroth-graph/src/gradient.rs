@@ -1,13 +1,6 @@
-//! Automatic differentiation: backward is derived node by node, from the loss to the first op.
-//!
-//! The file of an op defines what its gradient reads and writes. The gradient of a value with several uses is the sum of their
-//! contributions, in the order of backward; a linear accumulates into it directly. Gradients of parameters are
-//! accumulated in the unit's flat gradient buffer, in f32.
+//! What backward consists of, and what the file of an op derives its gradient with.
 
-use crate::op::{self, Op};
-use crate::{
-    ActivationFn, Graph, GraphError, Kind, Node, ParamId, PositionBuckets, UnitId, Value, ValueInfo,
-};
+use crate::{ActivationFn, Graph, Kind, Node, Op, ParamId, PositionBuckets, UnitId, Value, ValueInfo};
 
 /// The op of a backward node, with its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -136,48 +129,6 @@ pub struct Backward {
     pub first_producers: Vec<Option<usize>>,
 }
 
-impl Graph {
-    /// Derives backward. Frozen parameters get no gradient, and nothing is computed for them alone.
-    pub fn backward(&self) -> Result<Backward, GraphError> {
-        let mut deriver = Deriver {
-            graph: self,
-            needed: needed(self),
-            values: self.values.clone(),
-            gradients: vec![None; self.values.len()],
-            nodes: Vec::new(),
-        };
-        for (index, node) in self.nodes.iter().enumerate().rev() {
-            op::derive(&mut deriver, index, node);
-        }
-        let losses: Vec<Value> =
-            self.losses().flat_map(|index| self.nodes[index].outputs.iter().copied()).collect();
-        if losses.is_empty() {
-            return Err(GraphError::NoLoss);
-        }
-        let mut first_producers = vec![None; self.params.len()];
-        for (index, node) in deriver.nodes.iter().enumerate() {
-            for param in &node.accumulates_into {
-                first_producers[param.index()].get_or_insert(index);
-            }
-        }
-        Ok(Backward { values: deriver.values, nodes: deriver.nodes, losses, first_producers })
-    }
-}
-
-/// For each value, whether it depends on a trainable parameter: only then its gradient is computed.
-fn needed(graph: &Graph) -> Vec<bool> {
-    let mut needed = vec![false; graph.values.len()];
-    for node in &graph.nodes {
-        let trains = node.params.iter().any(|id| graph.param(*id).spec.trainable);
-        if trains || node.inputs.iter().any(|value| needed[value.index()]) {
-            for output in &node.outputs {
-                needed[output.index()] = true;
-            }
-        }
-    }
-    needed
-}
-
 /// A value's gradient so far. A shared one is also the gradient of another value, so it must not be added to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gradient {
@@ -186,12 +137,12 @@ pub(crate) struct Gradient {
 }
 
 pub(crate) struct Deriver<'a> {
-    graph: &'a Graph,
-    needed: Vec<bool>,
-    values: Vec<ValueInfo>,
+    pub(crate) graph: &'a Graph,
+    pub(crate) needed: Vec<bool>,
+    pub(crate) values: Vec<ValueInfo>,
     /// For each value of the graph, its gradient.
     pub(crate) gradients: Vec<Option<Gradient>>,
-    nodes: Vec<GradNode>,
+    pub(crate) nodes: Vec<GradNode>,
 }
 
 impl Deriver<'_> {

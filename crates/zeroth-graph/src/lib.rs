@@ -8,6 +8,7 @@
 //! a micro-batch are packed contiguously; the executor holds their starts.
 //! Describing a 70B model takes milliseconds and no tensor memory.
 
+mod backward;
 mod builder;
 mod error;
 mod gradient;

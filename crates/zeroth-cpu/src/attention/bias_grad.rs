@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use zeroth_kernel::AttentionDims;
 
 #[cfg(target_arch = "x86_64")]
-use super::blocking::PANEL;
+use super::blocking::{PANEL, diagonals};
 use super::context::{ContextSlices, Sequence};
 use crate::check_len;
 use crate::math;
@@ -23,14 +23,6 @@ pub struct BiasGradOut<'a> {
     pub to: &'a mut [f32],
     /// Whether it is added to what is there.
     pub add: bool,
-}
-
-/// f32 elements of the sums along diagonals.
-pub(super) const fn diagonals(dims: &AttentionDims) -> usize {
-    match dims.max_distance {
-        Some(_) => dims.heads * (dims.rows + dims.kv_rows),
-        None => 0,
-    }
 }
 
 /// The diagonals, a part for each sequence and kv head, numbered as the parts of [`super::segments::Segments`].

@@ -2,7 +2,6 @@
 //!
 //! Scratch is the maximum over all instruction sets, so a memory plan is valid on every machine.
 
-use super::bias_grad::diagonals;
 use crate::gemm::pack_len;
 use crate::scratch_splitter::ALIGN;
 use zeroth_kernel::AttentionDims;
@@ -83,6 +82,14 @@ const fn backward_thread(dims: &AttentionDims) -> usize {
     // q and dout in two forms each and dq; k in two forms, v, dk and dv.
     let sequence = 3 * queries + 7 * keys / 2;
     sequence + 2 * rows * PANEL + tiles + biases + ALIGN
+}
+
+/// f32 elements of the sums along diagonals.
+pub(super) const fn diagonals(dims: &AttentionDims) -> usize {
+    match dims.max_distance {
+        Some(_) => dims.heads * (dims.rows + dims.kv_rows),
+        None => 0,
+    }
 }
 
 const fn plain_forward_thread(dims: &AttentionDims) -> usize {

@@ -7,9 +7,9 @@
 use zeroth_kernel::{AttentionDims, CacheRange, Element, StoreRowsDims};
 
 use super::blocking::KEYS;
-use super::context::{bias_of_head, check_heads};
+use super::context::{HeadContext, Sequence, bias_of_head, check_heads};
 use super::portable::online_softmax;
-use super::{HeadContext, ScoreTile, Sequence, aligned_tiles, head_view, scale_and_round};
+use super::tasks::{ScoreTile, aligned_tiles, head_view, scale_and_round};
 use crate::gemm::{MatrixView, gemm_serial, pack_len};
 use crate::pool::Pool;
 use crate::work_partition::Grid;

@@ -3,11 +3,8 @@
 use std::ops::Range;
 
 use super::blocking::{KEYS, QUERIES};
-use super::context::add_biases;
-use super::{
-    ContextSlices, HeadContext, RESCALE_THRESHOLD, RowStrides, ScoreTile, aligned_tiles, head_view,
-    scale_and_round,
-};
+use super::context::{ContextSlices, HeadContext, add_biases};
+use super::tasks::{RESCALE_THRESHOLD, RowStrides, ScoreTile, aligned_tiles, head_view, scale_and_round};
 use crate::gemm::{MatrixView, gemm_serial};
 use crate::isa::each_isa;
 use crate::math;

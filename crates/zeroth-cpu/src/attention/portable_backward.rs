@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::bias_grad::add_row;
 use super::blocking::{KEYS, QUERIES};
-use super::context::add_biases;
-use super::{BackwardTask, HeadContext, ScoreTile, aligned_tiles, head_view, scale_and_round};
+use super::context::{HeadContext, add_biases};
+use super::tasks::{BackwardTask, ScoreTile, aligned_tiles, head_view, scale_and_round};
 use crate::gemm::{MatrixView, gemm_serial};
 use crate::isa::each_isa;
 use crate::math;

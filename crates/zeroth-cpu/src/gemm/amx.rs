@@ -34,39 +34,9 @@ use std::marker::PhantomData;
 use zeroth_base::DType;
 
 use super::MatrixView;
-use super::amx_driver;
 use super::amx_pack::{Operand, pack};
-use super::amx_short_k;
-use super::blocking::{self, Blocking};
-use super::driver::{Interleaved, K_STEP, MicroKernel, NoInterleave, Operands, TileRect, store_wide_rows};
-use super::epilogue::Epilogue;
-use crate::work_partition::Tile;
+use super::micro_kernel::{Interleaved, K_STEP};
 use zeroth_kernel::Element;
-
-/// Whether the CPU has AMX-BF16 and the operating system lets this process use it. Linux requires a permission request.
-pub(crate) fn permitted() -> bool {
-    /// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)` requests permission to use tile data.
-    const ARCH_PRCTL: i64 = 158;
-    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
-    const XFEATURE_XTILEDATA: i64 = 18;
-    if !cfg!(target_os = "linux") || !crate::InstructionSets::detect().amx_bf16 {
-        return false;
-    }
-    let result: i64;
-    // SAFETY: the system call writes no user memory; a kernel that does not know the request returns an error.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") ARCH_PRCTL => result,
-            in("rdi") ARCH_REQ_XCOMP_PERM,
-            in("rsi") XFEATURE_XTILEDATA,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    result == 0
-}
 
 /// The memory operand of `ldtilecfg`: palette 1, with rows and bytes per row of each tile register.
 #[repr(C, align(64))]
@@ -175,6 +145,24 @@ impl AmxKernel {
         kernel
     }
 
+    /// Packs panels of A, or borrows the rows where they can be read in place.
+    pub(super) fn packed_or_in_place<'a, T: Element>(
+        source: MatrixView<'a, T>,
+        rows: usize,
+        kc: usize,
+        out: &'a mut [u16],
+    ) -> AOperand<'a> {
+        let steps = kc.div_ceil(2 * SIDE);
+        let start = source.checked_ptr(rows, kc).cast::<u16>();
+        if Self::reads_in_place(source, kc) {
+            let row_stride = source.row_stride;
+            let (step_stride, panel_stride) = (2 * SIDE, 2 * SIDE * row_stride);
+            return AOperand { start, row_stride, step_stride, steps, panel_stride, matrix: PhantomData };
+        }
+        pack(Operand::A, source, rows, kc, out);
+        AOperand::packed(out, steps)
+    }
+
     /// Whether rows of A are read in place: row-major bf16 whose tile steps are whole cache lines.
     fn reads_in_place<T: Element>(source: MatrixView<T>, kc: usize) -> bool {
         let in_place = T::DTYPE == DType::Bf16 && !source.is_transposed() && kc.is_multiple_of(2 * SIDE);
@@ -258,7 +246,7 @@ impl AmxKernel {
         }
     }
 
-    /// [`MicroKernel::multiply`] with interleaved work.
+    /// [`MicroKernel::multiply`](super::micro_kernel::MicroKernel::multiply) with interleaved work.
     ///
     /// # Safety
     /// `c` has the rows and columns of `extent`, `stride` apart, and until `drain` returns nothing but `interleave` refers
@@ -319,81 +307,6 @@ impl Drop for AmxKernel {
         // Context switches do not save tile data in its initial state.
         // SAFETY: as in `configure`.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
-    }
-}
-
-impl MicroKernel for AmxKernel {
-    type Packed = u16;
-    const BLOCKING: Blocking = blocking::AMX;
-    const EXCHANGED_ROWS: usize = blocking::EXCHANGED_ROWS;
-
-    fn setup() -> Self {
-        Self::configured()
-    }
-
-    type PackedA<'a> = AOperand<'a>;
-
-    fn pack_a<'a, T: Element>(
-        &self,
-        source: MatrixView<'a, T>,
-        rows: usize,
-        kc: usize,
-        out: &'a mut [u16],
-    ) -> AOperand<'a> {
-        let steps = kc.div_ceil(2 * SIDE);
-        let start = source.checked_ptr(rows, kc).cast::<u16>();
-        if Self::reads_in_place(source, kc) {
-            let row_stride = source.row_stride;
-            let (step_stride, panel_stride) = (2 * SIDE, 2 * SIDE * row_stride);
-            return AOperand { start, row_stride, step_stride, steps, panel_stride, matrix: PhantomData };
-        }
-        pack(Operand::A, source, rows, kc, out);
-        AOperand::packed(out, steps)
-    }
-
-    fn pack_b<T: Element>(&self, source: MatrixView<T>, columns: usize, kc: usize, out: &mut [u16]) {
-        pack(Operand::B, source, columns, kc, out);
-    }
-
-    fn multiply(
-        &mut self,
-        a: AOperand<'_>,
-        b: &[u16],
-        c: &mut [f32],
-        stride: usize,
-        extent: [usize; 2],
-        add: bool,
-    ) {
-        assert!((extent[0] - 1) * stride + extent[1] <= c.len());
-        // SAFETY: `c` has the extent, and is borrowed exclusively.
-        unsafe { self.multiply_interleaved(a, b, c.as_mut_ptr(), stride, extent, add, &mut NoInterleave) }
-    }
-
-    #[inline(always)]
-    fn store_tile<O, E: Epilogue<O>>(acc: &[f32], rect: TileRect, out: &mut Tile<O>, epilogue: &E) {
-        store_wide_rows(acc, rect, out, epilogue);
-    }
-
-    fn run_task<A: Element, B: Element, O>(
-        operands: Operands<'_, A, B>,
-        out: Tile<O>,
-        scratch: &mut [f32],
-        epilogue: &impl Epilogue<O>,
-    ) {
-        if (1..=blocking::SHORT_K).contains(&operands.k) {
-            amx_short_k::run_task(operands, out, scratch, epilogue);
-        } else {
-            amx_driver::run_task(operands, out, scratch, epilogue);
-        }
-    }
-
-    fn run_exchanged_task<A: Element, B: Element, O>(
-        operands: Operands<'_, A, B>,
-        out: Tile<O>,
-        scratch: &mut [f32],
-        epilogue: &impl Epilogue<O>,
-    ) {
-        amx_driver::run_exchanged_task(operands, out, scratch, epilogue);
     }
 }
 

@@ -5,10 +5,10 @@
 use super::amx::AmxKernel;
 use super::amx_gemm_tn::{QUARTERS, transpose_quarter};
 use super::blocking::{PANEL, TILE};
-use super::driver::{
+use super::epilogue::{Epilogue, WIDE_ROW};
+use super::micro_kernel::{
     Interleaved, K_STEP, MicroKernel, Operands, TileRect, panels, serpentine, store_rows, store_zeros,
 };
-use super::epilogue::{Epilogue, WIDE_ROW};
 use super::prefetch::{CACHE_LINE, Prefetch, RowPrefetch, prefetch_write};
 use crate::scratch_splitter::ScratchSplitter;
 use crate::work_partition::{PendingRows, Tile};

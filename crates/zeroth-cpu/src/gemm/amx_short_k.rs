@@ -10,8 +10,8 @@
 
 use super::amx::AmxKernel;
 use super::blocking::{PANEL, STRIP_PANELS};
-use super::driver::{MicroKernel, Operands, panels};
 use super::epilogue::{Epilogue, WIDE_ROW};
+use super::micro_kernel::{MicroKernel, Operands, panels};
 use super::prefetch::{CACHE_LINE, prefetch_write};
 use crate::scratch_splitter::ScratchSplitter;
 use crate::work_partition::Tile;

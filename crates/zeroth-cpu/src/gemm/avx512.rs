@@ -9,17 +9,13 @@ use std::arch::x86_64::{
 
 use super::MatrixView;
 use super::avx512_driver;
-use super::avx512_pack::{APanel, PanelPacker, lane_mask, pack_b};
+use super::avx512_pack::{APanel, LANES, MR, NR, PanelPacker, lane_mask, pack_b};
 use super::blocking::{self, Blocking};
-use super::driver::{Interleaved, K_STEP, MicroKernel, NoInterleave, Operands, TileRect, store_rows};
 use super::epilogue::Epilogue;
+use super::micro_kernel::{Interleaved, K_STEP, MicroKernel, NoInterleave, Operands, TileRect, store_rows};
 use crate::work_partition::Tile;
 use zeroth_kernel::Element;
 
-pub(super) const MR: usize = 9;
-pub(super) const NR: usize = 48;
-/// f32 lanes of a vector register.
-pub(super) const LANES: usize = 16;
 /// Vector registers of a row of the C tile.
 const NR_VECTORS: usize = NR / LANES;
 /// Unroll factor of the k loop.

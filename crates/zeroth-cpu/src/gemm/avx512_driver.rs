@@ -3,10 +3,10 @@
 //! The FMA loop leaves the load ports and the memory bus mostly idle. While one panel of A is multiplied, the next is
 //! packed or, if the kernel can read it in place, prefetched, and so are the rows of the C tile that will be written.
 
-use super::avx512::{Avx512Kernel, LANES, MR, NR, multiply};
-use super::avx512_pack::{APanel, GROUP_PANELS, PanelPacker, panel_len, readable_in_place};
-use super::driver::{Interleaved, K_STEP, MicroKernel, Operands, TileRect, store_zeros};
+use super::avx512::{Avx512Kernel, multiply};
+use super::avx512_pack::{APanel, GROUP_PANELS, LANES, MR, NR, PanelPacker, panel_len, readable_in_place};
 use super::epilogue::Epilogue;
+use super::micro_kernel::{Interleaved, K_STEP, MicroKernel, Operands, TileRect, store_zeros};
 use super::prefetch::{CACHE_LINE, prefetch_read_l2, prefetch_write};
 use crate::scratch_splitter::ScratchSplitter;
 use crate::work_partition::Tile;

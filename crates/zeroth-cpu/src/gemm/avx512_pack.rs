@@ -15,11 +15,15 @@ use std::marker::PhantomData;
 use zeroth_base::DType;
 
 use super::MatrixView;
-use super::avx512::{LANES, MR, NR};
 use super::prefetch::prefetch_read;
 use super::transpose::{transpose, transpose_from};
 use zeroth_kernel::Element;
 
+/// Rows and columns of a C tile.
+pub(super) const MR: usize = 9;
+pub(super) const NR: usize = 48;
+/// f32 lanes of a vector register.
+pub(super) const LANES: usize = 16;
 /// Panels packed together. One term of their 45 rows is three cache lines of a column-major A. Single panels would read most
 /// lines twice, and lines a power of two apart are evicted in between (conflict misses).
 pub(super) const GROUP_PANELS: usize = 5;

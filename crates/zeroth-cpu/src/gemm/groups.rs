@@ -10,8 +10,9 @@ use super::MatrixView;
 use super::blocking::{Blocking, EXCHANGED_ROWS, SHORT_K, TILE, scratch_up_to};
 #[cfg(target_arch = "x86_64")]
 use super::driver::amx_supports;
-use super::driver::{MicroKernel, Operands, with_kernel};
+use super::driver::with_kernel;
 use super::epilogue::Epilogue;
+use super::micro_kernel::{MicroKernel, Operands};
 use super::portable::PortableKernel;
 use crate::check_scratch;
 use crate::isa::Isa;

@@ -19,6 +19,8 @@ mod amx_driver;
 #[cfg(target_arch = "x86_64")]
 mod amx_gemm_tn;
 #[cfg(target_arch = "x86_64")]
+mod amx_micro_kernel;
+#[cfg(target_arch = "x86_64")]
 mod amx_narrow_tn;
 #[cfg(target_arch = "x86_64")]
 mod amx_pack;
@@ -31,11 +33,12 @@ mod avx512_driver;
 #[cfg(target_arch = "x86_64")]
 mod avx512_pack;
 mod blocking;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 drivers interleave work"))]
 mod driver;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only AMX stores wide rows"))]
 mod epilogue;
 mod groups;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 drivers interleave work"))]
+mod micro_kernel;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
@@ -47,17 +50,17 @@ mod transpose;
 mod view;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use amx::{AmxKernel, permitted as amx_permitted};
+pub(super) use amx::AmxKernel;
 #[cfg(target_arch = "x86_64")]
 pub(super) use amx_pack::{Operand, interleave, pack as pack_bf16};
 pub(super) use blocking::{PANEL, TILE, band_scratch, gemm_tn_scratch, pack_len, scratch};
-#[cfg(target_arch = "x86_64")]
-pub(super) use driver::{Interleaved, NoInterleave};
 pub(super) use driver::{gemm, gemm_row_bands, gemm_serial, gemm_tn, gemm_with};
 pub(super) use epilogue::Epilogue;
 #[cfg(target_arch = "x86_64")]
 pub(super) use epilogue::{F32x32, WIDE_ROW};
 pub(super) use groups::{GroupMatmul, gemm_groups, group_scratch};
+#[cfg(target_arch = "x86_64")]
+pub(super) use micro_kernel::{Interleaved, NoInterleave};
 #[cfg(target_arch = "x86_64")]
 pub(super) use prefetch::{prefetch_read, prefetch_write};
 #[cfg(target_arch = "x86_64")]

@@ -6,8 +6,8 @@ use std::arch::aarch64::{vaddq_f32, vdupq_n_f32, vfmaq_laneq_f32, vld1q_f32, vst
 
 use super::MatrixView;
 use super::blocking::{self, Blocking};
-use super::driver::{MicroKernel, TileRect, store_rows};
 use super::epilogue::Epilogue;
+use super::micro_kernel::{MicroKernel, TileRect, store_rows};
 use super::pack::pack_panel;
 use crate::isa::Isa;
 use crate::work_partition::Tile;

@@ -3,8 +3,8 @@
 
 use super::MatrixView;
 use super::blocking::{self, Blocking};
-use super::driver::{MicroKernel, TileRect, store_rows};
 use super::epilogue::Epilogue;
+use super::micro_kernel::{MicroKernel, TileRect, store_rows};
 use super::pack::pack_panel;
 use crate::isa::Isa;
 use crate::work_partition::Tile;

@@ -3,7 +3,7 @@
 //! A GEMM that runs out of L2 leaves the memory bus idle; without prefetches the next rows of A and the next C tile would
 //! stall it. A prefetch never faults, so addresses need no bounds check.
 
-use super::driver::K_STEP;
+use super::micro_kernel::K_STEP;
 
 /// Bytes of a cache line.
 pub(super) const CACHE_LINE: usize = 64;

@@ -26,8 +26,8 @@ use super::pool::Pool;
 use super::rows::check_rows;
 use super::{check_len, check_scratch};
 pub use distill::{DistillDw, TeacherDims, TeacherRows, distill_loss_backward, distill_loss_scratch};
-use rounded_grad::RoundedGrad;
 pub use rounded_grad::TokenRows;
+use rounded_grad::{Gradients, RoundedGrad, WeightGrad};
 pub use top_log_probs::{top_log_probs, top_log_probs_scratch};
 use zeroth_kernel::{Element, HeadLossDims};
 
@@ -139,32 +139,6 @@ pub fn head_loss_backward_rounded<T: Element>(
     };
     let sum = run(pool, dims, x, w, labels, Some(gradients), scratch);
     (sum, found_inf.into_inner())
-}
-
-/// Destinations of the gradients that are computed, at least one, and their scale.
-struct Gradients<'a, T> {
-    scale: f32,
-    dx: Option<&'a mut [T]>,
-    dw: Option<WeightGrad<'a, T>>,
-}
-
-/// Destination of the gradient of w.
-enum WeightGrad<'a, T> {
-    /// f32, accumulated or overwritten.
-    F32 { dw: &'a mut [f32], add: bool },
-    /// Rounded to the storage type.
-    Rounded(RoundedGrad<'a, T>),
-}
-
-impl<T: Element> WeightGrad<'_, T> {
-    /// Sets the gradient of zero rows.
-    fn clear(&mut self) {
-        match self {
-            Self::F32 { dw, add: false } => dw.fill(0.0),
-            Self::F32 { add: true, .. } => {}
-            Self::Rounded(rounded) => rounded.dw.fill(T::default()),
-        }
-    }
 }
 
 fn run<T: Element>(

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use half::bf16;
 
-use super::{Gradients, WeightGrad};
+use super::rounded_grad::{Gradients, WeightGrad};
 use crate::gemm::{self, MatrixView, gemm_row_bands, gemm_with};
 use crate::isa::each_isa;
 use crate::math;

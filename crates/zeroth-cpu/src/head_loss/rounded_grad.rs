@@ -1,4 +1,4 @@
-//! The gradient of w, rounded as it is computed: a band of rows is summed in f32 scratch and stored rounded.
+//! Where gradients go; and that of w, rounded as it is computed: a band of rows is summed in f32 scratch and stored rounded.
 //!
 //! If w is tied to the embedding, the rows of the micro-batch's own tokens are incomplete. They are token_row in f32, one per token,
 //! until the backward pass of the embedding adds its part and rounds them.
@@ -13,6 +13,32 @@ use crate::isa::Isa;
 use crate::stream;
 use crate::work_partition::{Chunks, Partition};
 use zeroth_kernel::Element;
+
+/// Destinations of the gradients that are computed, at least one, and their scale.
+pub(super) struct Gradients<'a, T> {
+    pub(super) scale: f32,
+    pub(super) dx: Option<&'a mut [T]>,
+    pub(super) dw: Option<WeightGrad<'a, T>>,
+}
+
+/// Destination of the gradient of w.
+pub(super) enum WeightGrad<'a, T> {
+    /// f32, accumulated or overwritten.
+    F32 { dw: &'a mut [f32], add: bool },
+    /// Rounded to the storage type.
+    Rounded(RoundedGrad<'a, T>),
+}
+
+impl<T: Element> WeightGrad<'_, T> {
+    /// Sets the gradient of zero rows.
+    pub(super) fn clear(&mut self) {
+        match self {
+            Self::F32 { dw, add: false } => dw.fill(0.0),
+            Self::F32 { add: true, .. } => {}
+            Self::Rounded(rounded) => rounded.dw.fill(T::default()),
+        }
+    }
+}
 
 /// Rows of a tied table that belong to the tokens of a micro-batch, in f32.
 pub struct TokenRows<'a> {

@@ -6,35 +6,9 @@ use std::ops::Range;
 use super::dropout;
 use crate::gradient::{Deriver, Gradient};
 use crate::reference::{Gradients, Machine};
-use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Kind, Node, Op, Rows, Value};
-
-/// An attention.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionSpec {
-    /// Heads of q.
-    pub heads: u64,
-    /// Heads of k and v; each serves heads / kv_heads heads of q.
-    pub kv_heads: u64,
-    /// Sliding window: keys per query, its own included; `None` attends to the whole prefix. Causal attention only.
-    pub window: Option<u64>,
-    /// Factor of the scores.
-    pub scale: f64,
-    /// Whether a query attends to the keys up to its own only; else to all of its sequence.
-    pub causal: bool,
-    /// The largest distance in the table of biases; `None` without biases.
-    pub max_distance: Option<u64>,
-    /// Dropout of the softmax weights.
-    pub dropout: Option<DropoutSpec>,
-}
-
-/// A dropout within an op.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DropoutSpec {
-    /// The probability that an element is zeroed.
-    pub probability: f64,
-    /// Its number among the model's dropouts: part of the key of its random numbers.
-    pub salt: u32,
-}
+use crate::{
+    AttentionSpec, Builder, DropoutSpec, GradNode, GradOp, GradWrite, GraphError, Kind, Node, Op, Rows, Value,
+};
 
 /// What a model says of an attention; its operands say the rest.
 #[derive(Debug, Clone, Copy, PartialEq)]

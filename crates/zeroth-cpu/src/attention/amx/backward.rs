@@ -10,8 +10,9 @@ use std::ops::Range;
 
 use super::super::bias_grad::{SequenceDiagonals, add_tile};
 use super::super::blocking::{PANEL, SKEWED, SPAN, bias_elements, padded, panel};
+use super::super::context::{HeadContext, Sequence};
 use super::super::dropout::HeadDropout;
-use super::super::{BackwardTask, HeadContext, Sequence, head_view};
+use super::super::tasks::{BackwardTask, head_view};
 use super::context::{QueryKeys, TileBiases, TileContext, TileDropout};
 use super::softmax_backward::{ScoreGrads, ScoreTile, diagonal_sums, softmax_backward};
 use super::tile_matmul::{PackedSteps, PipelinedMatmuls, TileMatmul};

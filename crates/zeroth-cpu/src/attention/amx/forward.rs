@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use super::super::blocking::{BLOCK, PANEL, SPAN, bias_elements, forward_shared, padded, panel, slots};
-use super::super::context::sequences_in;
+use super::super::context::{ContextSlices, Sequence, sequences_in};
 use super::super::dropout::HeadDropout;
-use super::super::{ContextSlices, RESCALE_THRESHOLD, RowStrides, Sequence, head_view};
+use super::super::tasks::{RESCALE_THRESHOLD, RowStrides, head_view};
 use super::context::{QueryKeys, TileBiases, TileContext, TileDropout};
 use super::softmax::{ScoreTile, SoftmaxState};
 use super::tile_matmul::{PackedSteps, PipelinedMatmuls, TileMatmul};

@@ -7,8 +7,8 @@ use std::arch::x86_64::{
     _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 
-use super::super::RESCALE_THRESHOLD;
 use super::super::blocking::PANEL;
+use super::super::tasks::RESCALE_THRESHOLD;
 use super::context::TileContext;
 use super::tile_matmul::PipelinedMatmuls;
 use super::{LANES, STEP, TILE_ROW, exp2_fast};

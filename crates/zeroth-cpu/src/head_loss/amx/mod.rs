@@ -20,7 +20,7 @@ use half::bf16;
 use zeroth_base::DType;
 
 use super::blocking::{LANES, Panels, ROW_STATS_LEN};
-use super::{Gradients, WeightGrad};
+use super::rounded_grad::{Gradients, WeightGrad};
 use crate::gemm::{AmxKernel, MatrixView, NoInterleave, Operand, PANEL, TILE, pack_bf16};
 use crate::isa::{Isa, each_isa};
 use crate::math;

@@ -7,24 +7,11 @@ mod tests;
 use crate::gradient::Deriver;
 use crate::reference::{Gradients, Machine};
 use crate::{
-    Builder, EvaluatedLoss, GradNode, GradOp, GradWrite, GraphError, Kind, LossInfo, LossPart, Node, Op,
-    ParamId, Rows, SliceLogits, Value, ValueInfo,
+    Builder, DistillSpec, EvaluatedLoss, GradNode, GradOp, GradWrite, GraphError, Kind, LossInfo, LossPart,
+    Node, Op, ParamId, Rows, SliceLogits, TeacherKind, Value, ValueInfo,
 };
 
 pub use reference::{TeacherRows, distill_loss};
-
-/// The divergence of a student s from its teacher t, both at a temperature: KL(t‖s) where beta is 0, KL(s‖t) where it is 1, and
-/// between them beta · KL(t‖m) + (1 - beta) · KL(s‖m) with the mixture m = beta · t + (1 - beta) · s (the generalised Jensen-Shannon
-/// divergence).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DistillSpec {
-    /// From 0, the forward divergence, to 1, the reverse one.
-    pub beta: f64,
-    /// Divisor of both logits.
-    pub temperature: f64,
-    /// Whether the divergence is multiplied by the square of the temperature, so that its gradients do not shrink with it.
-    pub squared: bool,
-}
 
 /// What a student is distilled from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,20 +33,6 @@ pub enum Teacher {
         /// The teacher's vocabulary.
         vocab: u64,
         /// Whether the probability of all other tokens is one more outcome; else both distributions are renormalised over the k.
-        tail: bool,
-    },
-}
-
-/// The kind of a [`Teacher`]: what a node has besides its operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TeacherKind {
-    /// A model's hidden state and head.
-    Hidden,
-    /// Cached log-probabilities.
-    TopK {
-        /// The teacher's vocabulary.
-        vocab: u64,
-        /// See [`Teacher::TopK`].
         tail: bool,
     },
 }

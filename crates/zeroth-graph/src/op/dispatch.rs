@@ -1,0 +1,144 @@
+//! What each kind of op does, from the file of the op.
+
+use super::{
+    activation, add_rms_norm, attention, balance_loss, distill_loss, dropout, embedding, expert_rows,
+    gated_activation, gated_rows, grouped_linear, head_loss, head_norm_rope, linear, linear_add,
+    position_bias, rms_norm, rope, route, scale,
+};
+use crate::gradient::Deriver;
+use crate::reference::{Gradients, Machine};
+use crate::{GradNode, GradOp, LossInfo, Node, Op};
+
+impl Op {
+    /// What it reads and gives as a loss; `None` where it is none.
+    pub const fn loss(self) -> Option<LossInfo> {
+        match self {
+            Self::HeadLoss { part } => Some(head_loss::info(part)),
+            Self::DistillLoss { ce_part, kd_part, teacher, .. } => {
+                Some(distill_loss::info(ce_part, kd_part, teacher))
+            }
+            Self::BalanceLoss { part, .. } => Some(balance_loss::info(part)),
+            Self::Embedding
+            | Self::Linear
+            | Self::LinearAdd { .. }
+            | Self::RmsNorm { .. }
+            | Self::AddRmsNorm { .. }
+            | Self::HeadNormRope { .. }
+            | Self::Rope { .. }
+            | Self::Attention(_)
+            | Self::PositionBias(_)
+            | Self::Activation(_)
+            | Self::Scale { .. }
+            | Self::GatedActivation(_)
+            | Self::Dropout { .. }
+            | Self::Route { .. }
+            | Self::GatherRows
+            | Self::CombineRows
+            | Self::GroupedLinear
+            | Self::GroupedLinearAdd { .. }
+            | Self::GatedRows(_) => None,
+        }
+    }
+}
+
+/// Appends the gradient of a forward node: what it reads and writes.
+pub(crate) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
+    match node.op {
+        Op::Embedding => embedding::derive(deriver, index, node),
+        Op::Linear => linear::derive(deriver, index, node),
+        Op::LinearAdd { scale } => linear_add::derive(deriver, index, node, scale),
+        Op::RmsNorm { .. } => rms_norm::derive(deriver, index, node),
+        Op::AddRmsNorm { .. } => add_rms_norm::derive(deriver, index, node),
+        Op::HeadNormRope { .. } => head_norm_rope::derive(deriver, index, node),
+        Op::Rope { .. } => rope::derive(deriver, index, node),
+        Op::Attention(_) => attention::derive(deriver, index, node),
+        Op::PositionBias(buckets) => position_bias::derive(deriver, index, node, buckets),
+        Op::Activation(activation) => activation::derive(deriver, index, node, activation),
+        Op::Scale { factor } => scale::derive(deriver, index, node, factor),
+        Op::GatedActivation(activation) => gated_activation::derive(deriver, index, node, activation),
+        Op::Dropout { .. } => dropout::derive(deriver, index, node),
+        Op::Route { .. } => route::derive(deriver, index, node),
+        Op::GatherRows | Op::CombineRows => expert_rows::derive(deriver, index, node),
+        Op::GroupedLinear => grouped_linear::derive(deriver, index, node),
+        Op::GroupedLinearAdd { scale } => grouped_linear::derive_add(deriver, index, node, scale),
+        Op::GatedRows(activation) => gated_rows::derive(deriver, index, node, activation),
+        Op::BalanceLoss { .. } => balance_loss::derive(deriver, index, node),
+        Op::HeadLoss { .. } => head_loss::derive(deriver, index, node),
+        Op::DistillLoss { .. } => distill_loss::derive(deriver, index, node),
+    }
+}
+
+/// The results of a forward node, in f64.
+pub(crate) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
+    match node.op {
+        Op::Embedding => embedding::forward(machine, node),
+        Op::Linear => linear::forward(machine, node),
+        Op::LinearAdd { scale } => linear_add::forward(machine, node, scale),
+        Op::RmsNorm { eps } => rms_norm::forward(machine, node, eps),
+        Op::AddRmsNorm { eps, .. } => add_rms_norm::forward(machine, node, eps),
+        Op::HeadNormRope { heads, eps, rotary } => head_norm_rope::forward(machine, node, heads, eps, rotary),
+        Op::Rope { heads, rotary } => rope::forward(machine, node, heads, rotary),
+        Op::Attention(spec) => attention::forward(machine, node, spec),
+        Op::PositionBias(buckets) => position_bias::forward(machine, node, buckets),
+        Op::Activation(activation) => activation::forward(machine, node, activation),
+        Op::Scale { factor } => scale::forward(machine, node, factor),
+        Op::GatedActivation(activation) => gated_activation::forward(machine, node, activation),
+        Op::Dropout { probability, salt } => dropout::forward(machine, node, probability, salt),
+        Op::Route { k, normalized, .. } => route::forward(machine, node, k, normalized),
+        Op::GatherRows | Op::CombineRows => expert_rows::forward(machine, node),
+        Op::GroupedLinear => grouped_linear::forward(machine, node),
+        Op::GroupedLinearAdd { scale } => grouped_linear::forward_add(machine, node, scale),
+        Op::GatedRows(activation) => gated_rows::forward(machine, node, activation),
+        Op::BalanceLoss { layers, .. } => balance_loss::forward(machine, node, layers),
+        Op::HeadLoss { .. } => head_loss::forward(machine, node),
+        Op::DistillLoss { .. } => distill_loss::forward(machine, node),
+    }
+}
+
+/// The results of a backward node, in f64; `of` is its forward node.
+pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gradients {
+    match (node.op, of.op) {
+        (GradOp::Sum, _) => {
+            let [a, b] = [0, 1].map(|place| machine.value(node.inputs[place]));
+            Gradients::of_values(vec![a.iter().zip(b).map(|(a, b)| a + b).collect()])
+        }
+        (GradOp::LinearInput, _) => linear::backward_input(machine, node),
+        (GradOp::LinearParams, _) => linear::backward_params(machine, node, of),
+        (GradOp::LinearAddInput { scale }, _) => linear_add::backward_input(machine, node, scale),
+        (GradOp::LinearAddParams { scale }, _) => linear_add::backward_params(machine, node, of, scale),
+        (GradOp::GroupedLinearInput, _) => grouped_linear::backward_input(machine, node, 1.0),
+        (GradOp::GroupedLinearParams, _) => grouped_linear::backward_params(machine, node, of, 1.0),
+        (GradOp::GroupedLinearAddInput { scale }, _) => grouped_linear::backward_input(machine, node, scale),
+        (GradOp::GroupedLinearAddParams { scale }, _) => {
+            grouped_linear::backward_params(machine, node, of, scale)
+        }
+        (GradOp::Route { weights, balance }, Op::Route { k, normalized, .. }) => {
+            route::backward(machine, node, [weights, balance], k, normalized)
+        }
+        (_, Op::GatherRows | Op::CombineRows) => expert_rows::backward(machine, node, of),
+        (_, Op::GatedRows(activation)) => gated_rows::backward(machine, node, activation),
+        (_, Op::BalanceLoss { part, layers }) => balance_loss::backward(machine, node, part, layers),
+        (_, Op::Embedding) => embedding::backward(machine, node, of),
+        (_, Op::RmsNorm { .. } | Op::AddRmsNorm { .. }) => rms_norm::backward(machine, node, of),
+        (_, Op::HeadNormRope { heads, rotary, .. }) => {
+            head_norm_rope::backward(machine, node, of, heads, rotary)
+        }
+        (_, Op::Rope { heads, rotary }) => rope::backward(machine, node, of, heads, rotary),
+        (_, Op::Attention(spec)) => attention::backward(machine, node, of, spec),
+        (_, Op::PositionBias(buckets)) => position_bias::backward(machine, node, of, buckets),
+        (_, Op::Activation(activation)) => activation::backward(machine, node, activation),
+        (_, Op::Scale { factor }) => scale::backward(machine, node, factor),
+        (_, Op::GatedActivation(activation)) => gated_activation::backward(machine, node, activation),
+        (_, Op::Dropout { probability, salt }) => dropout::backward(machine, node, probability, salt),
+        (_, Op::HeadLoss { part }) => head_loss::backward(machine, node, of, part),
+        (_, Op::DistillLoss { .. }) => distill_loss::backward(machine, node, of),
+        (
+            op,
+            Op::Linear
+            | Op::LinearAdd { .. }
+            | Op::GroupedLinear
+            | Op::GroupedLinearAdd { .. }
+            | Op::Route { .. },
+        ) => unreachable!("{op:?} is not the gradient of {}", of.op.name()),
+    }
+}
