@@ -69,7 +69,7 @@ mod tests {
 
     use super::Signature;
     use crate::cudnn::{Attribute, AttributeType, DataType, DescriptorType, PointwiseMode, Reduction};
-    use crate::{compiler, cublaslt as lt, driver as cuda, graphs, ipc, nccl as nc, peers, tensor_map};
+    use crate::{compiler, cublaslt as lt, driver as cuda, gpu_uuid, graphs, ipc, nccl as nc, tensor_map};
 
     macro_rules! signatures {
         ($($argument:ident)*) => {
@@ -103,7 +103,7 @@ mod tests {
         cuda::Functions::compare_with_cudarc();
         graphs::Functions::compare_with_cudarc();
         ipc::Functions::compare_with_cudarc();
-        peers::Functions::compare_with_cudarc();
+        gpu_uuid::Functions::compare_with_cudarc();
         tensor_map::Functions::compare_with_cudarc();
         compiler::Functions::compare_with_cudarc();
         lt::Functions::compare_with_cudarc();

@@ -7,27 +7,14 @@ use zeroth_program::LoweringDifference;
 
 /// A run that cannot continue.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what their fields are")]
 pub enum RunError {
     /// The device failed.
     #[error("step {step}, {op}: {source}")]
-    Device {
-        /// The step.
-        step: u64,
-        /// The instruction.
-        op: String,
-        /// The device's error.
-        source: DeviceError,
-    },
+    Device { step: u64, op: String, source: DeviceError },
     /// Another rank is lost, or the ranks' programs differ.
     #[error("step {step}, {op}: {source}")]
-    Comm {
-        /// The step.
-        step: u64,
-        /// The instruction.
-        op: String,
-        /// The cause.
-        source: CommError,
-    },
+    Comm { step: u64, op: String, source: CommError },
     /// Ranks compiled other programs, or placed their buffers elsewhere.
     #[error(
         "ranks did not compile the same program, so they would read each other's numbers at wrong places: {0}. Start all \
@@ -39,7 +26,6 @@ pub enum RunError {
     Streams {
         /// Streams or further inputs.
         what: &'static str,
-        /// The number given.
         found: usize,
         /// The number of the model's.
         expected: usize,
@@ -48,41 +34,23 @@ pub enum RunError {
     #[error(
         "a further input of the micro-batch should be of kind {expected:?}: Index is i32, Statistic is f32"
     )]
-    InputKind {
-        /// The model's.
-        expected: Kind,
-    },
+    InputKind { expected: Kind },
     /// A micro-batch larger than the program was compiled for.
     #[error("a micro-batch of {rows} tokens was given to a program that was compiled for at most {most}")]
     Rows {
         /// Tokens of the micro-batch.
         rows: usize,
-        /// The limit.
         most: u64,
     },
     /// A micro-batch whose parts have inconsistent lengths.
     #[error("a micro-batch has {found} {what} for {expected} tokens")]
-    Batch {
-        /// The part.
-        what: &'static str,
-        /// Its length.
-        found: usize,
-        /// The expected length.
-        expected: usize,
-    },
+    Batch { what: &'static str, found: usize, expected: usize },
     /// A token id or label outside the vocabulary.
     #[error(
         "a micro-batch has the {what} {number}, and the model has {vocabulary}, numbered from 0: the data or its token cache is \
          of another model, or damaged"
     )]
-    Vocabulary {
-        /// Token or label.
-        what: &'static str,
-        /// Its value.
-        number: i32,
-        /// Its length.
-        vocabulary: u64,
-    },
+    Vocabulary { what: &'static str, number: i32, vocabulary: u64 },
     /// Logits of whole sequences were requested from a program without a section for them.
     #[error(
         "this program does not compute the logits of whole sequences: it was compiled to train, or to decode after an encoder"
@@ -96,7 +64,6 @@ pub enum RunError {
     Sequences {
         /// Sequences of the micro-batch.
         found: usize,
-        /// The limit.
         most: u64,
     },
     /// Decoding was requested from a program without a cache.
@@ -125,7 +92,6 @@ pub enum RunError {
         "a token was given row {row} of the cache of keys and values, which was compiled with {rows} rows"
     )]
     CacheRows {
-        /// Its row.
         row: u64,
         /// Rows of the cache.
         rows: u64,
@@ -136,7 +102,6 @@ pub enum RunError {
          sequences longer than {max_positions} tokens; compute the whole sequence instead"
     )]
     Rescaled {
-        /// Its position.
         position: u32,
         /// The longest sequence without scaling.
         max_positions: u64,
@@ -144,7 +109,6 @@ pub enum RunError {
     /// A step with the wrong number of micro-batches.
     #[error("a step of {expected} micro-batch(es) was given {found}")]
     MicroBatches {
-        /// The number given.
         found: usize,
         /// The number a step has.
         expected: u64,
@@ -152,11 +116,8 @@ pub enum RunError {
     /// An instruction wrote past its buffer, or used one after its lifetime.
     #[error("step {step}: the bytes behind {buffer} were written to by instruction {at} of {section}")]
     Canary {
-        /// The step.
         step: u64,
-        /// The buffer.
         buffer: String,
-        /// The section.
         section: String,
         /// The instruction after which it was detected.
         at: usize,

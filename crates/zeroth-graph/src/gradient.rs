@@ -88,6 +88,41 @@ pub enum GradOp {
     Sum,
 }
 
+impl GradOp {
+    /// The factor of the product that it is.
+    pub const fn scale(self) -> f64 {
+        match self {
+            Self::LinearAddInput { scale }
+            | Self::LinearAddParams { scale }
+            | Self::GroupedLinearAddInput { scale }
+            | Self::GroupedLinearAddParams { scale } => scale,
+            Self::Scale { factor } => factor,
+            Self::HeadLoss
+            | Self::DistillLoss
+            | Self::LinearInput
+            | Self::LinearParams
+            | Self::Route { .. }
+            | Self::GatherRows
+            | Self::CombineRows
+            | Self::GroupedLinearInput
+            | Self::GroupedLinearParams
+            | Self::GatedRows(_)
+            | Self::BalanceLoss
+            | Self::RmsNorm(_)
+            | Self::AddRmsNorm(_)
+            | Self::HeadNormRope(_)
+            | Self::Rope(_)
+            | Self::Attention(_)
+            | Self::PositionBias(_)
+            | Self::Activation(_)
+            | Self::GatedActivation(_)
+            | Self::Dropout(_)
+            | Self::Embedding
+            | Self::Sum => 1.0,
+        }
+    }
+}
+
 /// How a gradient is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradWrite {

@@ -2,19 +2,11 @@
 
 /// An error of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what their fields are")]
 pub enum DeviceError {
     /// An arena could not be allocated.
     #[error("{device}: {bytes} bytes of {tier} memory were asked for and not given: {reason}")]
-    Memory {
-        /// The device.
-        device: String,
-        /// Which arena.
-        tier: &'static str,
-        /// Bytes requested.
-        bytes: u64,
-        /// The system's error.
-        reason: String,
-    },
+    Memory { device: String, tier: &'static str, bytes: u64, reason: String },
     /// A thread could not be started.
     #[error(
         "cpu: thread {number} of {threads} could not be started: {reason}; use fewer with --threads-per-rank, or raise the \
@@ -23,9 +15,7 @@ pub enum DeviceError {
     Threads {
         /// Its number; the calling thread is number 0.
         number: usize,
-        /// Threads requested.
         threads: usize,
-        /// The system's error.
         reason: String,
     },
     /// `ZEROTH_CPU` names an ISA that this machine lacks.
@@ -36,17 +26,9 @@ pub enum DeviceError {
     Operands {
         /// The kernel or copy.
         what: &'static str,
-        /// The problem.
         problem: String,
     },
     /// A library call failed.
     #[error("{device}: {call} failed: {reason}")]
-    Call {
-        /// The device.
-        device: String,
-        /// The call.
-        call: String,
-        /// Its error.
-        reason: String,
-    },
+    Call { device: String, call: String, reason: String },
 }

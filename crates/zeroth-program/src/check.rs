@@ -4,35 +4,21 @@ use super::{Action, Program, Section, SectionKind};
 
 /// A program that cannot be compiled or violates an invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what their fields are")]
 pub enum ProgramError {
     /// A stage that ZeRO does not have.
     #[error("ZeRO has no stage {stage}: the stages are 0, 1, 2 and 3")]
-    Stage {
-        /// The stage.
-        stage: u8,
-    },
+    Stage { stage: u8 },
     /// An instruction reads parameters that are not gathered.
     #[error("{section:?}, instruction {index}: {action:?} reads flat {flat}, which is not gathered")]
-    NotResident {
-        /// The section.
-        section: SectionKind,
-        /// The instruction.
-        index: usize,
-        /// Its action.
-        action: Action,
-        /// The flat.
-        flat: usize,
-    },
+    NotResident { section: SectionKind, index: usize, action: Action, flat: usize },
     /// More elements are gathered at once than allowed.
     #[error("{section:?}, instruction {index}: {live} elements are gathered, and {most} are allowed")]
     TooManyLive {
-        /// The section.
         section: SectionKind,
-        /// The instruction.
         index: usize,
         /// Elements gathered, persistent ones included.
         live: u64,
-        /// The limit.
         most: u64,
     },
     /// A gradient was never reduced, or more than once.
@@ -40,9 +26,7 @@ pub enum ProgramError {
         "{section:?}: the gradient of flat {flat} is reduced {times} time(s) over its shard instead of {expected}"
     )]
     Reduced {
-        /// The section.
         section: SectionKind,
-        /// The flat.
         flat: usize,
         /// How often each element was reduced.
         times: u64,

@@ -43,7 +43,11 @@ impl Program {
                 sent * communication
             }
             Action::AllGatherReports => peers * self.report().bytes() as u64,
-            _ => 0,
+            Action::BroadcastWeights { .. } => 0,
+            action => {
+                assert!(!action.is_collective(), "{} sends an unknown number of bytes", action.name());
+                0
+            }
         }
     }
 }

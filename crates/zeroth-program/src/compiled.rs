@@ -9,9 +9,9 @@ use zeroth_kernel::{LOSSES, Span, Target, Tier};
 use crate::grad_producers::grad_producers;
 use crate::memory::plan::{MemoryDetail, place_buffers};
 use crate::{
-    Action, BufferId, CachedTokens, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer, Program,
-    ProgramError, Settings, StreamSizes, World, compile, compile_inference, cross_streams, in_place,
-    plan_memory,
+    Action, BufferId, CachedTokens, Chunk, FrozenPlacement, Gather, Instruction, Memory, PlacedBuffer,
+    Program, ProgramError, Settings, StreamSizes, Subject, World, compile, compile_inference, cross_streams,
+    in_place, plan_memory,
 };
 
 /// A program ready to run.
@@ -35,6 +35,7 @@ pub struct Compiled {
 
 /// A program that cannot be compiled.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what their fields are")]
 pub enum CompileError {
     /// The model has no backward.
     #[error(transparent)]
@@ -55,13 +56,11 @@ pub enum CompileError {
     LossParts {
         /// The number of parts.
         found: usize,
-        /// Their names.
         names: String,
     },
     /// Sizes that do not end with the graph's rows.
     #[error("row sizes {sizes:?} must rise and end with {rows:?}, the rows of the model's streams")]
     RowSizes {
-        /// The sizes.
         sizes: StreamSizes,
         /// Rows of the model's streams.
         rows: Vec<u64>,
@@ -305,31 +304,26 @@ impl Compiled {
     /// Describes an instruction for messages and traces: its operation and unit.
     pub fn describe(&self, instruction: &Instruction) -> String {
         let unit = |unit: zeroth_graph::UnitId| &self.graph.units[unit.index()].name;
-        match &instruction.action {
-            Action::Forward(node) => {
-                let node = &self.graph.nodes[*node];
-                format!("{} of {}", node.op.name(), unit(node.unit))
+        let (action, of) = (&instruction.action, |node: usize| &self.graph.nodes[node]);
+        match (action, action.subject()) {
+            (Action::Forward(_), Subject::Node(node)) => {
+                format!("{} of {}", of(node).op.name(), unit(of(node).unit))
             }
-            Action::Logits { node, .. }
-            | Action::TopLogProbs { node, .. }
-            | Action::EvaluateLoss(node)
-            | Action::StoreKv(node)
-            | Action::CachedAttention(node) => {
-                format!("{} of {}", instruction.action.name(), unit(self.graph.nodes[*node].unit))
+            (Action::Recompute { .. }, Subject::Node(node)) => {
+                format!("recompute {} of {}", of(node).op.name(), unit(of(node).unit))
             }
-            Action::Backward(node) => {
-                let node = &self.backward.nodes[*node];
-                format!("{} backward of {}", self.graph.nodes[node.of].op.name(), unit(node.unit))
+            (_, Subject::Node(node)) => format!("{} of {}", action.name(), unit(of(node).unit)),
+            (_, Subject::GradNode(node)) => {
+                let node = &self.backward.nodes[node];
+                format!("{} backward of {}", of(node.of).op.name(), unit(node.unit))
             }
-            Action::Recompute { node, .. } => {
-                let node = &self.graph.nodes[*node];
-                format!("recompute {} of {}", node.op.name(), unit(node.unit))
+            (_, Subject::Param(param)) => {
+                format!("{} {}", action.name(), self.graph.param(param).spec.name)
             }
-            Action::Unpack(param) => format!("unpack {}", self.graph.param(*param).spec.name),
-            other => match other.flat() {
-                Some(flat) => format!("{} of {}", other.name(), self.flat_name(flat)),
-                None => other.name().to_owned(),
-            },
+            (_, Subject::Flat(flat) | Subject::Chunk(&Chunk { flat, .. })) => {
+                format!("{} of {}", action.name(), self.flat_name(flat))
+            }
+            (_, Subject::Value(_) | Subject::Step) => action.name().to_owned(),
         }
     }
 

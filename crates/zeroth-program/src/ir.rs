@@ -163,6 +163,25 @@ pub struct Chunk {
     pub range: Range<u64>,
 }
 
+/// What an action operates on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject<'a> {
+    /// A node of the graph.
+    Node(usize),
+    /// A node of its backward.
+    GradNode(usize),
+    /// A value.
+    Value(usize),
+    /// A parameter.
+    Param(ParamId),
+    /// A flat.
+    Flat(usize),
+    /// A part of a flat.
+    Chunk(&'a Chunk),
+    /// The step's loss, reports and control.
+    Step,
+}
+
 /// How a reduced gradient is combined with its destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accumulate {
@@ -239,8 +258,8 @@ impl Action {
         )
     }
 
-    /// The flat and the chunk that it operates on, if any.
-    const fn place(&self) -> (Option<usize>, Option<&Chunk>) {
+    /// What it operates on.
+    pub const fn subject(&self) -> Subject<'_> {
         match self {
             Self::PackGrad(chunk)
             | Self::CastAndPackGrad(chunk)
@@ -254,7 +273,7 @@ impl Action {
             | Self::Update(chunk)
             | Self::StoreStates(chunk)
             | Self::AllGatherWeights(chunk)
-            | Self::WriteBack(chunk) => (Some(chunk.flat), Some(chunk)),
+            | Self::WriteBack(chunk) => Subject::Chunk(chunk),
             Self::AllGather(flat)
             | Self::Release(flat)
             | Self::ZeroGrad(flat)
@@ -262,32 +281,37 @@ impl Action {
             | Self::CastGrad(flat)
             | Self::AllGatherGrad(flat)
             | Self::GradSquares(flat)
-            | Self::BroadcastWeights { flat, .. } => (Some(*flat), None),
-            Self::ZeroLoss
-            | Self::Forward(_)
-            | Self::Logits { .. }
-            | Self::TopLogProbs { .. }
-            | Self::EvaluateLoss(_)
-            | Self::StoreKv(_)
-            | Self::CachedAttention(_)
-            | Self::Backward(_)
-            | Self::Recompute { .. }
-            | Self::OffloadActivation(_)
-            | Self::ReloadActivation(_)
-            | Self::Unpack(_)
-            | Self::AllGatherReports
-            | Self::Control => (None, None),
+            | Self::BroadcastWeights { flat, .. } => Subject::Flat(*flat),
+            Self::Forward(node)
+            | Self::Logits { node, .. }
+            | Self::TopLogProbs { node, .. }
+            | Self::EvaluateLoss(node)
+            | Self::StoreKv(node)
+            | Self::CachedAttention(node)
+            | Self::Recompute { node, .. } => Subject::Node(*node),
+            Self::Backward(node) => Subject::GradNode(*node),
+            Self::OffloadActivation(value) | Self::ReloadActivation(value) => Subject::Value(*value),
+            Self::Unpack(param) => Subject::Param(*param),
+            Self::ZeroLoss | Self::AllGatherReports | Self::Control => Subject::Step,
         }
     }
 
     /// The chunk it operates on, if any.
     pub const fn chunk(&self) -> Option<&Chunk> {
-        self.place().1
+        if let Subject::Chunk(chunk) = self.subject() { Some(chunk) } else { None }
     }
 
-    /// The flat it operates on, if any.
+    /// The flat it operates on, or whose chunk, if any.
     pub const fn flat(&self) -> Option<usize> {
-        self.place().0
+        match self.subject() {
+            Subject::Flat(flat) => Some(flat),
+            Subject::Chunk(chunk) => Some(chunk.flat),
+            Subject::Node(_)
+            | Subject::GradNode(_)
+            | Subject::Value(_)
+            | Subject::Param(_)
+            | Subject::Step => None,
+        }
     }
 }
 

@@ -31,7 +31,7 @@ pub use cached_tokens::CachedTokens;
 pub use check::{GatherStats, ProgramError};
 pub use compiled::{CompileError, Compiled};
 pub use grad_producers::GradProducers;
-pub use ir::{Accumulate, Action, Chunk, GradientStorage, Instruction, Section, SectionKind};
+pub use ir::{Accumulate, Action, Chunk, GradientStorage, Instruction, Section, SectionKind, Subject};
 pub use launches::{Binding, Collective, Lowering, Work};
 pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot, Storage};
 pub use lowering_parts::{LoweringDifference, LoweringPart};

@@ -219,7 +219,7 @@ impl Program {
             | SectionKind::Encode
             | SectionKind::Decode
             | SectionKind::TopLogProbs => 0,
-            _ => 1,
+            SectionKind::Only | SectionKind::First | SectionKind::Last | SectionKind::Update => 1,
         }
     }
 

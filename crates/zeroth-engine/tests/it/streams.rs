@@ -13,7 +13,7 @@ use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::{CpuDevice, CpuTarget};
 use zeroth_engine::{Engine, FurtherInput, LossCounts, MicroBatch, Rank, RunError, State, StreamBatch};
-use zeroth_graph::reference::{Data, Machine};
+use zeroth_graph::reference::{Data, Interpreter};
 use zeroth_graph::{Builder, Graph, ParamId, ParamSpec, Role, Rotary, Rows};
 use zeroth_kernel::{Optimizer, Recipe};
 use zeroth_program::{BufferId, CompileError, Compiled, Recompute, Settings, StreamSizes};
@@ -156,7 +156,7 @@ fn expected(graph: &Graph, ranks: usize) -> (Vec<Losses>, Vec<Vec<f64>>) {
     for step in 0..STEPS as usize {
         let batches: Vec<Batch> = (0..ranks).map(|rank| Batch::new(graph, step * ranks + rank)).collect();
         let trained: u64 = batches.iter().map(Batch::trained).sum();
-        let mut machine = Machine::new(graph, &batches[0].streams, weights.clone());
+        let mut machine = Interpreter::new(graph, &batches[0].streams, weights.clone());
         let mut sums = vec![0.0; 1 + graph.loss_parts.len()];
         for batch in &batches {
             machine.feed(&batch.streams);
@@ -353,7 +353,7 @@ fn an_evaluation_is_the_weighted_sum_of_the_parts() {
     let weights = graph.params.iter().enumerate().map(|(salt, param)| numbers(param.elements(), salt));
     let weights = weights.map(|numbers| numbers.into_iter().map(f64::from).collect()).collect();
     let batch = Batch::new(&graph, 1);
-    let expected = Machine::new(&graph, &batch.streams, weights).loss();
+    let expected = Interpreter::new(&graph, &batch.streams, weights).loss();
     let target = &CpuTarget { threads: 1 };
     let compiled = Compiled::new(graph.clone(), 1, &settings(0), target, sizes()).unwrap();
     let memory = &compiled.memory;

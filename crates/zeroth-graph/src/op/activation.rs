@@ -3,7 +3,7 @@
 use zeroth_base::ActivationFn;
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GraphError, Kind, Node, Op, Value};
 
 impl Builder {
@@ -31,12 +31,12 @@ pub fn activation_backward(activation: ActivationFn, x: &[f64], dy: &[f64]) -> V
     x.iter().zip(dy).map(|(x, dy)| dy * activation.slope(*x)).collect()
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, f: ActivationFn) -> Vec<Vec<f64>> {
-    vec![activation(f, machine.value(node.inputs[0]))]
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, f: ActivationFn) -> Vec<Vec<f64>> {
+    vec![activation(f, interpreter.value(node.inputs[0]))]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, f: ActivationFn) -> Gradients {
-    let [x, dy] = [0, 1].map(|place| machine.value(node.inputs[place]));
+pub(super) fn backward(interpreter: &Interpreter<'_>, node: &GradNode, f: ActivationFn) -> Gradients {
+    let [x, dy] = [0, 1].map(|place| interpreter.value(node.inputs[place]));
     Gradients::of_values(vec![activation_backward(f, x, dy)])
 }
 

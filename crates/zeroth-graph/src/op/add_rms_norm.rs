@@ -2,7 +2,7 @@
 
 use super::rms_norm::{NormOptions, rms_norm};
 use crate::gradient::Deriver;
-use crate::reference::Machine;
+use crate::reference::Interpreter;
 use crate::{Builder, GradOp, GradWrite, GraphError, Node, Op, ParamId, Value};
 
 impl Builder {
@@ -47,10 +47,10 @@ pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
     }
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, eps: f64) -> Vec<Vec<f64>> {
-    let [residual, x] = [0, 1].map(|place| machine.value(node.inputs[place]));
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, eps: f64) -> Vec<Vec<f64>> {
+    let [residual, x] = [0, 1].map(|place| interpreter.value(node.inputs[place]));
     let sum: Vec<f64> = residual.iter().zip(x).map(|(r, x)| r + x).collect();
-    let [y, rstd] = rms_norm(&sum, machine.param(node.params[0]), eps);
+    let [y, rstd] = rms_norm(&sum, interpreter.param(node.params[0]), eps);
     vec![sum, y, rstd]
 }
 

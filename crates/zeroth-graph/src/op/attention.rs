@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::dropout;
 use crate::gradient::{Deriver, Gradient};
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{
     AttentionSpec, Builder, DropoutSpec, GradNode, GradOp, GradWrite, GraphError, Kind, Node, Op, Rows, Value,
 };
@@ -283,12 +283,12 @@ pub fn attention_backward(dims: Attention<'_>, q: &[f64], k: &[f64], v: &[f64], 
 
 /// Calls `compute` with the shape of a forward node, and its operands.
 fn with_dims<R>(
-    machine: &Machine<'_>,
+    interpreter: &Interpreter<'_>,
     node: &Node,
     spec: AttentionSpec,
     compute: impl FnOnce(Attention<'_>, [&[f64]; 3]) -> R,
 ) -> R {
-    let [starts, kv_starts] = [0, 1].map(|place| machine.data_of(node.inputs[place]).ends());
+    let [starts, kv_starts] = [0, 1].map(|place| interpreter.data_of(node.inputs[place]).ends());
     let heads = spec.heads as usize;
     let longest = kv_starts.last().copied().unwrap_or(0);
     let DropoutSpec { probability, salt } = spec.dropout.unwrap_or(DropoutSpec { probability: 0.0, salt: 0 });
@@ -298,25 +298,30 @@ fn with_dims<R>(
     let dims = Attention {
         heads,
         kv_heads: spec.kv_heads as usize,
-        head_dim: machine.width(node.inputs[0]) / heads,
+        head_dim: interpreter.width(node.inputs[0]) / heads,
         causal: spec.causal,
         window: spec.window.map(|window| window as usize),
         scale: spec.scale,
         starts: &starts,
         kv_starts: &kv_starts,
-        bias: node.inputs.get(3).map(|bias| machine.value(*bias)),
+        bias: node.inputs.get(3).map(|bias| interpreter.value(*bias)),
         dropout: Some(&factor),
     };
-    compute(dims, [0, 1, 2].map(|place| machine.value(node.inputs[place])))
+    compute(dims, [0, 1, 2].map(|place| interpreter.value(node.inputs[place])))
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, spec: AttentionSpec) -> Vec<Vec<f64>> {
-    with_dims(machine, node, spec, |dims, [q, k, v]| attention(dims, q, k, v)).into()
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, spec: AttentionSpec) -> Vec<Vec<f64>> {
+    with_dims(interpreter, node, spec, |dims, [q, k, v]| attention(dims, q, k, v)).into()
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node, spec: AttentionSpec) -> Gradients {
-    let dy = machine.value(node.inputs[of.inputs.len() + 2]);
-    let gradients = with_dims(machine, of, spec, |dims, [q, k, v]| attention_backward(dims, q, k, v, dy));
+pub(super) fn backward(
+    interpreter: &Interpreter<'_>,
+    node: &GradNode,
+    of: &Node,
+    spec: AttentionSpec,
+) -> Gradients {
+    let dy = interpreter.value(node.inputs[of.inputs.len() + 2]);
+    let gradients = with_dims(interpreter, of, spec, |dims, [q, k, v]| attention_backward(dims, q, k, v, dy));
     Gradients::of_values(gradients.into())
 }
 

@@ -1,7 +1,7 @@
 //! The auxiliary loss that balances the load of experts, over all layers together.
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{
     Builder, GradNode, GradOp, GradWrite, GraphError, Kind, LossInfo, Node, Op, Rows, Value, ValueInfo,
 };
@@ -53,18 +53,28 @@ pub fn balance_loss(
 }
 
 /// The loss and its gradient times `scale`.
-fn loss(machine: &Machine<'_>, [balance, labels]: [Value; 2], layers: u64, scale: f64) -> (f64, Vec<f64>) {
-    let labels = machine.indices(labels);
+fn loss(
+    interpreter: &Interpreter<'_>,
+    [balance, labels]: [Value; 2],
+    layers: u64,
+    scale: f64,
+) -> (f64, Vec<f64>) {
+    let labels = interpreter.indices(labels);
     let trained = labels.iter().filter(|label| **label >= 0).count();
-    balance_loss(machine.value(balance), layers as usize, labels.len(), trained, scale)
+    balance_loss(interpreter.value(balance), layers as usize, labels.len(), trained, scale)
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, layers: u64) -> Vec<Vec<f64>> {
-    vec![vec![loss(machine, [node.inputs[0], node.inputs[1]], layers, 1.0).0]]
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, layers: u64) -> Vec<Vec<f64>> {
+    vec![vec![loss(interpreter, [node.inputs[0], node.inputs[1]], layers, 1.0).0]]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, part: usize, layers: u64) -> Gradients {
-    let weight = machine.graph().loss_parts[part].weight;
-    let (loss, slopes) = loss(machine, [node.inputs[0], node.inputs[1]], layers, weight);
+pub(super) fn backward(
+    interpreter: &Interpreter<'_>,
+    node: &GradNode,
+    part: usize,
+    layers: u64,
+) -> Gradients {
+    let weight = interpreter.graph().loss_parts[part].weight;
+    let (loss, slopes) = loss(interpreter, [node.inputs[0], node.inputs[1]], layers, weight);
     Gradients::of_values(vec![vec![loss], slopes])
 }

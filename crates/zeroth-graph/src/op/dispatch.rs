@@ -6,7 +6,7 @@ use super::{
     position_bias, rms_norm, rope, route, scale,
 };
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{GradNode, GradOp, LossInfo, Node, Op};
 
 impl Op {
@@ -69,69 +69,73 @@ pub(crate) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
 }
 
 /// The results of a forward node, in f64.
-pub(crate) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
+pub(crate) fn forward(interpreter: &Interpreter<'_>, node: &Node) -> Vec<Vec<f64>> {
     match node.op {
-        Op::Embedding => embedding::forward(machine, node),
-        Op::Linear => linear::forward(machine, node),
-        Op::LinearAdd { scale } => linear_add::forward(machine, node, scale),
-        Op::RmsNorm { eps } => rms_norm::forward(machine, node, eps),
-        Op::AddRmsNorm { eps, .. } => add_rms_norm::forward(machine, node, eps),
-        Op::HeadNormRope { heads, eps, rotary } => head_norm_rope::forward(machine, node, heads, eps, rotary),
-        Op::Rope { heads, rotary } => rope::forward(machine, node, heads, rotary),
-        Op::Attention(spec) => attention::forward(machine, node, spec),
-        Op::PositionBias(buckets) => position_bias::forward(machine, node, buckets),
-        Op::Activation(activation) => activation::forward(machine, node, activation),
-        Op::Scale { factor } => scale::forward(machine, node, factor),
-        Op::GatedActivation(activation) => gated_activation::forward(machine, node, activation),
-        Op::Dropout { probability, salt } => dropout::forward(machine, node, probability, salt),
-        Op::Route { k, normalized, .. } => route::forward(machine, node, k, normalized),
-        Op::GatherRows | Op::CombineRows => expert_rows::forward(machine, node),
-        Op::GroupedLinear => grouped_linear::forward(machine, node),
-        Op::GroupedLinearAdd { scale } => grouped_linear::forward_add(machine, node, scale),
-        Op::GatedRows(activation) => gated_rows::forward(machine, node, activation),
-        Op::BalanceLoss { layers, .. } => balance_loss::forward(machine, node, layers),
-        Op::HeadLoss { .. } => head_loss::forward(machine, node),
-        Op::DistillLoss { .. } => distill_loss::forward(machine, node),
+        Op::Embedding => embedding::forward(interpreter, node),
+        Op::Linear => linear::forward(interpreter, node),
+        Op::LinearAdd { scale } => linear_add::forward(interpreter, node, scale),
+        Op::RmsNorm { eps } => rms_norm::forward(interpreter, node, eps),
+        Op::AddRmsNorm { eps, .. } => add_rms_norm::forward(interpreter, node, eps),
+        Op::HeadNormRope { heads, eps, rotary } => {
+            head_norm_rope::forward(interpreter, node, heads, eps, rotary)
+        }
+        Op::Rope { heads, rotary } => rope::forward(interpreter, node, heads, rotary),
+        Op::Attention(spec) => attention::forward(interpreter, node, spec),
+        Op::PositionBias(buckets) => position_bias::forward(interpreter, node, buckets),
+        Op::Activation(activation) => activation::forward(interpreter, node, activation),
+        Op::Scale { factor } => scale::forward(interpreter, node, factor),
+        Op::GatedActivation(activation) => gated_activation::forward(interpreter, node, activation),
+        Op::Dropout { probability, salt } => dropout::forward(interpreter, node, probability, salt),
+        Op::Route { k, normalized, .. } => route::forward(interpreter, node, k, normalized),
+        Op::GatherRows | Op::CombineRows => expert_rows::forward(interpreter, node),
+        Op::GroupedLinear => grouped_linear::forward(interpreter, node),
+        Op::GroupedLinearAdd { scale } => grouped_linear::forward_add(interpreter, node, scale),
+        Op::GatedRows(activation) => gated_rows::forward(interpreter, node, activation),
+        Op::BalanceLoss { layers, .. } => balance_loss::forward(interpreter, node, layers),
+        Op::HeadLoss { .. } => head_loss::forward(interpreter, node),
+        Op::DistillLoss { .. } => distill_loss::forward(interpreter, node),
     }
 }
 
 /// The results of a backward node, in f64; `of` is its forward node.
-pub(crate) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gradients {
+pub(crate) fn backward(interpreter: &Interpreter<'_>, node: &GradNode, of: &Node) -> Gradients {
     match (node.op, of.op) {
         (GradOp::Sum, _) => {
-            let [a, b] = [0, 1].map(|place| machine.value(node.inputs[place]));
+            let [a, b] = [0, 1].map(|place| interpreter.value(node.inputs[place]));
             Gradients::of_values(vec![a.iter().zip(b).map(|(a, b)| a + b).collect()])
         }
-        (GradOp::LinearInput, _) => linear::backward_input(machine, node),
-        (GradOp::LinearParams, _) => linear::backward_params(machine, node, of),
-        (GradOp::LinearAddInput { scale }, _) => linear_add::backward_input(machine, node, scale),
-        (GradOp::LinearAddParams { scale }, _) => linear_add::backward_params(machine, node, of, scale),
-        (GradOp::GroupedLinearInput, _) => grouped_linear::backward_input(machine, node, 1.0),
-        (GradOp::GroupedLinearParams, _) => grouped_linear::backward_params(machine, node, of, 1.0),
-        (GradOp::GroupedLinearAddInput { scale }, _) => grouped_linear::backward_input(machine, node, scale),
+        (GradOp::LinearInput, _) => linear::backward_input(interpreter, node),
+        (GradOp::LinearParams, _) => linear::backward_params(interpreter, node, of),
+        (GradOp::LinearAddInput { scale }, _) => linear_add::backward_input(interpreter, node, scale),
+        (GradOp::LinearAddParams { scale }, _) => linear_add::backward_params(interpreter, node, of, scale),
+        (GradOp::GroupedLinearInput, _) => grouped_linear::backward_input(interpreter, node, 1.0),
+        (GradOp::GroupedLinearParams, _) => grouped_linear::backward_params(interpreter, node, of, 1.0),
+        (GradOp::GroupedLinearAddInput { scale }, _) => {
+            grouped_linear::backward_input(interpreter, node, scale)
+        }
         (GradOp::GroupedLinearAddParams { scale }, _) => {
-            grouped_linear::backward_params(machine, node, of, scale)
+            grouped_linear::backward_params(interpreter, node, of, scale)
         }
         (GradOp::Route { weights, balance }, Op::Route { k, normalized, .. }) => {
-            route::backward(machine, node, [weights, balance], k, normalized)
+            route::backward(interpreter, node, [weights, balance], k, normalized)
         }
-        (_, Op::GatherRows | Op::CombineRows) => expert_rows::backward(machine, node, of),
-        (_, Op::GatedRows(activation)) => gated_rows::backward(machine, node, activation),
-        (_, Op::BalanceLoss { part, layers }) => balance_loss::backward(machine, node, part, layers),
-        (_, Op::Embedding) => embedding::backward(machine, node, of),
-        (_, Op::RmsNorm { .. } | Op::AddRmsNorm { .. }) => rms_norm::backward(machine, node, of),
+        (_, Op::GatherRows | Op::CombineRows) => expert_rows::backward(interpreter, node, of),
+        (_, Op::GatedRows(activation)) => gated_rows::backward(interpreter, node, activation),
+        (_, Op::BalanceLoss { part, layers }) => balance_loss::backward(interpreter, node, part, layers),
+        (_, Op::Embedding) => embedding::backward(interpreter, node, of),
+        (_, Op::RmsNorm { .. } | Op::AddRmsNorm { .. }) => rms_norm::backward(interpreter, node, of),
         (_, Op::HeadNormRope { heads, rotary, .. }) => {
-            head_norm_rope::backward(machine, node, of, heads, rotary)
+            head_norm_rope::backward(interpreter, node, of, heads, rotary)
         }
-        (_, Op::Rope { heads, rotary }) => rope::backward(machine, node, of, heads, rotary),
-        (_, Op::Attention(spec)) => attention::backward(machine, node, of, spec),
-        (_, Op::PositionBias(buckets)) => position_bias::backward(machine, node, of, buckets),
-        (_, Op::Activation(activation)) => activation::backward(machine, node, activation),
-        (_, Op::Scale { factor }) => scale::backward(machine, node, factor),
-        (_, Op::GatedActivation(activation)) => gated_activation::backward(machine, node, activation),
-        (_, Op::Dropout { probability, salt }) => dropout::backward(machine, node, probability, salt),
-        (_, Op::HeadLoss { part }) => head_loss::backward(machine, node, of, part),
-        (_, Op::DistillLoss { .. }) => distill_loss::backward(machine, node, of),
+        (_, Op::Rope { heads, rotary }) => rope::backward(interpreter, node, of, heads, rotary),
+        (_, Op::Attention(spec)) => attention::backward(interpreter, node, of, spec),
+        (_, Op::PositionBias(buckets)) => position_bias::backward(interpreter, node, of, buckets),
+        (_, Op::Activation(activation)) => activation::backward(interpreter, node, activation),
+        (_, Op::Scale { factor }) => scale::backward(interpreter, node, factor),
+        (_, Op::GatedActivation(activation)) => gated_activation::backward(interpreter, node, activation),
+        (_, Op::Dropout { probability, salt }) => dropout::backward(interpreter, node, probability, salt),
+        (_, Op::HeadLoss { part }) => head_loss::backward(interpreter, node, of, part),
+        (_, Op::DistillLoss { .. }) => distill_loss::backward(interpreter, node, of),
         (
             op,
             Op::Linear

@@ -1,7 +1,7 @@
 //! Dropout.
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GraphError, Node, Op, Value};
 
 impl Builder {
@@ -41,12 +41,22 @@ fn mask(x: &[f64], probability: f64, salt: u32) -> Vec<f64> {
     x.iter().enumerate().map(|(at, x)| x * factor(at, probability, salt)).collect()
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, probability: f64, salt: u32) -> Vec<Vec<f64>> {
-    vec![mask(machine.value(node.inputs[0]), probability, salt)]
+pub(super) fn forward(
+    interpreter: &Interpreter<'_>,
+    node: &Node,
+    probability: f64,
+    salt: u32,
+) -> Vec<Vec<f64>> {
+    vec![mask(interpreter.value(node.inputs[0]), probability, salt)]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, probability: f64, salt: u32) -> Gradients {
-    Gradients::of_values(vec![mask(machine.value(node.inputs[0]), probability, salt)])
+pub(super) fn backward(
+    interpreter: &Interpreter<'_>,
+    node: &GradNode,
+    probability: f64,
+    salt: u32,
+) -> Gradients {
+    Gradients::of_values(vec![mask(interpreter.value(node.inputs[0]), probability, salt)])
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Embedding lookup.
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GraphError, Kind, Node, Op, ParamId, Value, ValueInfo};
 
 impl Builder {
@@ -43,14 +43,15 @@ pub fn embedding_backward(ids: &[i64], dy: &[f64], elements: usize) -> Vec<f64> 
     dtable
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
-    let (table, width) = (machine.param(node.params[0]), machine.width(node.outputs[0]));
-    vec![embedding(&machine.indices(node.inputs[0]), table, width)]
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node) -> Vec<Vec<f64>> {
+    let (table, width) = (interpreter.param(node.params[0]), interpreter.width(node.outputs[0]));
+    vec![embedding(&interpreter.indices(node.inputs[0]), table, width)]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gradients {
-    let (ids, table) = (machine.indices(node.inputs[0]), of.params[0]);
-    let gradient = embedding_backward(&ids, machine.value(node.inputs[1]), machine.param(table).len());
+pub(super) fn backward(interpreter: &Interpreter<'_>, node: &GradNode, of: &Node) -> Gradients {
+    let (ids, table) = (interpreter.indices(node.inputs[0]), of.params[0]);
+    let gradient =
+        embedding_backward(&ids, interpreter.value(node.inputs[1]), interpreter.param(table).len());
     Gradients { values: Vec::new(), params: vec![(table, gradient)] }
 }
 

@@ -2,7 +2,7 @@
 
 use super::route::Routing;
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Node, Op, Value, ValueInfo};
 
 impl Builder {
@@ -64,27 +64,36 @@ pub fn combine_rows(x: &[f64], width: usize, places: &[usize], k: usize, routed:
 }
 
 /// The value, its width and an operand's indices, as both directions read them.
-fn operands<'a>(machine: &'a Machine<'_>, x: Value, indices: Value) -> (&'a [f64], usize, Vec<usize>) {
-    let indices = machine.indices(indices).into_iter().map(|index| index as usize);
-    (machine.value(x), machine.width(x), indices.collect())
+fn operands<'a>(
+    interpreter: &'a Interpreter<'_>,
+    x: Value,
+    indices: Value,
+) -> (&'a [f64], usize, Vec<usize>) {
+    let indices = interpreter.indices(indices).into_iter().map(|index| index as usize);
+    (interpreter.value(x), interpreter.width(x), indices.collect())
 }
 
-fn copied(machine: &Machine<'_>, is_gather: bool, [x, indices, offsets]: [Value; 3], k: usize) -> Vec<f64> {
-    let (x, width, indices) = operands(machine, x, indices);
-    let routed = machine.indices(offsets).last().map_or(0, |routed| *routed as usize);
+fn copied(
+    interpreter: &Interpreter<'_>,
+    is_gather: bool,
+    [x, indices, offsets]: [Value; 3],
+    k: usize,
+) -> Vec<f64> {
+    let (x, width, indices) = operands(interpreter, x, indices);
+    let routed = interpreter.indices(offsets).last().map_or(0, |routed| *routed as usize);
     let copy = if is_gather { gather_rows } else { combine_rows };
     copy(x, width, &indices, k, routed)
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node) -> Vec<Vec<f64>> {
     let [x, order, places, offsets] = [0, 1, 2, 3].map(|place| node.inputs[place]);
     let is_gather = node.op == Op::GatherRows;
-    let k = machine.width(places);
-    vec![copied(machine, is_gather, [x, if is_gather { order } else { places }, offsets], k)]
+    let k = interpreter.width(places);
+    vec![copied(interpreter, is_gather, [x, if is_gather { order } else { places }, offsets], k)]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gradients {
+pub(super) fn backward(interpreter: &Interpreter<'_>, node: &GradNode, of: &Node) -> Gradients {
     let is_gather = node.op == GradOp::GatherRows;
     let operands = [0, 1, 2].map(|place| node.inputs[place]);
-    Gradients::of_values(vec![copied(machine, is_gather, operands, machine.width(of.inputs[2]))])
+    Gradients::of_values(vec![copied(interpreter, is_gather, operands, interpreter.width(of.inputs[2]))])
 }

@@ -3,7 +3,7 @@
 use zeroth_base::ActivationFn;
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GraphError, Node, Op, Value};
 
 impl Builder {
@@ -48,13 +48,17 @@ pub fn gated_activation_backward(
     [(0..dy.len()).map(dgate).collect(), (0..dy.len()).map(dup).collect()]
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, activation: ActivationFn) -> Vec<Vec<f64>> {
-    let [gate, up] = [0, 1].map(|place| machine.value(node.inputs[place]));
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, activation: ActivationFn) -> Vec<Vec<f64>> {
+    let [gate, up] = [0, 1].map(|place| interpreter.value(node.inputs[place]));
     vec![gated_activation(activation, gate, up)]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, activation: ActivationFn) -> Gradients {
-    let [gate, up, dy] = [0, 1, 2].map(|place| machine.value(node.inputs[place]));
+pub(super) fn backward(
+    interpreter: &Interpreter<'_>,
+    node: &GradNode,
+    activation: ActivationFn,
+) -> Gradients {
+    let [gate, up, dy] = [0, 1, 2].map(|place| interpreter.value(node.inputs[place]));
     Gradients::of_values(gated_activation_backward(activation, gate, up, dy).into())
 }
 

@@ -4,7 +4,7 @@ use zeroth_base::ActivationFn;
 
 use super::route::Routing;
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Node, Op, Value};
 
 impl Builder {
@@ -83,19 +83,23 @@ pub fn gated_rows_backward(
     [dgate_up, dweights]
 }
 
-fn order(machine: &Machine<'_>, order: Value, offsets: Value) -> (Vec<usize>, usize) {
-    let order = machine.indices(order).into_iter().map(|slot| slot as usize).collect();
-    (order, machine.indices(offsets).last().map_or(0, |routed| *routed as usize))
+fn order(interpreter: &Interpreter<'_>, order: Value, offsets: Value) -> (Vec<usize>, usize) {
+    let order = interpreter.indices(order).into_iter().map(|slot| slot as usize).collect();
+    (order, interpreter.indices(offsets).last().map_or(0, |routed| *routed as usize))
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, activation: ActivationFn) -> Vec<Vec<f64>> {
-    let [gate_up, weights] = [0, 1].map(|place| machine.value(node.inputs[place]));
-    let (order, routed) = order(machine, node.inputs[2], node.inputs[3]);
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, activation: ActivationFn) -> Vec<Vec<f64>> {
+    let [gate_up, weights] = [0, 1].map(|place| interpreter.value(node.inputs[place]));
+    let (order, routed) = order(interpreter, node.inputs[2], node.inputs[3]);
     vec![gated_rows(activation, gate_up, weights, &order, routed)]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, activation: ActivationFn) -> Gradients {
-    let [gate_up, dy, weights] = [0, 1, 2].map(|place| machine.value(node.inputs[place]));
-    let (order, routed) = order(machine, node.inputs[3], node.inputs[4]);
+pub(super) fn backward(
+    interpreter: &Interpreter<'_>,
+    node: &GradNode,
+    activation: ActivationFn,
+) -> Gradients {
+    let [gate_up, dy, weights] = [0, 1, 2].map(|place| interpreter.value(node.inputs[place]));
+    let (order, routed) = order(interpreter, node.inputs[3], node.inputs[4]);
     Gradients::of_values(gated_rows_backward(activation, gate_up, dy, weights, &order, routed).into())
 }

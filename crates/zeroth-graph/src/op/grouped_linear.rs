@@ -3,7 +3,7 @@
 use super::linear::{linear, linear_backward};
 use super::route::Routing;
 use crate::gradient::{Deriver, Gradient};
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Node, Op, ParamId, Value};
 
 impl Builder {
@@ -123,35 +123,40 @@ pub fn grouped_linear_backward(
     [dx, dw]
 }
 
-fn offsets(machine: &Machine<'_>, offsets: Value) -> Vec<usize> {
-    machine.indices(offsets).into_iter().map(|offset| offset as usize).collect()
+fn offsets(interpreter: &Interpreter<'_>, offsets: Value) -> Vec<usize> {
+    interpreter.indices(offsets).into_iter().map(|offset| offset as usize).collect()
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
-    let (x, w) = (node.inputs[0], machine.param(node.params[0]));
-    vec![grouped_linear(machine.value(x), w, &offsets(machine, node.inputs[1]), machine.width(x))]
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node) -> Vec<Vec<f64>> {
+    let (x, w) = (node.inputs[0], interpreter.param(node.params[0]));
+    vec![grouped_linear(interpreter.value(x), w, &offsets(interpreter, node.inputs[1]), interpreter.width(x))]
 }
 
-pub(super) fn forward_add(machine: &Machine<'_>, node: &Node, scale: f64) -> Vec<Vec<f64>> {
+pub(super) fn forward_add(interpreter: &Interpreter<'_>, node: &Node, scale: f64) -> Vec<Vec<f64>> {
     let [base, u] = [node.inputs[0], node.inputs[1]];
-    let (w, offsets) = (machine.param(node.params[0]), offsets(machine, node.inputs[2]));
-    let product = grouped_linear(machine.value(u), w, &offsets, machine.width(u));
-    vec![machine.value(base).iter().zip(product).map(|(base, product)| base + scale * product).collect()]
+    let (w, offsets) = (interpreter.param(node.params[0]), offsets(interpreter, node.inputs[2]));
+    let product = grouped_linear(interpreter.value(u), w, &offsets, interpreter.width(u));
+    vec![interpreter.value(base).iter().zip(product).map(|(base, product)| base + scale * product).collect()]
 }
 
-pub(super) fn backward_input(machine: &Machine<'_>, node: &GradNode, scale: f64) -> Gradients {
-    let (dy, w) = (machine.value(node.inputs[0]), machine.param(node.params[0]));
-    let (out, offsets) = (machine.width(node.inputs[0]), offsets(machine, node.inputs[1]));
+pub(super) fn backward_input(interpreter: &Interpreter<'_>, node: &GradNode, scale: f64) -> Gradients {
+    let (dy, w) = (interpreter.value(node.inputs[0]), interpreter.param(node.params[0]));
+    let (out, offsets) = (interpreter.width(node.inputs[0]), offsets(interpreter, node.inputs[1]));
     let inner = w.len() / (offsets.len() - 1) / out;
     let x = vec![0.0; dy.len() / out * inner];
     let [dx, _] = grouped_linear_backward(&x, w, dy, &offsets, inner);
     Gradients::of_values(vec![dx.into_iter().map(|dx| scale * dx).collect()])
 }
 
-pub(super) fn backward_params(machine: &Machine<'_>, node: &GradNode, of: &Node, scale: f64) -> Gradients {
-    let [x, dy] = [0, 1].map(|place| machine.value(node.inputs[place]));
-    let (w, offsets) = (machine.param(of.params[0]), offsets(machine, node.inputs[2]));
-    let [_, dw] = grouped_linear_backward(x, w, dy, &offsets, machine.width(node.inputs[0]));
+pub(super) fn backward_params(
+    interpreter: &Interpreter<'_>,
+    node: &GradNode,
+    of: &Node,
+    scale: f64,
+) -> Gradients {
+    let [x, dy] = [0, 1].map(|place| interpreter.value(node.inputs[place]));
+    let (w, offsets) = (interpreter.param(of.params[0]), offsets(interpreter, node.inputs[2]));
+    let [_, dw] = grouped_linear_backward(x, w, dy, &offsets, interpreter.width(node.inputs[0]));
     let dw = dw.into_iter().map(|dw| scale * dw).collect();
     Gradients { values: Vec::new(), params: vec![(of.params[0], dw)] }
 }

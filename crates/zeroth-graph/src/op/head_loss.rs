@@ -2,7 +2,7 @@
 
 use super::linear::{linear, linear_backward};
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{
     Builder, GradNode, GradOp, GradWrite, GraphError, Kind, LossInfo, Node, Op, ParamId, Rows, SliceLogits,
     Value, ValueInfo,
@@ -70,15 +70,15 @@ pub(super) const fn info(part: usize) -> LossInfo {
     LossInfo { parts: [Some(part), None], labels: 1, head, ids: None, evaluated: None }
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
-    let (x, labels) = (machine.value(node.inputs[0]), machine.indices(node.inputs[1]));
-    vec![vec![head_loss(x, machine.param(node.params[0]), &labels, 1.0).0]]
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node) -> Vec<Vec<f64>> {
+    let (x, labels) = (interpreter.value(node.inputs[0]), interpreter.indices(node.inputs[1]));
+    vec![vec![head_loss(x, interpreter.param(node.params[0]), &labels, 1.0).0]]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node, part: usize) -> Gradients {
-    let (x, labels) = (machine.value(node.inputs[0]), machine.indices(node.inputs[1]));
-    let weight = machine.graph().loss_parts[part].weight;
-    let (loss, [dx, dw]) = head_loss(x, machine.param(of.params[0]), &labels, weight);
+pub(super) fn backward(interpreter: &Interpreter<'_>, node: &GradNode, of: &Node, part: usize) -> Gradients {
+    let (x, labels) = (interpreter.value(node.inputs[0]), interpreter.indices(node.inputs[1]));
+    let weight = interpreter.graph().loss_parts[part].weight;
+    let (loss, [dx, dw]) = head_loss(x, interpreter.param(of.params[0]), &labels, weight);
     Gradients { values: vec![vec![loss], dx], params: vec![(of.params[0], dw)] }
 }
 

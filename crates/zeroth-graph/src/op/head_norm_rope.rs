@@ -3,7 +3,7 @@
 use super::rms_norm::{NormOptions, rms_norm, rms_norm_backward};
 use super::rope::rotate;
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Node, Op, ParamId, Value};
 
 impl Builder {
@@ -38,26 +38,26 @@ pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
 }
 
 pub(super) fn forward(
-    machine: &Machine<'_>,
+    interpreter: &Interpreter<'_>,
     node: &Node,
     heads: u64,
     eps: f64,
     rotary: usize,
 ) -> Vec<Vec<f64>> {
-    let [normed, rstd] = rms_norm(machine.value(node.inputs[0]), machine.param(node.params[0]), eps);
-    vec![rotate(machine, &normed, node.inputs[1], heads, rotary, 1.0), rstd]
+    let [normed, rstd] = rms_norm(interpreter.value(node.inputs[0]), interpreter.param(node.params[0]), eps);
+    vec![rotate(interpreter, &normed, node.inputs[1], heads, rotary, 1.0), rstd]
 }
 
 pub(super) fn backward(
-    machine: &Machine<'_>,
+    interpreter: &Interpreter<'_>,
     node: &GradNode,
     of: &Node,
     heads: u64,
     rotary: usize,
 ) -> Gradients {
-    let [x, rstd, dy] = [0, 1, 2].map(|place| machine.value(node.inputs[place]));
-    let turned_back = rotate(machine, dy, of.inputs[1], heads, rotary, -1.0);
-    let [dx, dw] = rms_norm_backward(x, rstd, machine.param(of.params[0]), &turned_back);
+    let [x, rstd, dy] = [0, 1, 2].map(|place| interpreter.value(node.inputs[place]));
+    let turned_back = rotate(interpreter, dy, of.inputs[1], heads, rotary, -1.0);
+    let [dx, dw] = rms_norm_backward(x, rstd, interpreter.param(of.params[0]), &turned_back);
     Gradients { values: vec![dx], params: vec![(of.params[0], dw)] }
 }
 

@@ -1,7 +1,7 @@
 //! Matmul with a weight, and a bias.
 
 use crate::gradient::{Deriver, Gradient};
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Node, Op, ParamId, Value};
 
 impl Builder {
@@ -77,21 +77,21 @@ fn params_backward(x: &[f64], dy: &[f64], inner: usize, out: usize) -> (Vec<f64>
     (dw, db)
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
-    let bias = node.params.get(1).map(|bias| machine.param(*bias));
-    let inner = machine.width(node.inputs[0]);
-    vec![linear(machine.value(node.inputs[0]), machine.param(node.params[0]), bias, inner)]
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node) -> Vec<Vec<f64>> {
+    let bias = node.params.get(1).map(|bias| interpreter.param(*bias));
+    let inner = interpreter.width(node.inputs[0]);
+    vec![linear(interpreter.value(node.inputs[0]), interpreter.param(node.params[0]), bias, inner)]
 }
 
-pub(super) fn backward_input(machine: &Machine<'_>, node: &GradNode) -> Gradients {
-    let (dy, w) = (machine.value(node.inputs[0]), machine.param(node.params[0]));
-    let out = machine.width(node.inputs[0]);
+pub(super) fn backward_input(interpreter: &Interpreter<'_>, node: &GradNode) -> Gradients {
+    let (dy, w) = (interpreter.value(node.inputs[0]), interpreter.param(node.params[0]));
+    let out = interpreter.width(node.inputs[0]);
     Gradients::of_values(vec![input_backward(w, dy, w.len() / out, out)])
 }
 
-pub(super) fn backward_params(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gradients {
-    let [x, dy] = [0, 1].map(|place| machine.value(node.inputs[place]));
-    let [inner, out] = [0, 1].map(|place| machine.width(node.inputs[place]));
+pub(super) fn backward_params(interpreter: &Interpreter<'_>, node: &GradNode, of: &Node) -> Gradients {
+    let [x, dy] = [0, 1].map(|place| interpreter.value(node.inputs[place]));
+    let [inner, out] = [0, 1].map(|place| interpreter.width(node.inputs[place]));
     let (dw, db) = params_backward(x, dy, inner, out);
     Gradients { values: Vec::new(), params: of.params.iter().copied().zip([dw, db]).collect() }
 }

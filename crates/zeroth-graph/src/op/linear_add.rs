@@ -2,7 +2,7 @@
 
 use super::linear::{linear, linear_backward};
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Node, Op, ParamId, Value};
 
 impl Builder {
@@ -44,23 +44,29 @@ pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node, scale
     }
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, scale: f64) -> Vec<Vec<f64>> {
-    let [base, u] = [0, 1].map(|place| machine.value(node.inputs[place]));
-    let product = linear(u, machine.param(node.params[0]), None, machine.width(node.inputs[1]));
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, scale: f64) -> Vec<Vec<f64>> {
+    let [base, u] = [0, 1].map(|place| interpreter.value(node.inputs[place]));
+    let product = linear(u, interpreter.param(node.params[0]), None, interpreter.width(node.inputs[1]));
     vec![base.iter().zip(product).map(|(base, product)| base + scale * product).collect()]
 }
 
-pub(super) fn backward_input(machine: &Machine<'_>, node: &GradNode, scale: f64) -> Gradients {
-    let (dy, w) = (machine.value(node.inputs[0]), machine.param(node.params[0]));
-    let inner = w.len() / machine.width(node.inputs[0]);
-    let u = vec![0.0; dy.len() / machine.width(node.inputs[0]) * inner];
+pub(super) fn backward_input(interpreter: &Interpreter<'_>, node: &GradNode, scale: f64) -> Gradients {
+    let (dy, w) = (interpreter.value(node.inputs[0]), interpreter.param(node.params[0]));
+    let inner = w.len() / interpreter.width(node.inputs[0]);
+    let u = vec![0.0; dy.len() / interpreter.width(node.inputs[0]) * inner];
     let [du, ..] = linear_backward(&u, w, dy, inner);
     Gradients::of_values(vec![du.into_iter().map(|du| scale * du).collect()])
 }
 
-pub(super) fn backward_params(machine: &Machine<'_>, node: &GradNode, of: &Node, scale: f64) -> Gradients {
-    let [u, dy] = [0, 1].map(|place| machine.value(node.inputs[place]));
-    let [_, dw, _] = linear_backward(u, machine.param(of.params[0]), dy, machine.width(node.inputs[0]));
+pub(super) fn backward_params(
+    interpreter: &Interpreter<'_>,
+    node: &GradNode,
+    of: &Node,
+    scale: f64,
+) -> Gradients {
+    let [u, dy] = [0, 1].map(|place| interpreter.value(node.inputs[place]));
+    let [_, dw, _] =
+        linear_backward(u, interpreter.param(of.params[0]), dy, interpreter.width(node.inputs[0]));
     let dw = dw.into_iter().map(|dw| scale * dw).collect();
     Gradients { values: Vec::new(), params: vec![(of.params[0], dw)] }
 }

@@ -3,7 +3,7 @@
 use zeroth_base::PositionBuckets;
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GraphError, Kind, Node, Op, ParamId, Rows, Value, ValueInfo};
 
 impl Builder {
@@ -53,17 +53,17 @@ pub fn position_bias_backward(buckets: PositionBuckets, dtable: &[f64]) -> Vec<f
     dw
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, buckets: PositionBuckets) -> Vec<Vec<f64>> {
-    vec![position_bias(buckets, machine.param(node.params[0]))]
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, buckets: PositionBuckets) -> Vec<Vec<f64>> {
+    vec![position_bias(buckets, interpreter.param(node.params[0]))]
 }
 
 pub(super) fn backward(
-    machine: &Machine<'_>,
+    interpreter: &Interpreter<'_>,
     node: &GradNode,
     of: &Node,
     buckets: PositionBuckets,
 ) -> Gradients {
-    let dw = position_bias_backward(buckets, machine.value(node.inputs[0]));
+    let dw = position_bias_backward(buckets, interpreter.value(node.inputs[0]));
     Gradients { values: Vec::new(), params: vec![(of.params[0], dw)] }
 }
 

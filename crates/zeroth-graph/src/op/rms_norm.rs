@@ -1,7 +1,7 @@
 //! RMSNorm.
 
 use crate::gradient::{Deriver, Gradient};
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Node, Op, ParamId, Value};
 
 /// What a model says of a norm; its operands say the rest.
@@ -86,16 +86,16 @@ pub fn rms_norm_backward(x: &[f64], rstd: &[f64], w: &[f64], dy: &[f64]) -> [Vec
     [dx, dw]
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, eps: f64) -> Vec<Vec<f64>> {
-    rms_norm(machine.value(node.inputs[0]), machine.param(node.params[0]), eps).into()
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, eps: f64) -> Vec<Vec<f64>> {
+    rms_norm(interpreter.value(node.inputs[0]), interpreter.param(node.params[0]), eps).into()
 }
 
 /// Of a residual add and norm too: x is then the sum.
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gradients {
-    let [x, rstd, dy] = [0, 1, 2].map(|place| machine.value(node.inputs[place]));
-    let [mut dx, dw] = rms_norm_backward(x, rstd, machine.param(of.params[0]), dy);
+pub(super) fn backward(interpreter: &Interpreter<'_>, node: &GradNode, of: &Node) -> Gradients {
+    let [x, rstd, dy] = [0, 1, 2].map(|place| interpreter.value(node.inputs[place]));
+    let [mut dx, dw] = rms_norm_backward(x, rstd, interpreter.param(of.params[0]), dy);
     if let Some(earlier) = node.inputs.get(3) {
-        dx.iter_mut().zip(machine.value(*earlier)).for_each(|(dx, dh)| *dx += dh);
+        dx.iter_mut().zip(interpreter.value(*earlier)).for_each(|(dx, dh)| *dx += dh);
     }
     Gradients { values: vec![dx], params: vec![(of.params[0], dw)] }
 }

@@ -1,7 +1,7 @@
 //! Rotary embedding of the heads of q or k.
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GraphError, Node, Op, Value};
 
 impl Builder {
@@ -50,38 +50,43 @@ pub fn rope(x: &[f64], heads: usize, head_dim: usize, cos: &[f64], sin: &[f64]) 
 
 /// Rotates by the angles of a stream's positions; `direction` is -1 for back.
 pub(super) fn rotate(
-    machine: &Machine<'_>,
+    interpreter: &Interpreter<'_>,
     x: &[f64],
     positions: Value,
     heads: u64,
     rotary: usize,
     direction: f64,
 ) -> Vec<f64> {
-    let (rotary, data) = (&machine.graph().rotaries[rotary], machine.data_of(positions));
+    let (rotary, data) = (&interpreter.graph().rotaries[rotary], interpreter.data_of(positions));
     let angle = |(row, position): (usize, &i64)| {
         let frequencies = rotary.frequencies_at(data.length_at(row));
         frequencies.map(|frequency| *position as f64 * frequency * direction).collect::<Vec<f64>>()
     };
-    let angles: Vec<f64> = machine.indices(positions).iter().enumerate().flat_map(angle).collect();
+    let angles: Vec<f64> = interpreter.indices(positions).iter().enumerate().flat_map(angle).collect();
     let [cos, sin] = [f64::cos, f64::sin]
         .map(|function| angles.iter().map(|angle| function(*angle) * rotary.scale).collect::<Vec<f64>>());
-    let rows = machine.indices(positions).len();
+    let rows = interpreter.indices(positions).len();
     rope(x, heads as usize, x.len() / rows / heads as usize, &cos, &sin)
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, heads: u64, rotary: usize) -> Vec<Vec<f64>> {
-    vec![rotate(machine, machine.value(node.inputs[0]), node.inputs[1], heads, rotary, 1.0)]
+pub(super) fn forward(
+    interpreter: &Interpreter<'_>,
+    node: &Node,
+    heads: u64,
+    rotary: usize,
+) -> Vec<Vec<f64>> {
+    vec![rotate(interpreter, interpreter.value(node.inputs[0]), node.inputs[1], heads, rotary, 1.0)]
 }
 
 pub(super) fn backward(
-    machine: &Machine<'_>,
+    interpreter: &Interpreter<'_>,
     node: &GradNode,
     of: &Node,
     heads: u64,
     rotary: usize,
 ) -> Gradients {
-    let dy = machine.value(node.inputs[0]);
-    Gradients::of_values(vec![rotate(machine, dy, of.inputs[1], heads, rotary, -1.0)])
+    let dy = interpreter.value(node.inputs[0]);
+    Gradients::of_values(vec![rotate(interpreter, dy, of.inputs[1], heads, rotary, -1.0)])
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The routing of tokens to experts: softmax, the largest k, and a stable sort of the pairs by expert.
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GradWrite, GraphError, Kind, Node, Op, Rows, Value, ValueInfo};
 
 /// The results of a route: which rows the ops of experts read, and how much each counts. A slot is a pair of a token and one of
@@ -205,11 +205,11 @@ pub fn route_backward(
     dlogits
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, k: u64, normalized: bool) -> Vec<Vec<f64>> {
-    let (logits, count) = (machine.value(node.inputs[0]), machine.width(node.inputs[0]));
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, k: u64, normalized: bool) -> Vec<Vec<f64>> {
+    let (logits, count) = (interpreter.value(node.inputs[0]), interpreter.width(node.inputs[0]));
     let mut routed = route(logits, count, k as usize, normalized, logits.len() / count);
     if let Some(before) = node.inputs.get(1) {
-        routed.balance.iter_mut().zip(machine.value(*before)).for_each(|(sum, before)| *sum += before);
+        routed.balance.iter_mut().zip(interpreter.value(*before)).for_each(|(sum, before)| *sum += before);
     }
     let numbers = |indices: &[usize]| indices.iter().map(|index| *index as f64).collect();
     let Routed { experts, weights, order, places, offsets, balance } = routed;
@@ -219,18 +219,18 @@ pub(super) fn forward(machine: &Machine<'_>, node: &Node, k: u64, normalized: bo
 }
 
 pub(super) fn backward(
-    machine: &Machine<'_>,
+    interpreter: &Interpreter<'_>,
     node: &GradNode,
     [has_dweights, has_slopes]: [bool; 2],
     k: u64,
     normalized: bool,
 ) -> Gradients {
-    let (logits, count) = (machine.value(node.inputs[0]), machine.width(node.inputs[0]));
+    let (logits, count) = (interpreter.value(node.inputs[0]), interpreter.width(node.inputs[0]));
     let routed = route(logits, count, k as usize, normalized, logits.len() / count);
     let zeros = vec![0.0; routed.weights.len().max(count)];
-    let dweights = if has_dweights { machine.value(node.inputs[3]) } else { &zeros };
+    let dweights = if has_dweights { interpreter.value(node.inputs[3]) } else { &zeros };
     let last = node.inputs[node.inputs.len() - 1];
-    let slopes = if has_slopes { &machine.value(last)[count..] } else { &zeros[..count] };
+    let slopes = if has_slopes { &interpreter.value(last)[count..] } else { &zeros[..count] };
     let dlogits = route_backward(logits, count, &routed, normalized, dweights, slopes);
     Gradients::of_values(vec![dlogits])
 }

@@ -1,7 +1,7 @@
 //! A constant factor.
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{Builder, GradNode, GradOp, GraphError, Kind, Node, Op, Value};
 
 impl Builder {
@@ -26,12 +26,12 @@ fn scaled(x: &[f64], factor: f64) -> Vec<f64> {
     x.iter().map(|x| factor * x).collect()
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node, factor: f64) -> Vec<Vec<f64>> {
-    vec![scaled(machine.value(node.inputs[0]), factor)]
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node, factor: f64) -> Vec<Vec<f64>> {
+    vec![scaled(interpreter.value(node.inputs[0]), factor)]
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, factor: f64) -> Gradients {
-    Gradients::of_values(vec![scaled(machine.value(node.inputs[0]), factor)])
+pub(super) fn backward(interpreter: &Interpreter<'_>, node: &GradNode, factor: f64) -> Gradients {
+    Gradients::of_values(vec![scaled(interpreter.value(node.inputs[0]), factor)])
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Derived gradients against finite differences of the loss.
 
-use super::{Data, Machine};
+use super::{Data, Interpreter};
 use crate::{Graph, Value};
 
 /// The step of a difference, to both sides.
@@ -14,30 +14,30 @@ fn numbers(count: u64, salt: usize) -> Vec<f64> {
 /// The first difference between the derived gradients of a graph and those by finite differences of its loss, in words.
 /// Streams have this data, further inputs these numbers, and parameters numbers without a pattern.
 pub fn mismatch(graph: &Graph, data: &[Data], inputs: &[(Value, Vec<i64>)]) -> Option<String> {
-    mismatch_with(graph, data, |machine| {
+    mismatch_with(graph, data, |interpreter| {
         for (input, indices) in inputs {
-            machine.set_input(*input, indices);
+            interpreter.set_input(*input, indices);
         }
     })
 }
 
 /// As [`mismatch`], with further inputs that `feed` sets.
-pub fn mismatch_with(graph: &Graph, data: &[Data], feed: impl Fn(&mut Machine<'_>)) -> Option<String> {
+pub fn mismatch_with(graph: &Graph, data: &[Data], feed: impl Fn(&mut Interpreter<'_>)) -> Option<String> {
     let params = || {
         let numbers = |(salt, param): (usize, &crate::Param)| numbers(param.elements(), salt);
         graph.params.iter().enumerate().map(numbers).collect::<Vec<_>>()
     };
-    let machine = |params| {
-        let mut machine = Machine::new(graph, data, params);
-        feed(&mut machine);
-        machine
+    let interpreter = |params| {
+        let mut interpreter = Interpreter::new(graph, data, params);
+        feed(&mut interpreter);
+        interpreter
     };
     let backward = match graph.backward() {
         Ok(backward) => backward,
         Err(error) => return Some(error.to_string()),
     };
-    let mut trained = machine(params());
-    let (loss, forward) = (trained.train(&backward), machine(params()).loss());
+    let mut trained = interpreter(params());
+    let (loss, forward) = (trained.train(&backward), interpreter(params()).loss());
     if (loss - forward).abs() >= 1e-12 * loss.abs().max(1.0) {
         return Some(format!("the loss is {loss} with gradients and {forward} without"));
     }
@@ -47,7 +47,7 @@ pub fn mismatch_with(graph: &Graph, data: &[Data], feed: impl Fn(&mut Machine<'_
             let nudged = |by: f64| {
                 let mut params = params();
                 params[id.index()][element] += by;
-                machine(params).loss()
+                interpreter(params).loss()
             };
             let expected =
                 if param.spec.trainable { (nudged(STEP) - nudged(-STEP)) / (2.0 * STEP) } else { 0.0 };

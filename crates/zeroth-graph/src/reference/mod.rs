@@ -4,10 +4,10 @@
 //! functions are those of the ops' files.
 
 pub mod finite_differences;
-mod machine;
+mod interpreter;
 
-pub(crate) use machine::Gradients;
-pub use machine::{Data, Machine};
+pub(crate) use interpreter::Gradients;
+pub use interpreter::{Data, Interpreter};
 
 use crate::op;
 pub use crate::op::{
@@ -19,7 +19,7 @@ pub use crate::op::{
 };
 use crate::{Backward, GradWrite};
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     /// The loss, by forward alone.
     pub fn loss(&mut self) -> f64 {
         for index in 0..self.graph.nodes.len() {

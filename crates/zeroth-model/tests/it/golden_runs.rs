@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use zeroth_graph::Graph;
-use zeroth_graph::reference::{Data, Machine};
+use zeroth_graph::reference::{Data, Interpreter};
 use zeroth_model::{
     Adapter, BatchTokens, ModelConfig, Parameter, ParameterTable, WeightFiles, add_adapters,
     forward_training, table,
@@ -196,7 +196,7 @@ fn pack(rows: &[&Row]) -> Vec<Data> {
 
 fn run(graph: &Graph, data: &[Data], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
     let backward = graph.backward().unwrap();
-    let mut machine = Machine::new(graph, data, weights.to_vec());
+    let mut machine = Interpreter::new(graph, data, weights.to_vec());
     let loss = machine.train(&backward);
     let params = graph.units.iter().flat_map(|unit| &unit.params);
     (loss, params.map(|param| machine.gradient(*param).to_vec()).collect())

@@ -192,7 +192,7 @@ impl At<'_> {
             },
             GradOp::GroupedLinearInput | GradOp::GroupedLinearAddInput { .. } => Kernel::GroupedLinearDx {
                 dims: self.grouped_linear_dims(node.params[0], node.inputs[0]),
-                scale: scale(node.op),
+                scale: node.op.scale() as f32,
                 offsets: input(1),
                 dy: input(0),
                 w: self.param(node.params[0]),
@@ -201,7 +201,7 @@ impl At<'_> {
             },
             GradOp::GroupedLinearParams | GradOp::GroupedLinearAddParams { .. } => Kernel::GroupedLinearDw {
                 dims: self.grouped_linear_dims(of.params[0], node.inputs[0]),
-                scale: scale(node.op),
+                scale: node.op.scale() as f32,
                 offsets: input(2),
                 dy: input(1),
                 x: input(0),
@@ -234,13 +234,5 @@ impl At<'_> {
             }
             other => unreachable!("{other:?} is no gradient of experts"),
         }
-    }
-}
-
-/// The factor of a matmul's gradient.
-const fn scale(op: GradOp) -> f32 {
-    match op {
-        GradOp::GroupedLinearAddInput { scale } | GradOp::GroupedLinearAddParams { scale } => scale as f32,
-        _ => 1.0,
     }
 }

@@ -142,7 +142,7 @@ impl<'a> Lowering<'a> {
             let count = match &section.instructions[index].action {
                 // A copy for every rank: copies need no scratch.
                 Action::PackGrad(_) | Action::CastAndPackGrad(_) => 0,
-                action if action.chunk().is_some() || action.flat().is_some() => 1,
+                action if action.flat().is_some() => 1,
                 _ => row_sizes.len(),
             };
             let sizes = row_sizes.iter().take(count).map(|rows| {
@@ -399,7 +399,14 @@ impl At<'_> {
             Action::Update(chunk) => self.update(chunk),
             Action::StoreStates(chunk) => self.store(chunk),
             Action::WriteBack(chunk) => self.put_back(chunk),
-            _ => Vec::new(),
+            Action::AllGather(_)
+            | Action::Release(_)
+            | Action::AllToAll(_)
+            | Action::ReduceScatter(..)
+            | Action::AllGatherGrad(_)
+            | Action::AllGatherReports
+            | Action::AllGatherWeights(_)
+            | Action::BroadcastWeights { .. } => Vec::new(),
         }
     }
 }

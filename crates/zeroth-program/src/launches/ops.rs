@@ -275,7 +275,7 @@ impl At<'_> {
             GradOp::DistillLoss => self.distill_loss(node, of),
             GradOp::LinearInput | GradOp::LinearAddInput { .. } => Kernel::LinearDx {
                 dims: self.linear_dims(node.params[0], node.inputs[0]),
-                scale: scale(node.op),
+                scale: node.op.scale() as f32,
                 dy: input(0),
                 w: self.param(node.params[0]),
                 dx: output(0),
@@ -286,7 +286,7 @@ impl At<'_> {
                 let is_trained = |param: &&ParamId| node.accumulates_into.contains(*param);
                 let weight = of.params.first().filter(is_trained).map(|weight| Kernel::LinearDw {
                     dims,
-                    scale: scale(node.op),
+                    scale: node.op.scale() as f32,
                     dy: input(1),
                     x: input(0),
                     dw: self.gradient(*weight),
@@ -365,13 +365,5 @@ impl At<'_> {
             GradOp::Sum => Kernel::Sum { a: input(0), b: input(1), y: output(0) },
         };
         vec![kernel]
-    }
-}
-
-/// The factor of a matmul's gradient.
-const fn scale(op: GradOp) -> f32 {
-    match op {
-        GradOp::LinearAddInput { scale } | GradOp::LinearAddParams { scale } => scale as f32,
-        _ => 1.0,
     }
 }

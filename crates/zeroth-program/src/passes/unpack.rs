@@ -7,7 +7,7 @@
 
 use zeroth_graph::{Backward, Graph, ParamId};
 
-use crate::{Action, Instruction, Program, Storage};
+use crate::{Action, Instruction, Program, Storage, Subject};
 
 pub(super) fn unpack(mut program: Program, graph: &Graph, backward: &Backward) -> Program {
     let is_nf4 = |flat: usize| program.layout.flats[flat].storage == Storage::Nf4;
@@ -18,17 +18,21 @@ pub(super) fn unpack(mut program: Program, graph: &Graph, backward: &Backward) -
         let mut out = Vec::with_capacity(section.instructions.len());
         for mut instruction in section.instructions.drain(..) {
             let evaluated;
-            let params: &[ParamId] = match instruction.action {
-                Action::Forward(node)
-                | Action::Recompute { node, .. }
-                | Action::Logits { node, .. }
-                | Action::TopLogProbs { node, .. } => &graph.nodes[node].params,
-                Action::EvaluateLoss(node) => {
-                    evaluated = graph.nodes[node].evaluated();
+            let params: &[ParamId] = match (&instruction.action, instruction.action.subject()) {
+                (Action::EvaluateLoss(node), _) => {
+                    evaluated = graph.nodes[*node].evaluated();
                     &evaluated.params
                 }
-                Action::Backward(node) => &backward.nodes[node].params,
-                _ => &[],
+                (_, Subject::Node(node)) => &graph.nodes[node].params,
+                (_, Subject::GradNode(node)) => &backward.nodes[node].params,
+                (
+                    _,
+                    Subject::Value(_)
+                    | Subject::Param(_)
+                    | Subject::Flat(_)
+                    | Subject::Chunk(_)
+                    | Subject::Step,
+                ) => &[],
             };
             for param in params {
                 let (flat, _) = program.layout.place(*param);

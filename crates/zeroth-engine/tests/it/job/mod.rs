@@ -17,7 +17,7 @@ use zeroth_cpu::{CpuDevice, CpuTarget};
 use zeroth_cuda::CudaTarget;
 use zeroth_engine::{Engine, MicroBatch, Rank, State};
 use zeroth_graph::Graph;
-use zeroth_graph::reference::{Data, Machine};
+use zeroth_graph::reference::{Data, Interpreter};
 use zeroth_kernel::{Optimizer, Recipe, Record, Target};
 use zeroth_model::{
     BatchTokens, ModelConfig, ParameterTable, TEACHER_PREFIX, WeightFiles, forward_training, table,
@@ -290,7 +290,7 @@ impl Golden {
         };
         let places: Vec<usize> = graph.params.iter().map(|param| place(&param.spec.name)).collect();
         let weights = places.iter().map(|place| self.weights[*place].iter().map(rounded).collect());
-        let mut machine = Machine::new(&graph, &data, weights.collect());
+        let mut machine = Interpreter::new(&graph, &data, weights.collect());
         let loss = machine.train(&graph.backward().unwrap());
         let labels = data.last().unwrap().labels.iter();
         let trained = labels.filter(|label| **label >= 0).count() as f64;

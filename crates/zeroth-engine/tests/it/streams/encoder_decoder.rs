@@ -8,7 +8,7 @@ use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::{CpuDevice, CpuTarget};
 use zeroth_engine::{Engine, MicroBatch, MicroBatches, Rank, RunError, State, StreamBatch, Streams};
-use zeroth_graph::reference::Machine;
+use zeroth_graph::reference::Interpreter;
 use zeroth_graph::{ActivationFn, AttentionOptions, Builder, Graph, ParamId, Role, Value};
 use zeroth_kernel::{Recipe, RowKey, Target};
 use zeroth_program::{Action, Compiled, Gather, GradProducers, Offload, Recompute, Settings};
@@ -158,7 +158,7 @@ fn an_evaluation_drops_nothing() {
     let weights = weights.map(|numbers| numbers.into_iter().map(f64::from).collect()).collect();
     let batch = Batch::new(&graph, 1);
     let without = encoder_decoder(0.0);
-    let expected = Machine::new(&without, &batch.streams, weights).loss();
+    let expected = Interpreter::new(&without, &batch.streams, weights).loss();
     let compiled = Compiled::new(graph, 1, &settings(0), CPU, sizes()).unwrap();
     let mut engine = engine(&compiled, None);
     let found = with_view(&batch, |batch| engine.evaluate_streams(batch).unwrap());

@@ -5,7 +5,7 @@ mod reference;
 mod tests;
 
 use crate::gradient::Deriver;
-use crate::reference::{Gradients, Machine};
+use crate::reference::{Gradients, Interpreter};
 use crate::{
     Builder, DistillSpec, EvaluatedLoss, GradNode, GradOp, GradWrite, GraphError, Kind, LossInfo, LossPart,
     Node, Op, ParamId, Rows, SliceLogits, TeacherKind, Value, ValueInfo,
@@ -130,35 +130,40 @@ pub(super) fn derive(deriver: &mut Deriver<'_>, index: usize, node: &Node) {
 
 /// The losses of a node, and dx and dw of their sum with these weights.
 fn losses(
-    machine: &Machine<'_>,
+    interpreter: &Interpreter<'_>,
     of: &Node,
     inputs: &[Value],
     weights: [f64; 2],
 ) -> ([f64; 2], [Vec<f64>; 2]) {
     let Op::DistillLoss { spec, teacher, .. } = of.op else { unreachable!("called for this op's nodes") };
-    let (x, labels) = (machine.value(inputs[0]), machine.indices(inputs[1]));
-    let w = machine.param(of.params[0]);
+    let (x, labels) = (interpreter.value(inputs[0]), interpreter.indices(inputs[1]));
+    let w = interpreter.param(of.params[0]);
     let ids;
     let teacher = match teacher {
         TeacherKind::Hidden => {
-            TeacherRows::Hidden { x: machine.value(inputs[2]), w: machine.param(of.params[1]) }
+            TeacherRows::Hidden { x: interpreter.value(inputs[2]), w: interpreter.param(of.params[1]) }
         }
         TeacherKind::TopK { vocab, tail } => {
-            ids = machine.indices(inputs[2]);
-            TeacherRows::TopK { ids: &ids, log_probs: machine.value(inputs[3]), vocab: vocab as usize, tail }
+            ids = interpreter.indices(inputs[2]);
+            TeacherRows::TopK {
+                ids: &ids,
+                log_probs: interpreter.value(inputs[3]),
+                vocab: vocab as usize,
+                tail,
+            }
         }
     };
     distill_loss(x, w, &labels, &teacher, spec, weights)
 }
 
-pub(super) fn forward(machine: &Machine<'_>, node: &Node) -> Vec<Vec<f64>> {
-    losses(machine, node, &node.inputs, [0.0; 2]).0.map(|loss| vec![loss]).to_vec()
+pub(super) fn forward(interpreter: &Interpreter<'_>, node: &Node) -> Vec<Vec<f64>> {
+    losses(interpreter, node, &node.inputs, [0.0; 2]).0.map(|loss| vec![loss]).to_vec()
 }
 
-pub(super) fn backward(machine: &Machine<'_>, node: &GradNode, of: &Node) -> Gradients {
+pub(super) fn backward(interpreter: &Interpreter<'_>, node: &GradNode, of: &Node) -> Gradients {
     let mut weights = [0.0; 2];
-    let parts = of.op.loss_parts().map(|part| machine.graph().loss_parts[part].weight);
+    let parts = of.op.loss_parts().map(|part| interpreter.graph().loss_parts[part].weight);
     weights.iter_mut().zip(parts).for_each(|(weight, part)| *weight = part);
-    let ([ce, kd], [dx, dw]) = losses(machine, of, &node.inputs, weights);
+    let ([ce, kd], [dx, dw]) = losses(interpreter, of, &node.inputs, weights);
     Gradients { values: vec![vec![ce], vec![kd], dx], params: vec![(of.params[0], dw)] }
 }

@@ -45,7 +45,7 @@ impl Gradients {
 
 /// Interprets a graph and its backward.
 #[derive(Debug)]
-pub struct Machine<'a> {
+pub struct Interpreter<'a> {
     pub(super) graph: &'a Graph,
     /// By stream.
     data: &'a [Data],
@@ -56,15 +56,15 @@ pub struct Machine<'a> {
     pub(super) gradients: Vec<Vec<f64>>,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> Interpreter<'a> {
     /// An interpreter with the data of each stream and these parameters, in the order of the graph's.
     pub fn new(graph: &'a Graph, data: &'a [Data], params: Vec<Vec<f64>>) -> Self {
         let gradients = params.iter().map(|param| vec![0.0; param.len()]).collect();
         let values = vec![Vec::new(); graph.values.len()];
         let widths = graph.values.iter().map(|info| info.width as usize).collect();
-        let mut machine = Self { graph, data, params, values, widths, gradients };
-        machine.feed(data);
-        machine
+        let mut interpreter = Self { graph, data, params, values, widths, gradients };
+        interpreter.feed(data);
+        interpreter
     }
 
     /// Sets the next micro-batch; keeps parameters and gradients.
