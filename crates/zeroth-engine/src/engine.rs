@@ -322,12 +322,12 @@ impl<'c> Engine<'c> {
             }
             // The update overlaps the next micro-batch; everything before it has finished by then.
             if matches!(kind, SectionKind::Only | SectionKind::First) {
-                self.each_line(|engine, queue| engine.wait_for_all(queue, LAST_MICRO_BATCH))?;
+                self.each_queue(|engine, queue| engine.wait_for_all(queue, LAST_MICRO_BATCH))?;
             }
             self.run_section(section, size)?;
             match kind {
                 SectionKind::Only | SectionKind::Last => {
-                    self.each_line(|engine, queue| {
+                    self.each_queue(|engine, queue| {
                         engine.device.record_event(queue, LAST_MICRO_BATCH + queue as usize)
                     })?;
                 }
@@ -552,7 +552,7 @@ impl<'c> Engine<'c> {
                 .record_event(queue, queue as usize)
                 .map_err(RunError::device(step, "joining queues"))?;
         }
-        self.each_line(|engine, queue| engine.wait_for_all(queue, 0))
+        self.each_queue(|engine, queue| engine.wait_for_all(queue, 0))
     }
 
     /// Makes a queue wait for the events of all others, the first of which is `first`.
@@ -561,7 +561,7 @@ impl<'c> Engine<'c> {
         others.into_iter().try_for_each(|other| self.device.wait_event(queue, first + other as usize))
     }
 
-    fn each_line(
+    fn each_queue(
         &mut self,
         visit: impl Fn(&mut Self, Queue) -> Result<(), DeviceError>,
     ) -> Result<(), RunError> {

@@ -216,23 +216,6 @@ impl Graph {
         &self.params[param.index()]
     }
 
-    /// Elements of a unit's trainable or frozen flat buffer, without padding.
-    pub fn flat_elements(&self, unit: UnitId, trainable: bool) -> u64 {
-        let params = self.units[unit.index()].params.iter().map(|id| self.param(*id));
-        params.filter(|param| param.spec.trainable == trainable).map(Param::elements).sum()
-    }
-
-    /// The units whose parameters a node reads, each once, in the order of its parameters.
-    pub fn units_of(&self, params: &[ParamId]) -> Vec<UnitId> {
-        let mut units: Vec<UnitId> = Vec::new();
-        for unit in params.iter().map(|id| self.param(*id).unit) {
-            if !units.contains(&unit) {
-                units.push(unit);
-            }
-        }
-        units
-    }
-
     /// The name of a node's unit, for messages.
     pub(crate) fn unit_name(&self, unit: UnitId) -> &str {
         &self.units[unit.index()].name

@@ -3,8 +3,7 @@
 use zeroth_kernel::{ByTier, Tier};
 use zeroth_program::Compiled;
 
-use crate::overhead::{Overhead, Processes};
-use crate::sizing::Sizing;
+use crate::overhead::{DataSize, Overhead, Processes};
 
 /// The memory budget of one rank, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -53,9 +52,9 @@ impl Budget {
     }
 
     /// The first budget that the program exceeds.
-    pub(crate) fn shortfall(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> Option<Shortfall> {
-        let overhead = ByTier::default().with(Tier::Host, self.overhead(sizing, compiled));
-        let needed = self.needed(sizing, compiled);
+    pub(crate) fn shortfall(&self, data: DataSize, compiled: &Compiled) -> Option<Shortfall> {
+        let overhead = ByTier::default().with(Tier::Host, self.overhead(data, compiled));
+        let needed = self.needed(data, compiled);
         let over = |of, needed: u64, overhead: u64, given: Option<u64>| {
             given.filter(|given| needed > *given).map(|given| Shortfall { of, needed, given, overhead })
         };
@@ -65,13 +64,13 @@ impl Budget {
     }
 
     /// Host bytes of a rank's process beside its arena.
-    fn overhead(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> u64 {
-        Overhead::of(sizing.data, compiled, self.processes).total
+    fn overhead(&self, data: DataSize, compiled: &Compiled) -> u64 {
+        Overhead::of(data, compiled, self.processes).total
     }
 
     /// Bytes of a rank in each tier, process overhead included.
-    pub(crate) fn needed(&self, sizing: &Sizing<'_>, compiled: &Compiled) -> ByTier<u64> {
-        let host = compiled.memory.arena(Tier::Host) + self.overhead(sizing, compiled);
+    pub(crate) fn needed(&self, data: DataSize, compiled: &Compiled) -> ByTier<u64> {
+        let host = compiled.memory.arena(Tier::Host) + self.overhead(data, compiled);
         compiled.memory.arenas().with(Tier::Host, host)
     }
 }

@@ -1,95 +1,14 @@
 //! The memory of a placement by the program that would train it: to the byte what a run allocates.
 
-use std::sync::Arc;
-
 use zeroth_graph::Group;
-use zeroth_kernel::{ByTier, Target, Tier};
-use zeroth_machine::DeviceKind;
-use zeroth_model::{BatchTokens, ForwardError, ModelConfig, Objective, ParameterTable};
+use zeroth_kernel::{ByTier, Tier};
 use zeroth_program::{Bytes, Compiled, FrozenPlacement, GradientStorage, Program, Recompute, Settings};
 
 use crate::budget::Budget;
 use crate::overhead::{DataSize, Overhead};
 use crate::row::{Basis, Footprint};
 use crate::sizing::{BatchShape, Detail, EarlierSteps, Found, Freedom, Sizing};
-use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PlannedTeacher, PrefetchLimit, TrainType};
-
-/// A model that can be trained, and the devices to train it on.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TrainableModel {
-    config: ModelConfig,
-    table: ParameterTable,
-    /// The same with LoRA adapters.
-    adapted: Option<ParameterTable>,
-    device: PlanDevice,
-    teacher: Option<PlannedTeacher>,
-}
-
-/// The devices of a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlanDevice {
-    /// Their kind.
-    pub kind: DeviceKind,
-    /// CPUs that the ranks share.
-    pub cpus: usize,
-    /// CPU threads of a rank, if they are given.
-    pub threads: Option<usize>,
-}
-
-impl TrainableModel {
-    /// Refuses models whose forward is not implemented. `adapted` is the table with LoRA adapters; without it LoRA is
-    /// estimated.
-    pub fn new(
-        config: ModelConfig,
-        table: ParameterTable,
-        adapted: Option<ParameterTable>,
-        device: PlanDevice,
-    ) -> Result<Arc<Self>, ForwardError> {
-        Self::distilled(config, table, adapted, device, None)
-    }
-
-    /// As [`Self::new`], of a model that is distilled.
-    pub fn distilled(
-        config: ModelConfig,
-        table: ParameterTable,
-        adapted: Option<ParameterTable>,
-        device: PlanDevice,
-        teacher: Option<PlannedTeacher>,
-    ) -> Result<Arc<Self>, ForwardError> {
-        let model = Self { config, table, adapted, device, teacher };
-        let table = model.adapted.as_ref().unwrap_or(&model.table);
-        model.objective().forward(&model.config, table, BatchTokens::of_tokens(1))?;
-        Ok(Arc::new(model))
-    }
-
-    fn objective(&self) -> Objective<'_> {
-        self.teacher.as_ref().map_or(Objective::CrossEntropy, PlannedTeacher::objective)
-    }
-
-    fn table(&self, train_type: TrainType) -> Option<&ParameterTable> {
-        match train_type {
-            TrainType::Full => Some(&self.table),
-            TrainType::Lora => self.adapted.as_ref(),
-        }
-    }
-
-    /// The devices.
-    pub fn device(&self) -> PlanDevice {
-        self.device
-    }
-
-    pub(crate) fn shares_host_memory(&self) -> bool {
-        self.device.kind == DeviceKind::Cpu
-    }
-}
-
-impl PlanDevice {
-    /// The compiler's target for each of `ranks` ranks.
-    pub fn target(self, ranks: u64) -> &'static dyn Target {
-        let share = (self.cpus as u64 / ranks.max(1)).max(1) as usize;
-        self.kind.target(self.threads.unwrap_or(share))
-    }
-}
+use crate::{BytesPerParameter, Placement, PlanError, PlanRequest, PrefetchLimit};
 
 /// The program that a run of this placement takes, as [`crate::plan()`] counts it, and whether it is within the budgets;
 /// where nothing is, the one that needs least. `None` where the request is for what cannot be compiled yet.

@@ -27,10 +27,11 @@ mod row_sizes;
 mod sizing;
 mod state_bytes;
 mod teacher;
+mod trainable_model;
 
 pub use advice::{Advice, GpuAdvice, SizeAdvice, TRY_ORDER, advice_by_gpu, advice_by_size};
 pub use budget::Budget;
-pub use by_program::{PlanDevice, TrainableModel, compile};
+pub use by_program::compile;
 pub use changes::{Change, ChangeKind, MOST_RANKS, SHORTEST_LENGTH, changes};
 pub use choice::summary;
 pub use claims::{Claim, ClaimRange, CountedIn, claims};
@@ -47,3 +48,4 @@ pub use row::{Basis, Footprint, Row, footprint};
 pub use row_sizes::RowSizes;
 pub use sizing::{BatchShape, Detail, Freedom, Sizing, SizingError, batch_of};
 pub use teacher::{PlannedSource, PlannedTeacher};
+pub use trainable_model::{PlanDevice, TrainableModel};

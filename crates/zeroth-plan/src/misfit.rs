@@ -113,8 +113,8 @@ impl<'a> Sizing<'a> {
         for (name, change) in changes {
             change(self);
             let compiled = self.compile()?;
-            if budget.shortfall(self, &compiled).is_none() {
-                fitting.push((name, budget.needed(self, &compiled)));
+            if budget.shortfall(self.data, &compiled).is_none() {
+                fitting.push((name, budget.needed(self.data, &compiled)));
             }
             (self.settings, self.shape) = (asked.0, asked.1);
             self.row_sizes.clone_from(&asked.2);
@@ -137,12 +137,12 @@ impl<'a> Sizing<'a> {
         for ranks in [2, 4, 8, 16, 32].map(|times| times * there) {
             self.shape.ranks = ranks;
             let compiled = self.compile()?;
-            if budget.shortfall(self, &compiled).is_none() {
+            if budget.shortfall(self.data, &compiled).is_none() {
                 let name = format!(
                     "{ranks} ranks with as much memory each, offload_optimizer and offload_param to cpu (stage 3) and \
                      zeroth.recompute \"block\""
                 );
-                return Ok(Some((name, budget.needed(self, &compiled))));
+                return Ok(Some((name, budget.needed(self.data, &compiled))));
             }
         }
         Ok(None)

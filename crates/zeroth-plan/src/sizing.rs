@@ -300,7 +300,7 @@ impl<'a> Sizing<'a> {
             self.settings.frozen = candidate.frozen;
             self.settings.offload.stream = candidate.stream;
             let compiled = self.compile_from(earlier.take(&self.settings))?;
-            let Some(shortfall) = budget.shortfall(self, &compiled) else {
+            let Some(shortfall) = budget.shortfall(self.data, &compiled) else {
                 return Ok((compiled, None));
             };
             let (fixed, _) = compiled.memory.shared[Tier::Device];
@@ -336,7 +336,7 @@ impl<'a> Sizing<'a> {
             self.settings.recompute =
                 Recompute::Block { blocks: Some(blocks), checkpoints: None, offloaded: false };
             let candidate = self.compile()?;
-            if budget.shortfall(self, &candidate).is_none() {
+            if budget.shortfall(self.data, &candidate).is_none() {
                 (enough, compiled) = (blocks, candidate);
             } else {
                 too_few = blocks;
@@ -411,7 +411,7 @@ impl<'a> Sizing<'a> {
         let candidate = self.widen(candidate, budget)?;
         let recomputed = activations(&compiled).saturating_sub(activations(&candidate));
         let cost = rates.memory_seconds(RECOMPUTE_TRAFFIC * recomputed * asked.accumulation);
-        if budget.shortfall(self, &candidate).is_none()
+        if budget.shortfall(self.data, &candidate).is_none()
             && self.stall_seconds(&candidate, rates) + cost < before
         {
             return Ok(candidate);
@@ -460,7 +460,7 @@ impl<'a> Sizing<'a> {
             Offload { updated_by: Some(UpdatedBy::Host), stream: None, update_window: None, ..asked.offload };
         let beside = self.compile()?;
         let is_slower = through <= rates.host_update_seconds(on_host.optimizer) + sums(&beside);
-        if is_slower || budget.shortfall(self, &beside).is_some() {
+        if is_slower || budget.shortfall(self.data, &beside).is_some() {
             self.settings.offload = Offload { updated_by: Some(UpdatedBy::Device), ..asked.offload };
             return Ok(compiled);
         }

@@ -86,8 +86,8 @@ impl Sizing<'_> {
         let mut fitting = Vec::new();
         for (name, sizing) in changes {
             let compiled = sizing.compile()?;
-            if budget.shortfall(&sizing, &compiled).is_none() {
-                fitting.push((name.to_owned(), budget.needed(&sizing, &compiled)));
+            if budget.shortfall(sizing.data, &compiled).is_none() {
+                fitting.push((name.to_owned(), budget.needed(sizing.data, &compiled)));
             }
         }
         Ok(fitting)

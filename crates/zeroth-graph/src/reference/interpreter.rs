@@ -92,16 +92,6 @@ impl<'a> Interpreter<'a> {
         &self.values[value.index()]
     }
 
-    /// A parameter, to read and to change.
-    pub fn param_mut(&mut self, param: ParamId) -> &mut [f64] {
-        &mut self.params[param.index()]
-    }
-
-    /// A parameter's gradient, to clear it.
-    pub fn gradient_mut(&mut self, param: ParamId) -> &mut [f64] {
-        &mut self.gradients[param.index()]
-    }
-
     /// A parameter's accumulated gradient.
     pub fn gradient(&self, param: ParamId) -> &[f64] {
         &self.gradients[param.index()]

@@ -29,7 +29,7 @@ impl At<'_> {
     }
 
     /// Casts the f32 parts of a flat's gradient and checks the others for non-finite values.
-    pub(super) fn round_rest(&self, flat: usize) -> Vec<Kernel> {
+    pub(super) fn cast_rest(&self, flat: usize) -> Vec<Kernel> {
         let (program, kind) = (self.program(), self.section.kind);
         let (to_type, rounded) = (program.types.communication, self.destination());
         let of_rounded = |elements: &Range<u64>| {
@@ -150,7 +150,7 @@ impl At<'_> {
         (self.part(id, range.start - first, range.end - range.start, dtype.bytes()), dtype)
     }
 
-    pub(super) fn save_gradient(&self, chunk: &Chunk, addition: Accumulate) -> Vec<Kernel> {
+    pub(super) fn offload_gradient(&self, chunk: &Chunk, addition: Accumulate) -> Vec<Kernel> {
         let program = self.program();
         if program.gradient_storage() == GradientStorage::FlatComm {
             let (count, dtype) = (chunk.range.end, program.types.communication);
@@ -185,7 +185,7 @@ impl At<'_> {
         if count > 0 { vec![copy(from(count), to(count), dtype)] } else { Vec::new() }
     }
 
-    pub(super) fn bring(&self, chunk: &Chunk) -> Vec<Kernel> {
+    pub(super) fn upload_shard(&self, chunk: &Chunk) -> Vec<Kernel> {
         let owned = self.owned(chunk, self.binding.rank);
         let (count, flat) = (owned.end - owned.start, chunk.flat);
         if count == 0 {
@@ -206,7 +206,7 @@ impl At<'_> {
         Kernel::Unpack { records, y: self.part(self.destination(), 0, slot.elements, size) }
     }
 
-    pub(super) fn put_back(&self, chunk: &Chunk) -> Vec<Kernel> {
+    pub(super) fn write_back(&self, chunk: &Chunk) -> Vec<Kernel> {
         let program = self.program();
         let updated = program.update_range(chunk.flat, self.binding.rank);
         let count = (updated.end - updated.start).min(chunk.range.end).saturating_sub(chunk.range.start);

@@ -386,19 +386,19 @@ impl At<'_> {
                 let parts = program.zeroed(self.section.kind, *flat);
                 parts.iter().map(|part| Kernel::Zero { to: self.of_gradients(part) }).collect()
             }
-            Action::KeepGrad(flat) | Action::CastGrad(flat) => self.round_rest(*flat),
+            Action::KeepGrad(flat) | Action::CastGrad(flat) => self.cast_rest(*flat),
             Action::PackGrad(chunk) => self.pack(chunk),
             Action::CastAndPackGrad(chunk) => self.round(chunk),
             Action::SumRanks(chunk, addition) => self.add(chunk, *addition),
             Action::GradSquares(flat) => self.squares(*flat),
             Action::Control => vec![self.control()],
-            Action::OffloadGrad(chunk, addition) => self.save_gradient(chunk, *addition),
+            Action::OffloadGrad(chunk, addition) => self.offload_gradient(chunk, *addition),
             Action::StageShard(chunk) => self.stage(chunk),
-            Action::UploadShard(chunk) => self.bring(chunk),
+            Action::UploadShard(chunk) => self.upload_shard(chunk),
             Action::LoadStates(chunk) => self.load(chunk),
             Action::Update(chunk) => self.update(chunk),
             Action::StoreStates(chunk) => self.store(chunk),
-            Action::WriteBack(chunk) => self.put_back(chunk),
+            Action::WriteBack(chunk) => self.write_back(chunk),
             Action::AllGather(_)
             | Action::Release(_)
             | Action::AllToAll(_)

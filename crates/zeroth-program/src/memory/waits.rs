@@ -16,7 +16,7 @@ pub(crate) type CrossStepWaits = Vec<Vec<(usize, usize)>>;
 
 /// The accesses to a buffer since its last write.
 #[derive(Default)]
-struct LastAccesses {
+struct BufferAccesses {
     writer: Option<usize>,
     readers: Vec<usize>,
 }
@@ -24,7 +24,7 @@ struct LastAccesses {
 /// Derives the waits of data dependences: a read follows the last write, a write follows every access before it. An
 /// all-gather also follows the last use of the flats released before it, which bounds gathered memory.
 pub(crate) fn derive(section: &Section) -> Waits {
-    let mut buffers: BTreeMap<BufferId, LastAccesses> = BTreeMap::new();
+    let mut buffers: BTreeMap<BufferId, BufferAccesses> = BTreeMap::new();
     let mut last_read: BTreeMap<usize, usize> = BTreeMap::new();
     let mut released: Option<usize> = None;
     let mut waits: Waits = Vec::with_capacity(section.instructions.len());

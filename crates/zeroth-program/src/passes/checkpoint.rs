@@ -66,7 +66,7 @@ pub(super) fn checkpoint(
                 return section;
             }
             let section = model.recomputed(&program, section, &groups);
-            model.parked(section, &entering)
+            model.offloaded_between(section, &entering)
         })
         .collect();
     program
@@ -320,7 +320,7 @@ impl Model<'_> {
     }
 
     /// Offloads these values after forward's last use and reloads them before backward's first.
-    fn parked(&self, section: Section, values: &[usize]) -> Section {
+    fn offloaded_between(&self, section: Section, values: &[usize]) -> Section {
         let forward_reads = |action: &Action, value: usize| match action {
             Action::Forward(node) => self.graph.nodes[*node].inputs.iter().any(|v| v.index() == value),
             _ => false,

@@ -130,7 +130,7 @@ fn copies(
         if let Action::AllGather(flat) = instruction.action
             && program.residency[flat].weights.is_offloaded()
         {
-            bring(program, flat, settings, &mut out);
+            upload_shards(program, flat, settings, &mut out);
         }
         out.push(instruction.clone());
         match &instruction.action {
@@ -159,7 +159,7 @@ fn copies(
 }
 
 /// Uploads a shard into the flat that is gathered next.
-fn bring(program: &Program, flat: usize, settings: &Settings, out: &mut Vec<Instruction>) {
+fn upload_shards(program: &Program, flat: usize, settings: &Settings, out: &mut Vec<Instruction>) {
     let capacity = program.layout.flats[flat].shard_capacity(program.layout.ranks);
     let pieces = pieces(flat, capacity, settings.offload.param_buffer_size);
     let queue = Queue::of_copy(program.residency[flat].weights, Tier::Device);

@@ -22,7 +22,7 @@ pub(super) fn overlap(mut program: Program, settings: &Settings) -> Program {
         if settings.prefetch > 0 {
             hoist_gathers(&program, section, settings.prefetch, most);
         }
-        put_off_sums(section);
+        defer_sums(section);
         for instruction in &mut section.instructions {
             instruction.queue = match instruction.action {
                 Action::OffloadActivation(_) => Queue::Download,
@@ -37,7 +37,7 @@ pub(super) fn overlap(mut program: Program, settings: &Settings) -> Program {
 }
 
 /// A gathered copy of a flat and the index of its first read.
-struct Stay {
+struct LiveFlat {
     flat: usize,
     first_read: Option<usize>,
 }
@@ -51,7 +51,7 @@ fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: 
         if program.is_viewed(flat) {
             continue;
         }
-        let mut resident = stays(&section.instructions, at);
+        let mut resident = live_flats(&section.instructions, at);
         let mut place = at;
         while place > 0 {
             let crossed = &section.instructions[place - 1];
@@ -60,13 +60,13 @@ fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: 
                 Action::AllGather(_) => break,
                 Action::Release(other) if other == flat => break,
                 Action::Release(other) => {
-                    resident.push(stay_before(&section.instructions[..place - 1], other));
+                    resident.push(live_flat_before(&section.instructions[..place - 1], other));
                 }
                 _ => {}
             }
-            let live: u64 = resident.iter().map(|stay| elements(stay.flat)).sum();
-            let unread = |stay: &&Stay| stay.first_read.is_none_or(|read| read >= place - 1);
-            let ahead: u64 = resident.iter().filter(unread).map(|stay| elements(stay.flat)).sum();
+            let live: u64 = resident.iter().map(|live| elements(live.flat)).sum();
+            let unread = |live: &&LiveFlat| live.first_read.is_none_or(|read| read >= place - 1);
+            let ahead: u64 = resident.iter().filter(unread).map(|live| elements(live.flat)).sum();
             // A unit is fetched whole: with nothing prefetched, the next one always may be.
             let has_room = ahead == 0 || ahead + elements(flat) <= prefetch;
             if !has_room || program.persistent_elements() + live + elements(flat) > most {
@@ -79,28 +79,28 @@ fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: 
 }
 
 /// The gathered copy of a flat that ends with this list.
-fn stay_before(instructions: &[Instruction], flat: usize) -> Stay {
+fn live_flat_before(instructions: &[Instruction], flat: usize) -> LiveFlat {
     let gathered = instructions.iter().rposition(|instruction| instruction.action == Action::AllGather(flat));
     let from = gathered.unwrap_or(0);
     let read = instructions[from..].iter().position(|instruction| instruction.reads.contains(&flat));
-    Stay { flat, first_read: read.map(|read| from + read) }
+    LiveFlat { flat, first_read: read.map(|read| from + read) }
 }
 
 /// The flats that are gathered right before an instruction.
-fn stays(instructions: &[Instruction], at: usize) -> Vec<Stay> {
-    let mut resident: Vec<Stay> = Vec::new();
+fn live_flats(instructions: &[Instruction], at: usize) -> Vec<LiveFlat> {
+    let mut resident: Vec<LiveFlat> = Vec::new();
     for (index, instruction) in instructions.iter().enumerate() {
-        if index >= at && resident.iter().all(|stay| stay.first_read.is_some()) {
+        if index >= at && resident.iter().all(|live| live.first_read.is_some()) {
             break;
         }
         match instruction.action {
-            Action::AllGather(flat) if index < at => resident.push(Stay { flat, first_read: None }),
-            Action::Release(flat) if index < at => resident.retain(|stay| stay.flat != flat),
+            Action::AllGather(flat) if index < at => resident.push(LiveFlat { flat, first_read: None }),
+            Action::Release(flat) if index < at => resident.retain(|live| live.flat != flat),
             _ => {}
         }
-        for stay in &mut resident {
-            if stay.first_read.is_none() && instruction.reads.contains(&stay.flat) {
-                stay.first_read = Some(index);
+        for live in &mut resident {
+            if live.first_read.is_none() && instruction.reads.contains(&live.flat) {
+                live.first_read = Some(index);
             }
         }
     }
@@ -108,7 +108,7 @@ fn stays(instructions: &[Instruction], at: usize) -> Vec<Stay> {
 }
 
 /// Moves the sum of each chunk after the next all-to-all, or to the end.
-fn put_off_sums(section: &mut Section) {
+fn defer_sums(section: &mut Section) {
     let mut out: Vec<Instruction> = Vec::with_capacity(section.instructions.len());
     let mut waiting: Option<Instruction> = None;
     for instruction in section.instructions.drain(..) {
