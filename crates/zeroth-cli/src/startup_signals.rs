@@ -102,6 +102,7 @@ pub(crate) struct StartupSignals {
     cleanup: Mutex<Cleanup>,
     changed: Condvar,
     is_reported: AtomicBool,
+    is_acknowledged: AtomicBool,
     /// Whether this process prints messages for its job.
     prints: bool,
     work: Work,
@@ -130,6 +131,7 @@ impl StartupSignals {
             cleanup: Mutex::new(Cleanup::No),
             changed: Condvar::new(),
             is_reported: AtomicBool::new(false),
+            is_acknowledged: AtomicBool::new(false),
             prints,
             work,
         });
@@ -139,11 +141,10 @@ impl StartupSignals {
         }
         let watched = Arc::clone(&run);
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            let mut is_answered = false;
             // Each signal sends a byte, after its flags are set.
             while signals.read_exact(&mut [0]).is_ok() {
                 if let Some(signal) = signal() {
-                    watched.act(signal, &mut is_answered);
+                    watched.act(signal);
                 }
             }
         })?;
@@ -154,7 +155,7 @@ impl StartupSignals {
         Ok(run)
     }
 
-    fn act(&self, signal: StopSignal, is_answered: &mut bool) {
+    fn act(&self, signal: StopSignal) {
         let mut stage = locked(&self.stage);
         let stops = match &*stage {
             Stage::Preparing => true,
@@ -168,7 +169,13 @@ impl StartupSignals {
             self.stop(signal);
         }
         drop(stage);
-        if self.prints && !std::mem::replace(is_answered, true) {
+        self.acknowledge();
+    }
+
+    /// Says once that the first signal was seen. Work that ends because of it calls this, too: it may be faster than the
+    /// thread that waits for signals.
+    pub(crate) fn acknowledge(&self) {
+        if self.prints && !self.is_acknowledged.swap(true, Ordering::Relaxed) {
             output::note(self.work.acknowledgement());
         }
     }

@@ -102,6 +102,9 @@ fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> 
     let seconds = match compute(&job, &compiled, &mut writer, &signals) {
         Ok(Some(seconds)) => seconds,
         Ok(None) => {
+            if let Some(before) = signals.startup() {
+                before.acknowledge();
+            }
             let done = writer.manifest().tokens_done;
             output::note(&format!(
                 "stopped after {} of {}; the same command continues",
