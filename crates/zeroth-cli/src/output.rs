@@ -11,7 +11,7 @@ use crate::cli::Format;
 use crate::exit::Exit;
 use crate::results::written;
 use crate::sanitize::{self, colour_marker, sanitize};
-use crate::stderr_writer::{self, Kind};
+use crate::stderr_writer::{self, LineKind};
 
 /// Output format and colours of a command.
 #[derive(Debug)]
@@ -82,16 +82,16 @@ fn stands() -> MutexGuard<'static, bool> {
 
 /// Prints a message.
 pub(crate) fn note(message: &str) {
-    below(Kind::Note, message);
+    below(LineKind::Note, message);
 }
 
 /// Prints an error message verbatim.
 pub(crate) fn problem(message: &str) {
-    below(Kind::Error, message);
+    below(LineKind::Error, message);
 }
 
 /// Prints a message below a progress line.
-fn below(kind: Kind, message: &str) {
+fn below(kind: LineKind, message: &str) {
     let mut stands = stands();
     let above = if std::mem::take(&mut *stands) { "\n" } else { "" };
     stderr_writer::write(kind, &format!("{above}{}\n", sanitize(message)));
@@ -102,24 +102,24 @@ pub(crate) fn over(line: &str) {
     let mut stands = stands();
     *stands = !line.is_empty();
     let line: String = sanitize::one_line(line).chars().take(columns().saturating_sub(1)).collect();
-    stderr_writer::write(Kind::Progress, &format!("\r\u{1b}[K{line}"));
+    stderr_writer::write(LineKind::Progress, &format!("\r\u{1b}[K{line}"));
 }
 
 /// Ends a progress line before the process exits.
 pub(crate) fn leave_line() {
     if std::mem::take(&mut *stands()) {
-        stderr_writer::write(Kind::Note, "\n");
+        stderr_writer::write(LineKind::Note, "\n");
     }
 }
 
 /// Writes data for the launcher of this rank, which reads its stderr.
 pub(crate) fn raw(text: &str) {
-    stderr_writer::write(Kind::Progress, text);
+    stderr_writer::write(LineKind::Progress, text);
 }
 
 /// Prints what a person at a terminal types after, without a newline.
 pub(crate) fn ask(marker: &str) {
-    stderr_writer::write(Kind::Note, marker);
+    stderr_writer::write(LineKind::Note, marker);
 }
 
 /// The current width of the terminal.

@@ -13,12 +13,12 @@ use signal_hook::flag::{register, register_conditional_default, register_conditi
 use zeroth::comm::JobControl;
 use zeroth::comm::environment::ExternalLauncher;
 
-use crate::startup_signals::{StartupSignals, Work, wait_to_be_killed};
+use crate::startup_signals::{InterruptedWork, StartupSignals, wait_to_be_killed};
 use crate::stop_signal::StopSignal;
 
 /// The role of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum SignalRole {
     /// A launcher, a single rank, or rank 0 under a foreign launcher: handles SIGINT, SIGTERM and SIGHUP.
     Primary,
     /// Another rank under a foreign launcher: the same, but rank 0 prints for it.
@@ -78,14 +78,14 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Installs the handlers for the rest of the process. Called once.
-    pub(crate) fn install(role: Role, work: Work, saves: SaveSignals) -> io::Result<Self> {
+    pub(crate) fn install(role: SignalRole, work: InterruptedWork, saves: SaveSignals) -> io::Result<Self> {
         let [stop_requested, save_requested, interrupted, terminated, hung_up, out_of_cpu_time] =
             [(); 6].map(|()| Arc::new(AtomicBool::new(false)));
         let user = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let mut stops = vec![SIGINT, SIGTERM, SIGXCPU];
         // Actions run in registration order: the conditional exit must not see the flag that this signal sets.
         match role {
-            Role::Primary | Role::Secondary => {
+            SignalRole::Primary | SignalRole::Secondary => {
                 let code = i32::from(StopSignal::Interrupt.exit_code());
                 register_conditional_shutdown(SIGINT, code, Arc::clone(&interrupted))?;
                 register(SIGINT, Arc::clone(&interrupted))?;
@@ -97,7 +97,7 @@ impl Signals {
                     stops.push(SIGHUP);
                 }
             }
-            Role::Launched => _ = register_conditional_default(SIGTERM, Arc::clone(&terminated))?,
+            SignalRole::Launched => _ = register_conditional_default(SIGTERM, Arc::clone(&terminated))?,
         }
         for signal in saves.signals {
             if saves.stops {
@@ -115,10 +115,10 @@ impl Signals {
         let flags = Flags { interrupted, terminated, hung_up, out_of_cpu_time, user };
         let own = flags.clone();
         let startup = match role {
-            Role::Primary | Role::Secondary => {
-                Some(StartupSignals::watch(role == Role::Primary, work, &stops, move || own.pending())?)
+            SignalRole::Primary | SignalRole::Secondary => {
+                Some(StartupSignals::watch(role == SignalRole::Primary, work, &stops, move || own.pending())?)
             }
-            Role::Launched => None,
+            SignalRole::Launched => None,
         };
         Ok(Self { stop_requested, save_requested, flags, startup })
     }
@@ -129,7 +129,7 @@ impl Signals {
         if std::thread::Builder::new().spawn(|| ()).is_err() {
             return Ok(());
         }
-        let signals = Self::install(Role::Primary, Work::ModelFolder, SaveSignals::NONE)?;
+        let signals = Self::install(SignalRole::Primary, InterruptedWork::ModelFolder, SaveSignals::NONE)?;
         if let Some(startup) = signals.startup() {
             startup.on_stop(zeroth::base::remove_own);
         }
@@ -229,12 +229,12 @@ mod tests {
     fn process() {
         let Ok(role) = std::env::var(ROLE) else { return };
         let (role, saves) = match role.as_str() {
-            "watched" => (Role::Launched, SaveSignals::NONE),
-            "exits" => (Role::Primary, SaveSignals::of(None, true)),
-            "mpich" => (Role::Primary, SaveSignals::of(Some(ExternalLauncher::Mpich), false)),
-            _ => (Role::Primary, SaveSignals::of(None, false)),
+            "watched" => (SignalRole::Launched, SaveSignals::NONE),
+            "exits" => (SignalRole::Primary, SaveSignals::of(None, true)),
+            "mpich" => (SignalRole::Primary, SaveSignals::of(Some(ExternalLauncher::Mpich), false)),
+            _ => (SignalRole::Primary, SaveSignals::of(None, false)),
         };
-        let signals = Signals::install(role, Work::Training, saves).unwrap();
+        let signals = Signals::install(role, InterruptedWork::Training, saves).unwrap();
         signals.begin_steps(&*alone());
         println!("\nready");
         while signals.stop_requested().is_none() {

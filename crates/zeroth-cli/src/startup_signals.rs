@@ -39,7 +39,7 @@ enum Stage {
 
 /// What a signal interrupts, as messages name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum InterruptedWork {
     /// The steps of a run.
     Training,
     /// The tokens of a teacher cache.
@@ -48,7 +48,7 @@ pub(crate) enum Work {
     ModelFolder,
 }
 
-impl Work {
+impl InterruptedWork {
     /// The answer to the first signal once there is something to save.
     const fn acknowledgement(self) -> &'static str {
         match self {
@@ -105,7 +105,7 @@ pub(crate) struct StartupSignals {
     is_acknowledged: AtomicBool,
     /// Whether this process prints messages for its job.
     prints: bool,
-    work: Work,
+    work: InterruptedWork,
 }
 
 /// The state of the cleanup thread.
@@ -120,7 +120,7 @@ impl StartupSignals {
     /// Waits for `stops` on a dedicated thread; `signal` returns the pending request.
     pub(crate) fn watch(
         prints: bool,
-        work: Work,
+        work: InterruptedWork,
         stops: &[i32],
         signal: impl Fn() -> Option<StopSignal> + Send + 'static,
     ) -> io::Result<Arc<Self>> {

@@ -20,7 +20,7 @@ const LAST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What happens to text that is not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum LineKind {
     /// Dropped if other text is queued; the next progress line replaces it.
     Progress,
     /// Dropped when the queue is full.
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
 static STDERR: OnceLock<Option<Writer>> = OnceLock::new();
 
 /// Writes to stderr without blocking on an unresponsive reader.
-pub(crate) fn write(kind: Kind, text: &str) {
+pub(crate) fn write(kind: LineKind, text: &str) {
     // If no thread can be created, write directly, which may block.
     match STDERR.get_or_init(|| Writer::spawn(io::stderr()).ok()) {
         Some(writer) => writer.write(kind, text),
@@ -66,7 +66,7 @@ pub(crate) fn flush() {
 
 #[derive(Default)]
 struct Queue {
-    texts: VecDeque<(Kind, String)>,
+    texts: VecDeque<(LineKind, String)>,
     bytes: usize,
     /// Notes dropped since the last write.
     dropped: u64,
@@ -82,12 +82,12 @@ impl Queue {
         self.texts.is_empty() && !self.is_writing
     }
 
-    fn push(&mut self, kind: Kind, text: &str) {
-        if kind == Kind::Progress && (self.is_held || !self.is_idle()) {
+    fn push(&mut self, kind: LineKind, text: &str) {
+        if kind == LineKind::Progress && (self.is_held || !self.is_idle()) {
             return;
         }
         while self.bytes + text.len() > CAPACITY {
-            let Some(oldest) = self.texts.iter().position(|(kind, _)| *kind != Kind::Error) else {
+            let Some(oldest) = self.texts.iter().position(|(kind, _)| *kind != LineKind::Error) else {
                 // Only errors are queued: the first ones tell the cause.
                 self.dropped += 1;
                 return;
@@ -154,11 +154,11 @@ impl Writer {
         Ok(Self { shared })
     }
 
-    fn write(&self, kind: Kind, text: &str) {
+    fn write(&self, kind: LineKind, text: &str) {
         let mut queue = self.shared.lock();
         queue.push(kind, text);
         self.shared.changed.notify_all();
-        if kind != Kind::Progress && !queue.is_stalled && !queue.is_held {
+        if kind != LineKind::Progress && !queue.is_stalled && !queue.is_held {
             self.wait(queue, PATIENCE);
         }
     }
@@ -208,7 +208,7 @@ mod tests {
     fn writes_wait_for_a_responsive_reader() {
         let (writer, lets, said) = stalled();
         lets.send(()).unwrap();
-        writer.write(Kind::Note, "one\n");
+        writer.write(LineKind::Note, "one\n");
         assert_eq!(*said.lock().unwrap(), "one\n");
     }
 
@@ -217,7 +217,7 @@ mod tests {
         let (writer, lets, said) = stalled();
         let begun = Instant::now();
         for number in 0..1000 {
-            writer.write(Kind::Note, &format!("{number}\n"));
+            writer.write(LineKind::Note, &format!("{number}\n"));
         }
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
         (0..1000).for_each(|_| lets.send(()).unwrap());
@@ -230,12 +230,12 @@ mod tests {
     fn text_that_is_held_comes_out_when_it_is_released() {
         let (writer, lets, said) = stalled();
         writer.shared.lock().is_held = true;
-        writer.write(Kind::Note, "one\n");
-        writer.write(Kind::Progress, "a bar");
+        writer.write(LineKind::Note, "one\n");
+        writer.write(LineKind::Progress, "a bar");
         (0..2).for_each(|_| lets.send(()).unwrap());
         assert_eq!(*said.lock().unwrap(), "");
         writer.shared.lock().is_held = false;
-        writer.write(Kind::Note, "two\n");
+        writer.write(LineKind::Note, "two\n");
         assert_eq!(*said.lock().unwrap(), "one\ntwo\n");
     }
 
@@ -243,12 +243,12 @@ mod tests {
     fn a_full_queue_drops_the_oldest_notes_and_keeps_errors() {
         let (writer, lets, said) = stalled();
         let long = "x".repeat(1 << 16);
-        writer.write(Kind::Error, "error: the cause\n");
-        writer.write(Kind::Error, "error: its effect\n");
+        writer.write(LineKind::Error, "error: the cause\n");
+        writer.write(LineKind::Error, "error: its effect\n");
         for number in 0..50 {
-            writer.write(Kind::Note, &format!("note {number} {long}\n"));
+            writer.write(LineKind::Note, &format!("note {number} {long}\n"));
         }
-        writer.write(Kind::Progress, "a bar");
+        writer.write(LineKind::Progress, "a bar");
         assert!(writer.shared.lock().bytes <= CAPACITY);
         (0..100).for_each(|_| lets.send(()).unwrap());
         writer.wait(writer.shared.lock(), Duration::from_mins(1));

@@ -25,7 +25,7 @@ use rustix::io::FdFlags;
 use control::LocalObserver;
 use local_comm::LocalComm;
 use rank_slot::{FREE, LEFT};
-use segment::{Segment, SegmentLayout};
+use segment::{SegmentLayout, SharedSegment};
 
 use crate::comm::{Comm, RankObserver};
 use crate::error::{JoinError, LostReason, RankLost};
@@ -57,7 +57,7 @@ pub struct RankStatus {
 /// A job on this machine, created by the launcher and held while it starts ranks.
 pub struct LocalJob {
     file: OwnedFd,
-    segment: Arc<Segment>,
+    segment: Arc<SharedSegment>,
     token: JobToken,
 }
 
@@ -69,7 +69,7 @@ impl LocalJob {
     pub fn create(world: usize, region: usize) -> Result<Self, JoinError> {
         let layout = SegmentLayout::new(world, region)?;
         let token = JobToken::random()?;
-        let (file, segment) = Segment::create(layout, token)?;
+        let (file, segment) = SharedSegment::create(layout, token)?;
         Ok(Self { file, segment: Arc::new(segment), token })
     }
 
@@ -144,7 +144,7 @@ pub fn join(
     rank: usize,
     options: &JoinOptions,
 ) -> Result<Box<dyn Comm>, JoinError> {
-    Ok(Box::new(LocalComm::join(Segment::open(file, token)?, rank, options)?))
+    Ok(Box::new(LocalComm::join(SharedSegment::open(file, token)?, rank, options)?))
 }
 
 /// Whether zeroth's launcher started this process as a rank.
@@ -172,7 +172,7 @@ pub fn join_from_environment(options: &JoinOptions) -> Result<Option<Box<dyn Com
     // Children of this process are not ranks and must not keep the segment alive.
     rustix::io::fcntl_setfd(file, FdFlags::CLOEXEC)
         .map_err(|_| closed("names a descriptor that is not open"))?;
-    let segment = Segment::open(file, token)?;
+    let segment = SharedSegment::open(file, token)?;
     if segment.layout.world != world {
         let problem = format!("is {world}, but the job has {} rank(s)", segment.layout.world);
         return Err(JoinError::Environment { name: WORLD, problem });

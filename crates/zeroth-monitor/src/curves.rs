@@ -2,7 +2,7 @@
 
 use zeroth_base::escape_control_characters;
 
-use crate::flat_json::{Field, fields};
+use crate::flat_json::{JsonField, fields};
 use crate::series::Series;
 use crate::tail::Lines;
 
@@ -45,7 +45,7 @@ impl Lines for Curves {
         let is_object = fields(line, wants, |name, value| {
             if name == "step" {
                 // Exact in an f64; more steps than that no run has.
-                if let Field::Number(number) = value
+                if let JsonField::Number(number) = value
                     && (1.0..9e15).contains(&number)
                     && number.fract() == 0.0
                 {
@@ -63,7 +63,7 @@ impl Lines for Curves {
             let found = match found {
                 Some(found) => found,
                 None if name.len() <= LONGEST_NAME
-                    && value != Field::Other
+                    && value != JsonField::Other
                     && (series.len() < MOST_SERIES || OWN_CURVES.contains(&name.as_ref())) =>
                 {
                     series.push((name.into_owned(), Series::default()));
@@ -73,9 +73,9 @@ impl Lines for Curves {
             };
             place = found + 1;
             match value {
-                Field::Number(number) => series[found].1.push(step, number),
-                Field::Null => series[found].1.gaps += 1,
-                Field::Other => {}
+                JsonField::Number(number) => series[found].1.push(step, number),
+                JsonField::Null => series[found].1.gaps += 1,
+                JsonField::Other => {}
             }
         });
         if is_object && step.is_some() {

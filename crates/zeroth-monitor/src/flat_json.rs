@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 /// The value of a field.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Field {
+pub(crate) enum JsonField {
     /// A finite number.
     Number(f64),
     /// `null`: a number that is not finite.
@@ -15,8 +15,12 @@ pub(crate) enum Field {
 }
 
 /// Calls `field` for every field that `wants` names, in order. False for what is not a JSON object.
-pub(crate) fn fields(line: &[u8], wants: impl Fn(&str) -> bool, mut field: impl FnMut(&str, Field)) -> bool {
-    let mut found: [(&str, Field); 32] = [("", Field::Other); 32];
+pub(crate) fn fields(
+    line: &[u8],
+    wants: impl Fn(&str) -> bool,
+    mut field: impl FnMut(&str, JsonField),
+) -> bool {
+    let mut found: [(&str, JsonField); 32] = [("", JsonField::Other); 32];
     if let Some(count) = scan(line, &wants, &mut found) {
         for (name, value) in &found[..count] {
             field(name, *value);
@@ -26,9 +30,9 @@ pub(crate) fn fields(line: &[u8], wants: impl Fn(&str) -> bool, mut field: impl 
     let Ok(object) = serde_json::from_slice::<Map<String, Value>>(line) else { return false };
     for (name, value) in object.iter().filter(|(name, _)| wants(name)).take(found.len()) {
         let value = match value {
-            Value::Number(number) => number.as_f64().map_or(Field::Other, Field::Number),
-            Value::Null => Field::Null,
-            _ => Field::Other,
+            Value::Number(number) => number.as_f64().map_or(JsonField::Other, JsonField::Number),
+            Value::Null => JsonField::Null,
+            _ => JsonField::Other,
         };
         field(name, value);
     }
@@ -36,7 +40,11 @@ pub(crate) fn fields(line: &[u8], wants: impl Fn(&str) -> bool, mut field: impl 
 }
 
 /// Scans an object without nesting and without escapes; `None` where it is something else.
-fn scan<'a>(line: &'a [u8], wants: &impl Fn(&str) -> bool, found: &mut [(&'a str, Field)]) -> Option<usize> {
+fn scan<'a>(
+    line: &'a [u8],
+    wants: &impl Fn(&str) -> bool,
+    found: &mut [(&'a str, JsonField)],
+) -> Option<usize> {
     let mut rest = space(line).strip_prefix(b"{")?;
     let mut count = 0;
     if let Some(end) = space(rest).strip_prefix(b"}") {
@@ -68,13 +76,13 @@ fn scan<'a>(line: &'a [u8], wants: &impl Fn(&str) -> bool, found: &mut [(&'a str
     }
 }
 
-fn value(text: &[u8]) -> Option<Field> {
+fn value(text: &[u8]) -> Option<JsonField> {
     match text {
-        b"null" => Some(Field::Null),
-        b"true" | b"false" => Some(Field::Other),
+        b"null" => Some(JsonField::Null),
+        b"true" | b"false" => Some(JsonField::Other),
         [b'0'..=b'9' | b'-', ..] => {
             let number: f64 = str::from_utf8(text).ok()?.parse().ok()?;
-            number.is_finite().then_some(Field::Number(number))
+            number.is_finite().then_some(JsonField::Number(number))
         }
         _ => None,
     }
@@ -89,7 +97,7 @@ fn space(bytes: &[u8]) -> &[u8] {
 mod tests {
     use super::*;
 
-    fn read(line: &str) -> Option<Vec<(String, Field)>> {
+    fn read(line: &str) -> Option<Vec<(String, JsonField)>> {
         let mut all = Vec::new();
         fields(line.as_bytes(), |name| name != "skipped", |name, value| all.push((name.to_owned(), value)))
             .then_some(all)
@@ -99,16 +107,16 @@ mod tests {
     fn objects_are_read_and_anything_else_is_garbage() {
         let line = r#"{"step":3,"loss":-1.5e-3, "lr" : null ,"skipped":false}"#;
         let expected = vec![
-            ("step".to_owned(), Field::Number(3.0)),
-            ("loss".to_owned(), Field::Number(-1.5e-3)),
-            ("lr".to_owned(), Field::Null),
+            ("step".to_owned(), JsonField::Number(3.0)),
+            ("loss".to_owned(), JsonField::Number(-1.5e-3)),
+            ("lr".to_owned(), JsonField::Null),
         ];
         assert_eq!(read(line), Some(expected));
         assert_eq!(read("{}"), Some(Vec::new()));
         // Left to serde_json: text, nesting, escapes.
         assert_eq!(
             read(r#"{"note":"a, b}","x":{"y":[1]},"z\u0041":2}"#).unwrap()[2],
-            ("zA".to_owned(), Field::Number(2.0))
+            ("zA".to_owned(), JsonField::Number(2.0))
         );
         for garbage in [
             "",

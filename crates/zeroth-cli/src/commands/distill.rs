@@ -29,8 +29,8 @@ use crate::exit::Exit;
 use crate::kd_args::{DistillCacheArgs, DistillCommand};
 use crate::output::{self, Output};
 use crate::pair_args::PairArgs;
-use crate::signals::{Role, SaveSignals, Signals};
-use crate::startup_signals::Work;
+use crate::signals::{SaveSignals, SignalRole, Signals};
+use crate::startup_signals::InterruptedWork;
 use crate::terminal::Meter;
 use crate::train_flags::precision;
 use crate::value_args::{DeviceArg, target};
@@ -41,7 +41,7 @@ pub(super) fn run(command: &DistillCommand, output: &Output) -> anyhow::Result<E
 }
 
 fn cache(arguments: &DistillCacheArgs, output: &Output) -> anyhow::Result<Exit> {
-    let signals = Signals::install(Role::Primary, Work::TeacherCache, SaveSignals::NONE)?;
+    let signals = Signals::install(SignalRole::Primary, InterruptedWork::TeacherCache, SaveSignals::NONE)?;
     if let Some(before) = signals.startup() {
         before.on_stop(zeroth::base::remove_own);
     }

@@ -13,7 +13,7 @@ use zeroth::train::{BeamSettings, End, Generated, Generation};
 use super::generate_sampling::generation;
 use super::generate_sequences;
 use super::generate_setup::{ANSWERS_AT_ONCE, GenerateSetup, end_name};
-use super::generate_stream::Stream;
+use super::generate_stream::TextStream;
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Output};
@@ -75,7 +75,8 @@ pub(super) fn answer(
     )?;
     let Some(mut generator) = setup.start(&compiled)? else { return Ok(Exit::DoesNotFit) };
     let logits = if arguments.logits { Some(generator.first_logits(&sources[0], start)?) } else { None };
-    let mut stream = Stream::new(&setup.encoder, &setup.stops, &arguments.sampling.stop, !output.is_json());
+    let mut stream =
+        TextStream::new(&setup.encoder, &setup.stops, &arguments.sampling.stop, !output.is_json());
     let begun = Instant::now();
     let mut found = Generated { ids: Vec::new(), end: End::Length };
     let mut each = |_: usize, id: i32| stream.take(id);

@@ -13,7 +13,7 @@ use zeroth::train::{End, Generation};
 
 use super::generate_sampling::generation;
 use super::generate_setup::{GenerateSetup, end_name};
-use super::generate_stream::Stream;
+use super::generate_stream::TextStream;
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Output};
@@ -98,7 +98,7 @@ pub(super) fn converse(
                 let generation =
                     Generation { max_new_tokens: max_new_tokens.min(room), ..generation.clone() };
                 let mut stream =
-                    Stream::new(encoder, &setup.stops, &arguments.sampling.stop, !output.is_json());
+                    TextStream::new(encoder, &setup.stops, &arguments.sampling.stop, !output.is_json());
                 if let Some(interrupts) = &interrupts {
                     interrupts.begin();
                 }

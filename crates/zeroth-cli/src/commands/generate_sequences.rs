@@ -8,7 +8,7 @@ use zeroth::kernel::Tier;
 use zeroth::train::{Generated, Generation};
 
 use super::generate_setup::{GenerateSetup, end_name};
-use super::generate_stream::Stream;
+use super::generate_stream::TextStream;
 use crate::exit::Exit;
 use crate::generate_flags::GenerateArgs;
 use crate::output::{self, Output};
@@ -29,8 +29,8 @@ pub(super) fn sample(
         Some(pairs) => Some(generator.first_logits(prompt, pairs.pairs.start.token)?),
         None => Some(generator.logits(prompt)?),
     };
-    let new_stream = || Stream::new(&setup.encoder, &setup.stops, &arguments.sampling.stop, false);
-    let mut streams: Vec<Stream<'_>> = std::iter::repeat_with(new_stream).take(count).collect();
+    let new_stream = || TextStream::new(&setup.encoder, &setup.stops, &arguments.sampling.stop, false);
+    let mut streams: Vec<TextStream<'_>> = std::iter::repeat_with(new_stream).take(count).collect();
     let mut found: Vec<Option<Generated>> = vec![None; count];
     let begun = Instant::now();
     setup.continue_batch(
@@ -41,9 +41,10 @@ pub(super) fn sample(
         &mut |place, generated| found[place] = Some(generated),
     )?;
     let seconds = begun.elapsed().as_secs_f64();
-    let sequences: Vec<(&Stream<'_>, Generated)> = streams.iter().zip(found.into_iter().flatten()).collect();
+    let sequences: Vec<(&TextStream<'_>, Generated)> =
+        streams.iter().zip(found.into_iter().flatten()).collect();
     if output.is_json() {
-        let sequence = |(stream, generated): &(&Stream<'_>, Generated)| {
+        let sequence = |(stream, generated): &(&TextStream<'_>, Generated)| {
             json!({
                 "ids": generated.ids,
                 "text": setup.encoder.tokenizer_vocabulary().map(|_| stream.text()),

@@ -8,7 +8,7 @@ use crate::output;
 
 /// Generated text. Characters that span several tokens are printed once complete, and a text that may begin one of
 /// `--stop` once it cannot.
-pub(super) struct Stream<'a> {
+pub(super) struct TextStream<'a> {
     encoder: &'a Encoder,
     /// Token ids that end the text; they are not part of it.
     stop_ids: &'a [i32],
@@ -22,7 +22,7 @@ pub(super) struct Stream<'a> {
     cut: Option<usize>,
 }
 
-impl<'a> Stream<'a> {
+impl<'a> TextStream<'a> {
     pub(super) fn new(
         encoder: &'a Encoder,
         stop_ids: &'a [i32],

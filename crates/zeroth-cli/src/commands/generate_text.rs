@@ -15,7 +15,7 @@ use zeroth::train::{End, GenerateError, GivenBase, Inference, begin_id, check_ad
 
 use super::generate_sampling::generation;
 use super::generate_setup::{GenerateSetup, end_name};
-use super::generate_stream::Stream;
+use super::generate_stream::TextStream;
 use super::process_memory::ProcessMemory;
 use super::{generate_answers, generate_chat, generate_rows, generate_sequences, render_templates};
 use crate::exit::Exit;
@@ -152,7 +152,8 @@ fn speak(
     let compiled = setup.model.compile(&prompt, generation.max_new_tokens, setup.run, setup.target)?;
     let Some(mut generator) = setup.start(&compiled)? else { return Ok(Exit::DoesNotFit) };
     let logits = if arguments.logits { Some(generator.logits(&prompt)?) } else { None };
-    let mut stream = Stream::new(&setup.encoder, &setup.stops, &arguments.sampling.stop, !output.is_json());
+    let mut stream =
+        TextStream::new(&setup.encoder, &setup.stops, &arguments.sampling.stop, !output.is_json());
     let begun = Instant::now();
     let generated = generator.generate(&prompt, &generation, &mut |id| stream.take(id))?;
     let (count, seconds) = (generated.ids.len(), begun.elapsed().as_secs_f64());

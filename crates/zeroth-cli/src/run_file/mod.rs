@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use clap::{Arg, Command};
 
-use self::yaml::{Location, Member, Value};
+use self::yaml::{Member, YamlLocation, YamlValue};
 use crate::flag_names::{Subcommand, spellings};
 use crate::parse_errors::value_error;
 
@@ -86,7 +86,7 @@ fn read(path: &Path) -> Result<Vec<Member>, String> {
             Err(format!("--config {name}: the file is empty; it holds flags, as in `learning_rate: 1e-5`"))
         }
         Some(node) => match node.value {
-            Value::Object(members) => Ok(members),
+            YamlValue::Object(members) => Ok(members),
             other => Err(format!(
                 "{name}: {}: this is {}; a run file is an object of flags, as in `learning_rate: 1e-5`",
                 node.location,
@@ -108,7 +108,7 @@ impl RunFile<'_> {
     fn flags(&self, members: &[Member], typed: &[String]) -> Result<Vec<String>, Vec<String>> {
         let typed: Vec<&Arg> = typed.iter().filter_map(|token| self.argument(flag_name(token)?)).collect();
         let (mut flags, mut errors) = (Vec::new(), Vec::new());
-        let mut seen: Vec<(&str, Location)> = Vec::new();
+        let mut seen: Vec<(&str, YamlLocation)> = Vec::new();
         for member in members {
             let argument = match self.known(member) {
                 Ok(argument) => argument,
@@ -143,7 +143,7 @@ impl RunFile<'_> {
         self.resolve.as_ref().is_none_or(|resolve| resolve.spellings(id).is_some())
     }
 
-    fn at(&self, location: Location, message: &str) -> String {
+    fn at(&self, location: YamlLocation, message: &str) -> String {
         format!("{}: {location}: {message}", self.name)
     }
 
@@ -185,13 +185,15 @@ impl RunFile<'_> {
         let takes_many = argument.get_num_args().is_some_and(|range| range.max_values() > 1);
         let is_switch = argument.is_require_equals_set();
         let tokens = match &node.value {
-            Value::Scalar { text, .. } if is_switch => vec![format!("{flag}={}", text.to_ascii_lowercase())],
-            Value::Scalar { text, .. } if takes_many => vec![flag, text.clone()],
-            Value::Scalar { text, .. } => vec![format!("{flag}={text}")],
-            Value::List(nodes) if takes_many && !is_switch => {
+            YamlValue::Scalar { text, .. } if is_switch => {
+                vec![format!("{flag}={}", text.to_ascii_lowercase())]
+            }
+            YamlValue::Scalar { text, .. } if takes_many => vec![flag, text.clone()],
+            YamlValue::Scalar { text, .. } => vec![format!("{flag}={text}")],
+            YamlValue::List(nodes) if takes_many && !is_switch => {
                 let mut tokens = vec![flag];
                 for node in nodes {
-                    let Value::Scalar { text, .. } = &node.value else {
+                    let YamlValue::Scalar { text, .. } = &node.value else {
                         let kind = node.value.kind();
                         let message = format!("`{key}` holds {kind} in its list; it takes single values");
                         return Err(self.at(node.location, &message));
@@ -204,7 +206,7 @@ impl RunFile<'_> {
                 tokens
             }
             // Flags that take JSON.
-            Value::Object(_) if takes_object => {
+            YamlValue::Object(_) if takes_object => {
                 vec![format!("{flag}={}", node.value.to_json())]
             }
             other => {
@@ -223,7 +225,7 @@ impl RunFile<'_> {
         match parsed {
             Ok(_) => Ok(tokens),
             Err(error) => {
-                let value = if let Value::Scalar { text, .. } = &node.value { text } else { "" };
+                let value = if let YamlValue::Scalar { text, .. } = &node.value { text } else { "" };
                 let message = value_error(&error, &spellings(argument), value);
                 Err(self.at(node.location, &format!("`{key}`: {message}")))
             }

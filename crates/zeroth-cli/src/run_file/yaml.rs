@@ -10,18 +10,18 @@ const MAX_DEPTH: usize = 16;
 
 /// A line and a column, both counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Location {
+pub(super) struct YamlLocation {
     line: usize,
     column: usize,
 }
 
-impl From<&Marker> for Location {
+impl From<&Marker> for YamlLocation {
     fn from(marker: &Marker) -> Self {
         Self { line: marker.line(), column: marker.col() + 1 }
     }
 }
 
-impl fmt::Display for Location {
+impl fmt::Display for YamlLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}, column {}", self.line, self.column)
     }
@@ -29,19 +29,19 @@ impl fmt::Display for Location {
 
 /// A value and its location.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Node {
-    pub(super) location: Location,
-    pub(super) value: Value,
+pub(super) struct YamlNode {
+    pub(super) location: YamlLocation,
+    pub(super) value: YamlValue,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
+pub(super) enum YamlValue {
     /// A number, word or text; quotes make it text.
     Scalar {
         text: String,
         is_quoted: bool,
     },
-    List(Vec<Node>),
+    List(Vec<YamlNode>),
     Object(Vec<Member>),
 }
 
@@ -49,11 +49,11 @@ pub(super) enum Value {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Member {
     pub(super) key: String,
-    pub(super) location: Location,
-    pub(super) node: Node,
+    pub(super) location: YamlLocation,
+    pub(super) node: YamlNode,
 }
 
-impl Value {
+impl YamlValue {
     /// What it is, for a message.
     pub(super) fn kind(&self) -> &'static str {
         match self {
@@ -95,12 +95,12 @@ impl Value {
 /// Why a text cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SyntaxError {
-    pub(super) location: Location,
+    pub(super) location: YamlLocation,
     pub(super) message: String,
 }
 
 /// Reads a text; `None` if it holds nothing but comments.
-pub(super) fn read(text: &str) -> Result<Option<Node>, SyntaxError> {
+pub(super) fn read(text: &str) -> Result<Option<YamlNode>, SyntaxError> {
     let mut reader = Reader { parser: Parser::new_from_str(text) };
     loop {
         let (event, location) = reader.next()?;
@@ -120,32 +120,37 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn next(&mut self) -> Result<(Event<'a>, Location), SyntaxError> {
+    fn next(&mut self) -> Result<(Event<'a>, YamlLocation), SyntaxError> {
         match self.parser.next() {
-            Some(Ok((event, span))) => Ok((event, Location::from(&span.start))),
+            Some(Ok((event, span))) => Ok((event, YamlLocation::from(&span.start))),
             Some(Err(error)) => Err(SyntaxError {
-                location: Location::from(error.marker()),
+                location: YamlLocation::from(error.marker()),
                 message: error.info().to_owned(),
             }),
             // The stream's end comes first, and nobody asks on.
-            None => Ok((Event::StreamEnd, Location { line: 1, column: 1 })),
+            None => Ok((Event::StreamEnd, YamlLocation { line: 1, column: 1 })),
         }
     }
 
-    fn node(&mut self, event: Event<'a>, location: Location, depth: usize) -> Result<Node, SyntaxError> {
+    fn node(
+        &mut self,
+        event: Event<'a>,
+        location: YamlLocation,
+        depth: usize,
+    ) -> Result<YamlNode, SyntaxError> {
         let refuse = |message: &str| Err(SyntaxError { location, message: message.to_owned() });
         if depth > MAX_DEPTH {
             return refuse("lists and objects are nested too deeply");
         }
         let value = match event {
             Event::Scalar(text, style, _, _) => {
-                Value::Scalar { text: text.into_owned(), is_quoted: style != ScalarStyle::Plain }
+                YamlValue::Scalar { text: text.into_owned(), is_quoted: style != ScalarStyle::Plain }
             }
             Event::SequenceStart(..) => {
                 let mut nodes = Vec::new();
                 loop {
                     match self.next()? {
-                        (Event::SequenceEnd, _) => break Value::List(nodes),
+                        (Event::SequenceEnd, _) => break YamlValue::List(nodes),
                         (event, location) => nodes.push(self.node(event, location, depth + 1)?),
                     }
                 }
@@ -154,7 +159,7 @@ impl<'a> Reader<'a> {
                 let mut members = Vec::new();
                 loop {
                     match self.next()? {
-                        (Event::MappingEnd, _) => break Value::Object(members),
+                        (Event::MappingEnd, _) => break YamlValue::Object(members),
                         (Event::Scalar(key, ..), location) => {
                             let (event, at) = self.next()?;
                             let node = self.node(event, at, depth + 1)?;
@@ -170,7 +175,7 @@ impl<'a> Reader<'a> {
             Event::Alias(_) => return refuse("references (*name) are not read: write the value out"),
             _ => return refuse("a value is missing"),
         };
-        Ok(Node { location, value })
+        Ok(YamlNode { location, value })
     }
 
     fn end(&mut self) -> Result<(), SyntaxError> {

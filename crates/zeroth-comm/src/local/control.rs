@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::rank_slot::{FREE, LEFT};
-use super::segment::Segment;
+use super::segment::SharedSegment;
 use crate::comm::{JobControl, RankObservation, RankObserver};
 use crate::process::{Process, ProcessState};
 use crate::progress::RankPhase;
@@ -18,7 +18,7 @@ const STOPPED: u32 = 2;
 
 /// A rank's end of the control plane.
 pub(super) struct LocalControl {
-    pub(super) segment: Arc<Segment>,
+    pub(super) segment: Arc<SharedSegment>,
     pub(super) rank: usize,
 }
 
@@ -50,11 +50,11 @@ impl JobControl for LocalControl {
 }
 
 /// As [`JobControl::stop_before_first_step`], for holders of the segment.
-pub(super) fn stop_before_first_step(segment: &Segment) -> bool {
+pub(super) fn stop_before_first_step(segment: &SharedSegment) -> bool {
     decide_first_step(segment, STOPPED)
 }
 
-fn decide_first_step(segment: &Segment, wanted: u32) -> bool {
+fn decide_first_step(segment: &SharedSegment, wanted: u32) -> bool {
     let word = &segment.header().first_step;
     // Relaxed: no other memory is published through this word.
     match word.compare_exchange(OPEN, wanted, Ordering::Relaxed, Ordering::Relaxed) {
@@ -64,7 +64,7 @@ fn decide_first_step(segment: &Segment, wanted: u32) -> bool {
 }
 
 /// Observes the ranks whose slots are in a segment.
-pub(super) struct LocalObserver(pub(super) Arc<Segment>);
+pub(super) struct LocalObserver(pub(super) Arc<SharedSegment>);
 
 impl RankObserver for LocalObserver {
     fn world(&self) -> usize {

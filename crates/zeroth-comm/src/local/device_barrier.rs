@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::peer_monitor::{Observed, PeerMonitor};
 use super::rank_slot::{DeviceCounter, LEFT};
-use super::segment::Segment;
+use super::segment::SharedSegment;
 use super::wait::{COUNTED, SLICE, reached};
 use crate::comm::{DeviceBarrier, DeviceCounters, Liveness};
 use crate::error::{CommError, LostReason};
@@ -25,7 +25,7 @@ const RELEASE_DISTANCE: u32 = 1 << 30;
 type OnLost = Box<dyn Fn() + Send>;
 
 struct Shared {
-    segment: Arc<Segment>,
+    segment: Arc<SharedSegment>,
     rank: usize,
     /// The last enqueued collective.
     op: Mutex<Option<OpName>>,
@@ -45,7 +45,7 @@ pub(super) struct LocalDeviceBarrier {
 impl LocalDeviceBarrier {
     /// `None` if the watching thread cannot be started.
     pub(super) fn new(
-        segment: Arc<Segment>,
+        segment: Arc<SharedSegment>,
         rank: usize,
         timing: Timing,
         on_slow: Option<Arc<OnSlow>>,
@@ -219,7 +219,7 @@ mod tests {
 
     impl Model {
         /// Takes one step; false if it waits or is idle.
-        fn step(&mut self, segment: &Segment, exposed: &[u32]) -> bool {
+        fn step(&mut self, segment: &SharedSegment, exposed: &[u32]) -> bool {
             if let Some(point) = self.waits {
                 let all = 0..segment.layout.world;
                 if !all
@@ -247,9 +247,11 @@ mod tests {
         }
     }
 
-    fn barriers(world: usize) -> (Arc<Segment>, Vec<LocalDeviceBarrier>) {
+    fn barriers(world: usize) -> (Arc<SharedSegment>, Vec<LocalDeviceBarrier>) {
         let segment =
-            Segment::create(SegmentLayout::new(world, 0).unwrap(), JobToken::random().unwrap()).unwrap().1;
+            SharedSegment::create(SegmentLayout::new(world, 0).unwrap(), JobToken::random().unwrap())
+                .unwrap()
+                .1;
         let segment = Arc::new(segment);
         let (pid, started) = Process::own().unwrap();
         (0..world).for_each(|rank| segment.slot(rank).take(pid, started).unwrap());

@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::segment::Segment;
+use super::segment::SharedSegment;
 use crate::error::JoinError;
 
 /// A thread that increments the counter in its rank's slot until it is dropped.
@@ -30,7 +30,11 @@ enum State {
 }
 
 impl Heartbeat {
-    pub(crate) fn start(segment: Arc<Segment>, rank: usize, period: Duration) -> Result<Self, JoinError> {
+    pub(crate) fn start(
+        segment: Arc<SharedSegment>,
+        rank: usize,
+        period: Duration,
+    ) -> Result<Self, JoinError> {
         let heart = Arc::new(Heart { state: Mutex::new(State::Starting), changed: Condvar::new() });
         let inside = Arc::clone(&heart);
         let thread = std::thread::Builder::new()
@@ -45,7 +49,7 @@ impl Heartbeat {
 }
 
 impl Heart {
-    fn run(&self, segment: &Segment, rank: usize, period: Duration) {
+    fn run(&self, segment: &SharedSegment, rank: usize, period: Duration) {
         let mut state = self.lock();
         *state = State::Beating;
         // The owner continues when it gets the lock, after the first beat.
@@ -83,7 +87,7 @@ mod tests {
     #[test]
     fn a_heart_beats_until_it_is_dropped() {
         let (_file, segment) =
-            Segment::create(SegmentLayout::new(1, 0).unwrap(), JobToken::random().unwrap()).unwrap();
+            SharedSegment::create(SegmentLayout::new(1, 0).unwrap(), JobToken::random().unwrap()).unwrap();
         let segment = Arc::new(segment);
         let heart = Heartbeat::start(Arc::clone(&segment), 0, Duration::from_millis(1)).unwrap();
         while segment.slot(0).heartbeat() < 3 {

@@ -8,7 +8,7 @@ use super::device_barrier::LocalDeviceBarrier;
 use super::heartbeat::Heartbeat;
 use super::mapped_window::MappedWindow;
 use super::peer_monitor::PeerMonitor;
-use super::segment::{Segment, SegmentLayout};
+use super::segment::{SegmentLayout, SharedSegment};
 use super::shm_channel::ShmChannel;
 use super::wait;
 use crate::comm::{Comm, DeviceBarrier, Handle, JobControl, PendingTransfer, SharedWindows};
@@ -23,7 +23,7 @@ use crate::transfer::Transfer;
 /// Bytes move on the calling thread: a call publishes its first piece if the region is free, and `wait` does the rest.
 /// After an error the job has ended, and every call returns that error.
 pub(super) struct LocalComm {
-    pub(super) segment: Arc<Segment>,
+    pub(super) segment: Arc<SharedSegment>,
     options: JoinOptions,
     /// The peers' windows once they are open; `None` for this rank.
     pub(super) windows: OnceCell<Vec<Option<MappedWindow>>>,
@@ -37,7 +37,11 @@ pub(super) struct LocalComm {
 
 impl LocalComm {
     /// Takes the slot of `rank`.
-    pub(super) fn join(segment: Segment, rank: usize, options: &JoinOptions) -> Result<Self, JoinError> {
+    pub(super) fn join(
+        segment: SharedSegment,
+        rank: usize,
+        options: &JoinOptions,
+    ) -> Result<Self, JoinError> {
         let segment = Arc::new(segment);
         let world = segment.layout.world;
         if rank >= world {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::rank_slot::{FREE, JOINED};
-use super::segment::Segment;
+use super::segment::SharedSegment;
 use super::wait::SLICE;
 use crate::error::LostReason;
 use crate::join_options::{Silence, SlowRank, Timing};
@@ -53,7 +53,7 @@ impl PeerMonitor {
     }
 
     /// Starts a wait: silence is counted from here, since peers were not observed before.
-    pub(crate) fn begin(&mut self, segment: &Segment) {
+    pub(crate) fn begin(&mut self, segment: &SharedSegment) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             peer.heartbeat = segment.slot(rank).heartbeat();
             (peer.silent, peer.noted) = (Duration::ZERO, false);
@@ -66,7 +66,7 @@ impl PeerMonitor {
     /// Accounts for `watched` more of waiting for `awaited`. Returns the lost rank, or what there is to warn of.
     pub(crate) fn look(
         &mut self,
-        segment: &Segment,
+        segment: &SharedSegment,
         awaited: usize,
         watched: Duration,
     ) -> Result<Observed, (usize, LostReason)> {
@@ -97,7 +97,7 @@ impl PeerMonitor {
     }
 
     /// A rank whose silence is to be noted, once, and by one of the others.
-    fn newly_silent(&mut self, segment: &Segment) -> Option<Observed> {
+    fn newly_silent(&mut self, segment: &SharedSegment) -> Option<Observed> {
         let (own, limit) = (self.rank, self.timing.silent);
         let is_due = |(rank, peer): &(usize, &mut Peer)| {
             let is_noted_here = own == usize::from(*rank == 0);
@@ -116,7 +116,7 @@ impl PeerMonitor {
     /// The warning of what was observed during a wait for `awaited`, if there is one.
     pub(crate) fn warning(
         &self,
-        segment: &Segment,
+        segment: &SharedSegment,
         awaited: usize,
         observed: Observed,
         waiting_in: OpName,
@@ -132,7 +132,13 @@ impl PeerMonitor {
         Some(SlowRank { rank, silence, last: segment.slot(rank).last_op(), waiting_in, seconds })
     }
 
-    fn judge(&mut self, segment: &Segment, rank: usize, time: Duration, ask: bool) -> Option<LostReason> {
+    fn judge(
+        &mut self,
+        segment: &SharedSegment,
+        rank: usize,
+        time: Duration,
+        ask: bool,
+    ) -> Option<LostReason> {
         let (slot, peer, timing) = (segment.slot(rank), &mut self.peers[rank], &self.timing);
         let heartbeat = slot.heartbeat();
         if heartbeat == peer.heartbeat {
@@ -166,17 +172,17 @@ mod tests {
     use super::super::segment::{JobToken, SegmentLayout};
     use super::*;
 
-    fn segment() -> Segment {
-        Segment::create(SegmentLayout::new(3, 0).unwrap(), JobToken::random().unwrap()).unwrap().1
+    fn segment() -> SharedSegment {
+        SharedSegment::create(SegmentLayout::new(3, 0).unwrap(), JobToken::random().unwrap()).unwrap().1
     }
 
-    fn watch(segment: &Segment) -> PeerMonitor {
+    fn watch(segment: &SharedSegment) -> PeerMonitor {
         let mut watch = PeerMonitor::new(0, 3, Timing::default());
         watch.begin(segment);
         watch
     }
 
-    fn join(segment: &Segment, rank: usize) {
+    fn join(segment: &SharedSegment, rank: usize) {
         let (pid, started) = Process::own().unwrap();
         segment.slot(rank).take(pid, started).unwrap();
     }
@@ -184,7 +190,7 @@ mod tests {
     /// Seconds until a verdict, in slices, while `each` runs before every look.
     fn verdict(
         watch: &mut PeerMonitor,
-        segment: &Segment,
+        segment: &SharedSegment,
         limit: u64,
         mut each: impl FnMut(),
     ) -> Option<(f64, (usize, LostReason))> {

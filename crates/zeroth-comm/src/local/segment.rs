@@ -87,7 +87,7 @@ pub(crate) struct Header {
     world: AtomicU32,
     half: AtomicU64,
     token: [AtomicU64; 2],
-    /// 0 while the job lives; see [`Segment::end`].
+    /// 0 while the job lives; see [`SharedSegment::end`].
     ended: AtomicU64,
     /// Whether the first step has begun; see [`crate::JobControl::begin_first_step`].
     pub(crate) first_step: AtomicU32,
@@ -142,7 +142,7 @@ impl SegmentLayout {
 }
 
 /// A mapping of a job's segment.
-pub(crate) struct Segment {
+pub(crate) struct SharedSegment {
     base: NonNull<u8>,
     pub(crate) layout: SegmentLayout,
     file: OwnedFd,
@@ -151,11 +151,11 @@ pub(crate) struct Segment {
 
 // SAFETY: the mapping belongs to no thread; control pages are atomics, regions are reached through `write` and
 // `read`, whose callers wait for their turn.
-unsafe impl Send for Segment {}
+unsafe impl Send for SharedSegment {}
 // SAFETY: as above.
-unsafe impl Sync for Segment {}
+unsafe impl Sync for SharedSegment {}
 
-impl Segment {
+impl SharedSegment {
     /// Creates a segment, and the file that others map.
     pub(crate) fn create(layout: SegmentLayout, token: JobToken) -> Result<(OwnedFd, Self), JoinError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -341,7 +341,7 @@ impl Segment {
     }
 }
 
-impl Drop for Segment {
+impl Drop for SharedSegment {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours alone to unmap, and references into it live no longer than `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.layout.len) };
@@ -385,12 +385,12 @@ mod tests {
     #[test]
     fn a_segment_opens_with_its_token_only() {
         let token = JobToken::random().unwrap();
-        let (file, _first) = Segment::create(SegmentLayout::new(3, 1000).unwrap(), token).unwrap();
-        let second = Segment::open(file.as_fd(), token).unwrap();
+        let (file, _first) = SharedSegment::create(SegmentLayout::new(3, 1000).unwrap(), token).unwrap();
+        let second = SharedSegment::open(file.as_fd(), token).unwrap();
         assert_eq!(second.layout, SegmentLayout::new(3, 1000).unwrap());
         let other = JobToken::random().unwrap();
         assert_ne!(other, token);
-        assert!(matches!(Segment::open(file.as_fd(), other), Err(JoinError::Token)));
+        assert!(matches!(SharedSegment::open(file.as_fd(), other), Err(JoinError::Token)));
         assert_eq!(token.to_string().parse::<JobToken>(), Ok(token));
         assert!(
             "12".parse::<JobToken>().is_err() && format!("+{}", "0".repeat(31)).parse::<JobToken>().is_err()
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn files_that_are_not_segments_are_refused_with_the_reason() {
         let token = JobToken::random().unwrap();
-        let refused = |file: &OwnedFd| match Segment::open(file.as_fd(), token) {
+        let refused = |file: &OwnedFd| match SharedSegment::open(file.as_fd(), token) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("accepted"),
         };
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn the_first_report_ends_the_job_and_every_reason_survives_its_packing() {
         let token = JobToken::random().unwrap();
-        let (_file, segment) = Segment::create(SegmentLayout::new(3, 0).unwrap(), token).unwrap();
+        let (_file, segment) = SharedSegment::create(SegmentLayout::new(3, 0).unwrap(), token).unwrap();
         assert_eq!(segment.ended(), None);
         let first = (2, LostReason::Stopped { seconds: 5 });
         assert_eq!(segment.end(first.0, first.1), first);

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::peer_monitor::PeerMonitor;
 use super::rank_slot::{LEFT, RankSlot};
-use super::segment::Segment;
+use super::segment::SharedSegment;
 use super::wait;
 use crate::error::{CommError, LostReason};
 use crate::join_options::OnSlow;
@@ -30,7 +30,7 @@ use crate::op_name::OpName;
 
 /// One rank's end of the channel. There is one per slot, because a slot is taken once.
 pub(crate) struct ShmChannel {
-    segment: Arc<Segment>,
+    segment: Arc<SharedSegment>,
     rank: usize,
     spins: u32,
     published: Cell<u64>,
@@ -41,7 +41,7 @@ pub(crate) struct ShmChannel {
 
 impl ShmChannel {
     pub(crate) fn new(
-        segment: Arc<Segment>,
+        segment: Arc<SharedSegment>,
         rank: usize,
         spins: u32,
         watch: PeerMonitor,

@@ -9,7 +9,7 @@ use std::fmt::{self, Write};
 use serde::Serialize;
 
 use super::notes::Notes;
-use driver::{Attribute, CallFailed, Driver, NO_DEVICE, NotOpened};
+use driver::{CallFailed, GpuAttribute, GpuDriver, NO_DEVICE, NotOpened};
 use nvml::Nvml;
 
 /// The GPUs of this machine, or why there are none.
@@ -82,7 +82,7 @@ pub(super) fn probe(notes: &mut Notes) -> Gpus {
 }
 
 fn find(driver: &OsStr, management: &OsStr, notes: &mut Notes) -> Gpus {
-    let driver = match Driver::open(driver) {
+    let driver = match GpuDriver::open(driver) {
         Ok(driver) => driver,
         Err(NotOpened::Library(why)) => return Gpus::NoDriver { why },
         Err(NotOpened::Function(why)) => return Gpus::Failed { why },
@@ -104,7 +104,7 @@ fn find(driver: &OsStr, management: &OsStr, notes: &mut Notes) -> Gpus {
 }
 
 /// The driver's version and the devices that respond.
-fn devices(driver: &Driver, notes: &mut Notes) -> Result<(i32, Vec<Gpu>), CallFailed> {
+fn devices(driver: &GpuDriver, notes: &mut Notes) -> Result<(i32, Vec<Gpu>), CallFailed> {
     driver.init()?;
     let version = driver.version()?;
     let mut devices = Vec::new();
@@ -119,17 +119,17 @@ fn devices(driver: &Driver, notes: &mut Notes) -> Result<(i32, Vec<Gpu>), CallFa
     Ok((version, devices))
 }
 
-fn describe(driver: &Driver, index: i32) -> Result<Gpu, CallFailed> {
+fn describe(driver: &GpuDriver, index: i32) -> Result<Gpu, CallFailed> {
     let device = driver.device(index)?;
     Ok(Gpu {
         index: index.unsigned_abs(),
         name: driver.name(device)?,
         uuid: driver.uuid(device).map(|bytes| uuid_text("GPU", &bytes)),
         compute_capability: ComputeCapability {
-            major: driver.attribute(device, Attribute::CapabilityMajor)?,
-            minor: driver.attribute(device, Attribute::CapabilityMinor)?,
+            major: driver.attribute(device, GpuAttribute::CapabilityMajor)?,
+            minor: driver.attribute(device, GpuAttribute::CapabilityMinor)?,
         },
-        multiprocessors: driver.attribute(device, Attribute::Multiprocessors)?,
+        multiprocessors: driver.attribute(device, GpuAttribute::Multiprocessors)?,
         total: driver.total(device)?,
         free: None,
     })

@@ -15,8 +15,8 @@ use super::{agreement, rank, resolve_job, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
-use crate::signals::{Role, SaveSignals, Signals};
-use crate::startup_signals::Work;
+use crate::signals::{SaveSignals, SignalRole, Signals};
+use crate::startup_signals::InterruptedWork;
 
 /// This process's rank under an external launcher; `None` without one.
 pub(super) fn place() -> anyhow::Result<Option<LaunchedRank>> {
@@ -31,9 +31,9 @@ pub(super) fn run(arguments: &TrainArgs, place: &LaunchedRank, output: &Output) 
             place.launcher
         );
     }
-    let role = if place.rank == 0 { Role::Primary } else { Role::Secondary };
+    let role = if place.rank == 0 { SignalRole::Primary } else { SignalRole::Secondary };
     let saves = SaveSignals::of(Some(place.launcher), arguments.signal_exit);
-    let signals = Signals::install(role, Work::Training, saves)?;
+    let signals = Signals::install(role, InterruptedWork::Training, saves)?;
     let patience = WaitPolicy::default().tell(|waiting| output::note(&waiting.to_string()));
     if place.rank == 0 {
         run_rank_0(arguments, place, output, &signals, patience)

@@ -30,8 +30,8 @@ use prepare::prepare_run;
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::signals::{Role, SaveSignals, Signals};
-use crate::startup_signals::Work;
+use crate::signals::{SaveSignals, SignalRole, Signals};
+use crate::startup_signals::InterruptedWork;
 
 pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit> {
     if is_launched() {
@@ -41,7 +41,7 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
         return external_launcher::run(arguments, &place, output);
     }
     let saves = SaveSignals::of(None, arguments.signal_exit);
-    let signals = Signals::install(Role::Primary, Work::Training, saves)?;
+    let signals = Signals::install(SignalRole::Primary, InterruptedWork::Training, saves)?;
     let run = match prepare_run(arguments, None, output, &signals)? {
         Ok(run) => run,
         Err(exit) => return Ok(exit),

@@ -25,8 +25,8 @@ use super::{agreement, checkpoints, resolve_job, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output;
-use crate::signals::{Role, SaveSignals, Signals};
-use crate::startup_signals::Work;
+use crate::signals::{SaveSignals, SignalRole, Signals};
+use crate::startup_signals::InterruptedWork;
 use crate::stop_signal::StopSignal;
 
 /// Runs a single rank: launcher and rank in one process.
@@ -54,7 +54,7 @@ pub(super) fn only(
 
 /// Runs one of several ranks, started by zeroth's launcher.
 pub(super) fn of_a_launcher(arguments: &TrainArgs) -> anyhow::Result<Exit> {
-    let signals = Signals::install(Role::Launched, Work::Training, SaveSignals::NONE)?;
+    let signals = Signals::install(SignalRole::Launched, InterruptedWork::Training, SaveSignals::NONE)?;
     // Started from /proc/self/exe, a rank would appear as "exe" in process lists.
     let _ = fs::write("/proc/self/comm", "zeroth");
     let mut resolved_job = resolve_job::resolve_job(arguments, None, LauncherHandoff::from_environment()?)?;

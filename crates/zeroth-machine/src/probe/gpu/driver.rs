@@ -7,11 +7,11 @@ use zeroth_cuda::SharedLibrary;
 
 /// A device that the driver counts: what its other functions take.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Device(c_int);
+pub(super) struct DeviceHandle(c_int);
 
 /// What a device can be asked for, by its number in cuda.h.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Attribute {
+pub(super) enum GpuAttribute {
     Multiprocessors = 16,
     CapabilityMajor = 75,
     CapabilityMinor = 76,
@@ -30,7 +30,7 @@ pub(super) struct CallFailed {
 pub(super) const NO_DEVICE: i32 = 100;
 
 /// The driver library with the functions in use.
-pub(super) struct Driver {
+pub(super) struct GpuDriver {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     version: unsafe extern "C" fn(*mut c_int) -> c_int,
     count: unsafe extern "C" fn(*mut c_int) -> c_int,
@@ -51,7 +51,7 @@ pub(super) enum NotOpened {
     Function(String),
 }
 
-impl Driver {
+impl GpuDriver {
     pub(super) fn open(library: &OsStr) -> Result<Self, NotOpened> {
         let library = SharedLibrary::open(library).map_err(NotOpened::Library)?;
         // SAFETY: each field has the type that cuda.h declares for the function named.
@@ -95,14 +95,14 @@ impl Driver {
         Ok(count)
     }
 
-    pub(super) fn device(&self, index: i32) -> Result<Device, CallFailed> {
+    pub(super) fn device(&self, index: i32) -> Result<DeviceHandle, CallFailed> {
         let mut device = 0;
         // SAFETY: writes one int; an index out of range is an error code.
         self.check("cuDeviceGet", unsafe { (self.device)(&raw mut device, index) })?;
-        Ok(Device(device))
+        Ok(DeviceHandle(device))
     }
 
-    pub(super) fn name(&self, device: Device) -> Result<String, CallFailed> {
+    pub(super) fn name(&self, device: DeviceHandle) -> Result<String, CallFailed> {
         let mut name = [0u8; 256];
         // SAFETY: writes at most the length given, the closing zero included.
         let code = unsafe { (self.name)(name.as_mut_ptr().cast(), name.len() as c_int, device.0) };
@@ -111,14 +111,14 @@ impl Driver {
         Ok(String::from_utf8_lossy(&name[..end]).into_owned())
     }
 
-    pub(super) fn total(&self, device: Device) -> Result<u64, CallFailed> {
+    pub(super) fn total(&self, device: DeviceHandle) -> Result<u64, CallFailed> {
         let mut bytes = 0usize;
         // SAFETY: writes one size_t.
         self.check("cuDeviceTotalMem", unsafe { (self.total)(&raw mut bytes, device.0) })?;
         Ok(bytes as u64)
     }
 
-    pub(super) fn attribute(&self, device: Device, attribute: Attribute) -> Result<u32, CallFailed> {
+    pub(super) fn attribute(&self, device: DeviceHandle, attribute: GpuAttribute) -> Result<u32, CallFailed> {
         let mut value = 0;
         // SAFETY: writes one int; an attribute that the driver does not know is an error code.
         let code = unsafe { (self.attribute)(&raw mut value, attribute as c_int, device.0) };
@@ -127,7 +127,7 @@ impl Driver {
     }
 
     /// The number that names the device in all of NVIDIA's tools; `None` from a driver older than CUDA 11.4.
-    pub(super) fn uuid(&self, device: Device) -> Option<[u8; 16]> {
+    pub(super) fn uuid(&self, device: DeviceHandle) -> Option<[u8; 16]> {
         let mut uuid = [0; 16];
         // SAFETY: writes 16 bytes.
         let code = unsafe { self.uuid?(&raw mut uuid, device.0) };
