@@ -12,7 +12,7 @@ This page is written from the table in `crates/zeroth-config/src/schema/`; a tes
 (`ZEROTH_BLESS=1 cargo test -p zeroth-config --test it pages::` writes it anew). Compatible with DeepSpeed 0.19.6.
 
 A file may be JSON, JSON with comments and trailing commas, or Hjson, and base64 of these on the command line. A key
-absent from the file counts as `\"auto\"`: the flag that was typed, else the file, else the default. Numbers such as
+absent from the file counts as `\"auto\"`: the flag that was given, else the file, else the default. Numbers such as
 `5e8` are whole; a numeric text such as `\"8\"` is accepted with a note; a key given twice is an error; a key that
 begins with `_` is a comment.
 

@@ -1,4 +1,4 @@
-//! Fills every key: from the file, a typed flag, an `"auto"` rule, or its default.
+//! Fills every key: from the file, a given flag, an `"auto"` rule, or its default.
 
 use serde_json::{Value, json};
 use zeroth_base::{DType, Optimizer};
@@ -60,7 +60,7 @@ impl<'a> Filler<'a> {
         Ok(Resolved::new(self.settings, self.notes))
     }
 
-    /// The batch sizes from the file, where it names them, and from typed flags; what is left is computed.
+    /// The batch sizes from the file, where it names them, and from given flags; what is left is computed.
     fn batch(&mut self) -> Result<BatchSizes, ResolveError> {
         let flags = self.request.flags;
         let given = |path: &str| self.view.integer(path).and_then(|value| u64::try_from(value).ok());
@@ -68,7 +68,7 @@ impl<'a> Filler<'a> {
         let micro = given("train_micro_batch_size_per_gpu").or(flags.per_device_train_batch_size);
         let accumulation = given("gradient_accumulation_steps").or(flags.gradient_accumulation_steps);
         let ranks = self.request.ranks;
-        // Both halves typed and the file's whole is another: Hugging Face's own line for it.
+        // Both halves are given and the file's whole is another: Hugging Face's own line for it.
         if let (Some(train), Some(micro), Some(accumulation)) =
             (train, flags.per_device_train_batch_size, flags.gradient_accumulation_steps)
         {
@@ -79,7 +79,7 @@ impl<'a> Filler<'a> {
                     file_value: train.into(),
                     location: self.request.file.get("train_batch_size").map(|given| given.location),
                     hf: "train_batch_size (calculated)",
-                    typed_value: calculated.into(),
+                    flag_value: calculated.into(),
                     flag: "--per-device-train-batch-size × --gradient-accumulation-steps × ranks",
                 });
             }
@@ -123,31 +123,31 @@ impl<'a> Filler<'a> {
 
     /// The optimizer's type: the file's, else --optim, else AdamW.
     fn optimizer_type(&self) -> &'a str {
-        let typed = self.request.flags.optimizer.map(Optimizer::name);
-        self.view.text("optimizer.type").or(typed).unwrap_or("AdamW")
+        let by_flag = self.request.flags.optimizer.map(Optimizer::name);
+        self.view.text("optimizer.type").or(by_flag).unwrap_or("AdamW")
     }
 
     /// A flag of a key without a rule against the file's value.
     fn compare_direct(&mut self, key: &'static Key, given: &FileValue) {
-        let Some((typed_value, flag, hf)) = self.request.flags.direct(key.path) else { return };
+        let Some((flag_value, flag, hf)) = self.request.flags.direct(key.path) else { return };
         // DeepSpeed's Adam is AdamW unless adam_w_mode is false.
         let is_adamw = key.path == "optimizer.type"
             && given.value == "Adam"
-            && typed_value == "AdamW"
+            && flag_value == "AdamW"
             && self.view.value("optimizer.params.adam_w_mode") != Some(&Value::Bool(false));
-        if !is_adamw && !equal(&given.value, &typed_value) {
+        if !is_adamw && !equal(&given.value, &flag_value) {
             self.mismatches.push(Mismatch {
                 path: key.path.to_owned(),
                 file_value: given.value.clone(),
                 location: Some(given.location),
                 hf,
-                typed_value,
+                flag_value,
                 flag,
             });
         }
     }
 
-    /// Whether a typed parameter belongs to the optimizer or scheduler of this run.
+    /// Whether a parameter given by a flag belongs to the optimizer or scheduler of this run.
     fn is_of_the_type(&self, key: &Key) -> bool {
         if key.path.starts_with("optimizer.") {
             return key.is_of(Some(self.optimizer_type()));
@@ -172,21 +172,22 @@ impl<'a> Filler<'a> {
         Some(ResolvedSetting { key, value: true.into(), origin })
     }
 
-    /// A typed flag against the file's value.
+    /// A given flag against the file's value.
     fn compare(&mut self, key: &'static Key, given: &FileValue) {
         let Some(rule) = key.auto else { return };
-        let Some(rule_flag) = flags::rule_flag(rule, self.request.flags).filter(|rule_flag| rule_flag.typed)
+        let Some(rule_flag) =
+            flags::rule_flag(rule, self.request.flags).filter(|rule_flag| rule_flag.is_given)
         else {
             return;
         };
-        let (Some(hf), Some((typed_value, _))) = (rule_flag.hf, self.by_rule(rule)) else { return };
-        if !equal(&given.value, &typed_value) {
+        let (Some(hf), Some((flag_value, _))) = (rule_flag.hf, self.by_rule(rule)) else { return };
+        if !equal(&given.value, &flag_value) {
             self.mismatches.push(Mismatch {
                 path: key.path.to_owned(),
                 file_value: given.value.clone(),
                 location: Some(given.location),
                 hf,
-                typed_value,
+                flag_value,
                 flag: rule_flag.flag,
             });
         }
@@ -196,15 +197,15 @@ impl<'a> Filler<'a> {
     fn open(&mut self, key: &'static Key, explicit: bool) -> Option<ResolvedSetting> {
         if let Some(rule) = key.auto {
             let rule_flag = flags::rule_flag(rule, self.request.flags);
-            let typed = rule_flag.is_some_and(|rule_flag| rule_flag.typed);
-            if typed || explicit || self.fills_absent(key, rule) {
+            let by_flag = rule_flag.is_some_and(|rule_flag| rule_flag.is_given);
+            if by_flag || explicit || self.fills_absent(key, rule) {
                 if is_hidden_rule(rule) && self.stage_uses(key) && self.hidden().is_none() {
                     self.missing_hidden.push(key.path);
                     return None;
                 }
                 if let Some((value, said)) = self.by_rule(rule).filter(|_| self.stage_uses(key)) {
                     let origin = match rule_flag {
-                        Some(rule_flag) if rule_flag.typed => Origin::Flag(rule_flag.flag),
+                        Some(rule_flag) if rule_flag.is_given => Origin::Flag(rule_flag.flag),
                         _ => Origin::Auto(said),
                     };
                     return Some(ResolvedSetting { key, value, origin });
@@ -231,8 +232,8 @@ impl<'a> Filler<'a> {
         Some(ResolvedSetting { key, value, origin })
     }
 
-    /// Whether an absent key is filled by its rule even though no flag was typed. A section in the file wins over
-    /// untyped flags: what is absent inside it has the optimizer's or scheduler's own default.
+    /// Whether an absent key is filled by its rule even though no flag was given. A section in the file wins over
+    /// flags that are not given: what is absent inside it has the optimizer's or scheduler's own default.
     fn fills_absent(&self, key: &Key, rule: AutoRule) -> bool {
         match rule {
             AutoRule::MicroBatch
@@ -281,11 +282,11 @@ impl<'a> Filler<'a> {
         let said = |text: &str| text.to_owned();
         Some(match rule {
             AutoRule::MicroBatch => match flags.per_device_train_batch_size {
-                Some(typed) => (typed.into(), said("--per-device-train-batch-size")),
+                Some(by_flag) => (by_flag.into(), said("--per-device-train-batch-size")),
                 None => (self.batch?.micro.into(), said("from the other batch sizes")),
             },
             AutoRule::Accumulation => match flags.gradient_accumulation_steps {
-                Some(typed) => (typed.into(), said("--gradient-accumulation-steps")),
+                Some(by_flag) => (by_flag.into(), said("--gradient-accumulation-steps")),
                 None => (self.batch?.accumulation.into(), said("from the other batch sizes")),
             },
             AutoRule::TrainBatch => (self.batch?.train.into(), said("ranks × micro-batch × accumulation")),
@@ -322,8 +323,8 @@ impl<'a> Filler<'a> {
 
     /// The optimizer's learning rate: a schedule without its own follows it.
     fn base_learning_rate(&self) -> f64 {
-        let typed = self.request.flags.learning_rate;
-        typed
+        let by_flag = self.request.flags.learning_rate;
+        by_flag
             .or_else(|| self.view.number("optimizer.params.lr"))
             .unwrap_or_else(|| self.request.flags.learning_rate())
     }
@@ -349,13 +350,13 @@ impl<'a> Filler<'a> {
     /// --lr-scheduler-type and --gradient-checkpointing meet keys that no "auto" fills.
     fn compare_schedule_flags(&mut self) {
         let flags = self.request.flags;
-        if let (Some(typed), Some(given)) =
+        if let (Some(by_flag), Some(given)) =
             (&flags.lr_scheduler_type, self.request.file.get("scheduler.type"))
         {
             let same = match given.value.as_str().unwrap_or("").to_ascii_lowercase().as_str() {
-                "warmuplr" => typed == "constant_with_warmup",
-                "warmupdecaylr" => typed == "linear",
-                "warmupcosinelr" => typed == "cosine",
+                "warmuplr" => by_flag == "constant_with_warmup",
+                "warmupdecaylr" => by_flag == "linear",
+                "warmupcosinelr" => by_flag == "cosine",
                 _ => false,
             };
             if !same {
@@ -364,7 +365,7 @@ impl<'a> Filler<'a> {
                     file_value: given.value.clone(),
                     location: Some(given.location),
                     hf: "lr_scheduler_type",
-                    typed_value: typed.as_str().into(),
+                    flag_value: by_flag.as_str().into(),
                     flag: "--lr-scheduler-type",
                 });
             }
@@ -377,14 +378,14 @@ impl<'a> Filler<'a> {
                 file_value: given.value.clone(),
                 location: Some(given.location),
                 hf: "gradient_checkpointing",
-                typed_value: true.into(),
+                flag_value: true.into(),
                 flag: "--gradient-checkpointing",
             });
         }
         self.fill_own_schedule();
     }
 
-    /// Notes flags that were typed and set no key.
+    /// Notes flags that were given and set no key.
     fn note_idle_flags(&mut self) {
         let rules = [
             AutoRule::Betas,
@@ -395,7 +396,7 @@ impl<'a> Filler<'a> {
         ];
         for rule in rules {
             let Some(rule_flag) =
-                flags::rule_flag(rule, self.request.flags).filter(|rule_flag| rule_flag.typed)
+                flags::rule_flag(rule, self.request.flags).filter(|rule_flag| rule_flag.is_given)
             else {
                 continue;
             };
@@ -430,7 +431,7 @@ impl<'a> Filler<'a> {
             }
             return;
         }
-        let is_typed = flags.warmup_steps.is_some() || flags.warmup_ratio.is_some();
+        let is_given = flags.warmup_steps.is_some() || flags.warmup_ratio.is_some();
         let warmup = match flags.warmup() {
             WarmupLength::Steps(steps) => Value::from(steps),
             // From 1 on the key counts steps.
@@ -439,16 +440,16 @@ impl<'a> Filler<'a> {
                 self.steps().map_or_else(|| "auto".into(), |steps| (steps as f64).into())
             }
         };
-        let typed = [
+        let by_flag = [
             (
                 "zeroth.lr_scheduler_type",
                 flags.lr_scheduler_type.as_deref().map(Value::from),
                 "lr_scheduler_type",
                 "--lr-scheduler-type",
             ),
-            ("zeroth.warmup_steps", is_typed.then_some(warmup), "warmup_steps", flags.warmup().flag()),
+            ("zeroth.warmup_steps", is_given.then_some(warmup), "warmup_steps", flags.warmup().flag()),
         ];
-        for (path, value, hf, flag) in typed {
+        for (path, value, hf, flag) in by_flag {
             let Some(value) = value else { continue };
             let Some(setting) = self.settings.iter_mut().find(|setting| setting.key.path == path) else {
                 continue;
@@ -460,7 +461,7 @@ impl<'a> Filler<'a> {
                         file_value: setting.value.clone(),
                         location: Some(location),
                         hf,
-                        typed_value: value,
+                        flag_value: value,
                         flag,
                     });
                 }
@@ -471,10 +472,10 @@ impl<'a> Filler<'a> {
     }
 }
 
-/// The precision of the run: what was typed, else what the file turns on, else bf16 where the file leaves it open.
-fn precision(view: ConfigView<'_>, typed: Option<DType>) -> DType {
+/// The precision of the run: what was given, else what the file turns on, else bf16 where the file leaves it open.
+fn precision(view: ConfigView<'_>, by_flag: Option<DType>) -> DType {
     let open = |path: &str| view.switch(path) == Switch::Open;
-    match typed {
+    match by_flag {
         Some(precision) => precision,
         None if view.switch("bf16.enabled") == Switch::On => DType::Bf16,
         None if view.switch("fp16.enabled") == Switch::On => DType::F16,

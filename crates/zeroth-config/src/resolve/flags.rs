@@ -5,7 +5,7 @@ use zeroth_base::{DType, Optimizer};
 
 use crate::schema::AutoRule;
 
-/// The typed flags; `None` where one was not typed.
+/// The given flags; `None` where one was not given.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[allow(missing_docs, reason = "a field is the flag of its name")]
 pub struct Flags {
@@ -37,7 +37,7 @@ pub struct Flags {
     pub lora: bool,
 }
 
-/// The values of flags that were not typed. ms-swift's, as its users rely on them.
+/// The values of flags that were not given. ms-swift's, as its users rely on them.
 impl Flags {
     pub(super) fn micro_batch(&self) -> u64 {
         self.per_device_train_batch_size.unwrap_or(1)
@@ -116,18 +116,18 @@ impl WarmupLength {
     }
 }
 
-/// The flag of an `"auto"` rule, whether it was typed, and Hugging Face's name for it in mismatches.
+/// The flag of an `"auto"` rule, whether it was given, and Hugging Face's name for it in mismatches.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RuleFlag {
     pub(super) flag: &'static str,
-    pub(super) typed: bool,
+    pub(super) is_given: bool,
     /// Hugging Face's name in a mismatch; `None` where the file's value is taken without comparing.
     pub(super) hf: Option<&'static str>,
 }
 
 /// The flag that a rule reads. Rules that read none of the flags give `None`.
 pub(super) fn rule_flag(rule: AutoRule, flags: &Flags) -> Option<RuleFlag> {
-    let of = |flag, typed, hf| Some(RuleFlag { flag, typed, hf: Some(hf) });
+    let of = |flag, is_given, hf| Some(RuleFlag { flag, is_given, hf: Some(hf) });
     match rule {
         AutoRule::MicroBatch => of(
             "--per-device-train-batch-size",
@@ -156,12 +156,12 @@ pub(super) fn rule_flag(rule: AutoRule, flags: &Flags) -> Option<RuleFlag> {
             of("--max-steps", flags.max_steps.is_some(), "num_training_steps (calculated)")
         }
         AutoRule::WarmupSteps => {
-            let typed = flags.warmup_steps.is_some() || flags.warmup_ratio.is_some();
-            of(flags.warmup().flag(), typed, "warmup_steps")
+            let is_given = flags.warmup_steps.is_some() || flags.warmup_ratio.is_some();
+            of(flags.warmup().flag(), is_given, "warmup_steps")
         }
         AutoRule::NodeLocal => Some(RuleFlag {
             flag: "--save-on-each-node",
-            typed: flags.save_on_each_node == Some(true),
+            is_given: flags.save_on_each_node == Some(true),
             hf: None,
         }),
         AutoRule::TrainBatch

@@ -18,7 +18,7 @@ pub struct Mismatch {
     /// Hugging Face's name of what the command line says.
     pub hf: &'static str,
     /// What the command line says.
-    pub typed_value: Value,
+    pub flag_value: Value,
     /// The flag that says so.
     pub flag: &'static str,
 }
@@ -31,13 +31,13 @@ impl fmt::Display for Mismatch {
             self.path,
             python(&self.file_value),
             self.hf,
-            python(&self.typed_value),
+            python(&self.flag_value),
             kind(&self.file_value)
         )?;
         if let Some(location) = self.location {
             write!(f, " at {location}")?;
         }
-        write!(f, "; {} from {})", kind(&self.typed_value), self.flag)
+        write!(f, "; {} from {})", kind(&self.flag_value), self.flag)
     }
 }
 

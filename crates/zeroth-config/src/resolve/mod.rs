@@ -1,7 +1,7 @@
 //! Resolves a file and a command line into one config, value by value, with the origin of each.
 //!
-//! A key absent from the file counts as `"auto"`: the flag that was typed, else the file, else the default. Only a
-//! flag that was typed can contradict the file. Every value is resolved before any weight is read.
+//! A key absent from the file counts as `"auto"`: the flag that was given, else the file, else the default. Only a
+//! flag that was given can contradict the file. Every value is resolved before any weight is read.
 
 mod batch;
 mod choice;

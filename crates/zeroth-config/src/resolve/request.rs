@@ -32,7 +32,7 @@ pub struct ModelFacts {
 /// Why a config cannot be resolved.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ResolveError {
-    /// The file and typed flags contradict each other, all contradictions at once.
+    /// The file and given flags contradict each other, all contradictions at once.
     #[error("{}", mismatch::listing(.0))]
     Mismatch(Vec<Mismatch>),
     /// The batch sizes do not go together.

@@ -13,21 +13,21 @@ impl Comparison<'_> {
     /// Reports flags that the config file overrides. Only a conflicting `--mixed_precision` is an error.
     pub(super) fn accelerate(&mut self) {
         let Some(Accelerate { mixed_precision, settings, .. }) = &self.command.accelerate else { return };
-        if self.command.typed.configs.is_empty() {
+        if self.command.script.configs.is_empty() {
             return;
         }
         let on = |path: &str| self.view.switch(path) == Switch::On;
         match mixed_precision {
-            Some(typed @ (DType::Bf16 | DType::F16)) => {
-                let other = if *typed == DType::Bf16 { DType::F16 } else { DType::Bf16 };
+            Some(given @ (DType::Bf16 | DType::F16)) => {
+                let other = if *given == DType::Bf16 { DType::F16 } else { DType::Bf16 };
                 let path = format!("{other}.enabled");
                 if on(&path) {
                     let message = format!(
-                        "the file has {path} true, and the command --mixed_precision {typed}: accelerate stops \
-                         (`--mixed_precision` arg cannot be set to `{typed}` when `{other}` is set in the DeepSpeed \
+                        "the file has {path} true, and the command --mixed_precision {given}: accelerate stops \
+                         (`--mixed_precision` arg cannot be set to `{given}` when `{other}` is set in the DeepSpeed \
                          config file)"
                     );
-                    let fix = format!("write --mixed_precision {other}, or {typed}.enabled in the file");
+                    let fix = format!("write --mixed_precision {other}, or {given}.enabled in the file");
                     self.push(Severity::Error, Some(&path), message, fix);
                 }
             }
@@ -68,7 +68,7 @@ impl Comparison<'_> {
 
 fn same_value(file: &Value, text: &str) -> bool {
     match (file.as_f64(), Number::from_text(text)) {
-        (Some(file), Some(typed)) => file == typed.as_f64(),
+        (Some(file), Some(given)) => file == given.as_f64(),
         _ => file.as_str().is_some_and(|file| file.eq_ignore_ascii_case(text)),
     }
 }

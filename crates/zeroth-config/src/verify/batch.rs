@@ -22,8 +22,8 @@ pub(super) struct Sizes<'a> {
     train: Option<u64>,
     micro: Option<u64>,
     accumulation: Option<u64>,
-    typed_micro: Option<u64>,
-    typed_accumulation: Option<u64>,
+    given_micro: Option<u64>,
+    given_accumulation: Option<u64>,
 }
 
 /// The result of comparing batch sizes.
@@ -47,8 +47,8 @@ impl<'a> Sizes<'a> {
             train: given(TRAIN),
             micro: given(MICRO),
             accumulation: given(ACCUMULATION),
-            typed_micro: command.typed.flags.per_device_train_batch_size,
-            typed_accumulation: command.typed.flags.gradient_accumulation_steps,
+            given_micro: command.script.flags.per_device_train_batch_size,
+            given_accumulation: command.script.flags.gradient_accumulation_steps,
         }
     }
 
@@ -89,8 +89,8 @@ impl<'a> Sizes<'a> {
         or: (Option<u64>, Option<u64>),
         alone: Option<BatchSizes>,
     ) -> BatchOutcome {
-        let mut micro = self.typed_micro.or(self.micro);
-        let mut accumulation = self.typed_accumulation.or(self.accumulation);
+        let mut micro = self.given_micro.or(self.micro);
+        let mut accumulation = self.given_accumulation.or(self.accumulation);
         if self.train.is_none() {
             micro = micro.or(or.0);
             accumulation = accumulation.or(or.1);
@@ -100,13 +100,13 @@ impl<'a> Sizes<'a> {
             Err(BatchError::NoneGiven) => return BatchOutcome::default(),
             Err(error) => error,
         };
-        let differ = |file: Option<u64>, typed: Option<u64>| {
-            file.zip(typed).is_some_and(|(file, typed)| file != typed)
+        let differ = |file: Option<u64>, given: Option<u64>| {
+            file.zip(given).is_some_and(|(file, given)| file != given)
         };
         let differs =
-            differ(self.micro, self.typed_micro) || differ(self.accumulation, self.typed_accumulation);
+            differ(self.micro, self.given_micro) || differ(self.accumulation, self.given_accumulation);
         let file_fits = triangulate(self.train, self.micro, self.accumulation, ranks).is_ok();
-        let is_global = self.typed_micro.is_some() && self.typed_micro == self.train;
+        let is_global = self.given_micro.is_some() && self.given_micro == self.train;
         // A mismatch of a single value is clearer than the mismatch of the product.
         if differs && file_fits && !is_global {
             return BatchOutcome::default();
@@ -156,7 +156,7 @@ impl<'a> Sizes<'a> {
         let whole = share.and_then(|share| share.checked_mul(ranks));
         if let (Some(one), Some(whole)) = (one, whole.filter(|_| ranks > 1)) {
             let all = format!("{one} × {steps} × {ranks} ranks = {whole}");
-            if self.typed_micro == Some(train) {
+            if self.given_micro == Some(train) {
                 return global_as_per_device(train, steps, ranks, (whole, &all), &then);
             }
             if share == Some(train) {
@@ -195,8 +195,8 @@ impl<'a> Sizes<'a> {
     /// Lists the numbers of ranks that fit `train_batch_size`, for commands that do not give one.
     fn unknown_world(&self) -> Option<Disagreement> {
         let train = self.train?;
-        let micro = self.typed_micro.or(self.micro);
-        let accumulation = self.typed_accumulation.or(self.accumulation);
+        let micro = self.given_micro.or(self.micro);
+        let accumulation = self.given_accumulation.or(self.accumulation);
         let share = micro.unwrap_or(1).checked_mul(accumulation.unwrap_or(1)).filter(|share| *share > 0)?;
         let product = match (micro, accumulation) {
             (Some(micro), Some(steps)) => format!(" with micro-batch {micro} × accumulation {steps}"),
@@ -224,7 +224,7 @@ impl<'a> Sizes<'a> {
 
     /// Warns about `--batch_size`, which is per device in some scripts and global in others.
     pub(super) fn own_word(&self) -> Option<Disagreement> {
-        let (flag, size) = self.command.typed.own_batch.as_ref()?;
+        let (flag, size) = self.command.script.own_batch.as_ref()?;
         let ranks = self.command.world.size;
         let batch =
             ranks.and_then(|ranks| triangulate(self.train, self.micro, self.accumulation, ranks).ok());

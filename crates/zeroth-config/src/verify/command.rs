@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use zeroth_base::DType;
 
 use super::launcher::{self, Environment, LauncherOptions, PYTHON_VALUES, Size};
-use super::script::{Trainer, Typed, precision, trainer_by_flags};
+use super::script::{ScriptFlags, Trainer, precision, trainer_by_flags};
 use super::words::{Arguments, assignment, is_flag, is_python_file, words};
 use crate::read::Number;
 
@@ -92,7 +92,7 @@ pub(super) struct TrainingCommand {
     pub(super) launcher: LauncherProgram,
     pub(super) world: RankCount,
     pub(super) trainer: Trainer,
-    pub(super) typed: Typed,
+    pub(super) script: ScriptFlags,
     pub(super) accelerate: Option<Accelerate>,
     /// Whether the command starts nothing, or only launchers.
     pub(super) is_empty: bool,
@@ -218,9 +218,9 @@ impl Reading {
         let mut arguments = Arguments::read(arguments);
         let (launcher, world) = self.world(program, named, &mut arguments);
         let trainer = trainer.unwrap_or_else(|| trainer_by_flags(&arguments));
-        let mut typed = Typed::read(&mut arguments, trainer);
-        typed.configs.splice(0..0, self.configs);
-        TrainingCommand { launcher, world, trainer, typed, accelerate: self.accelerate, is_empty: false }
+        let mut script = ScriptFlags::read(&mut arguments, trainer);
+        script.configs.splice(0..0, self.configs);
+        TrainingCommand { launcher, world, trainer, script, accelerate: self.accelerate, is_empty: false }
     }
 
     /// The launcher that was found, or how the program runs without one.

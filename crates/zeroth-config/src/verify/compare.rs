@@ -73,7 +73,7 @@ impl<'a> Comparison<'a> {
     }
 
     fn unreadable(&mut self) {
-        for (flag, text, wants) in &self.command.typed.unreadable {
+        for (flag, text, wants) in &self.command.script.unreadable {
             let said = if text.is_empty() { "nothing".to_owned() } else { format!("`{text}`") };
             let message =
                 format!("the command's {flag} is {said}, which is not {wants}, and was not compared");
@@ -82,7 +82,7 @@ impl<'a> Comparison<'a> {
     }
 
     fn settings_file(&mut self) {
-        if let Some(file) = &self.command.typed.settings_file {
+        if let Some(file) = &self.command.script.settings_file {
             let message = format!("the command reads settings from {file}, which were not compared");
             let fix = format!("write the flags of {file} that meet keys of the config into the command");
             self.push(Severity::Warning, None, message, fix);
@@ -91,12 +91,12 @@ impl<'a> Comparison<'a> {
 
     /// Compares the command's flags, and the trainer's defaults for flags that are not given, with the file's keys.
     fn flags(&mut self) {
-        let typed = self.typed_flags();
+        let given = self.given_flags();
         let ranks = self.command.world.size;
-        let with_defaults = match self.command.typed.settings_file {
+        let with_defaults = match self.command.script.settings_file {
             // Other flags may be set in the settings file, which is not read here.
             Some(_) => None,
-            None => self.command.trainer.with_defaults(&typed, ranks.unwrap_or(1)),
+            None => self.command.trainer.with_defaults(&given, ranks.unwrap_or(1)),
         };
         let sizes = Sizes::new(self.file, self.command);
         let BatchOutcome { finding, batch, covers_micro } =
@@ -110,7 +110,7 @@ impl<'a> Comparison<'a> {
         self.findings.extend(sizes.own_word());
 
         let contradictions: Vec<Mismatch> = self
-            .mismatches(&typed)
+            .mismatches(&given)
             .into_iter()
             .filter(|found| !(covers_micro && found.path == "train_micro_batch_size_per_gpu"))
             .collect();
@@ -120,17 +120,17 @@ impl<'a> Comparison<'a> {
         if let Some(flags) = with_defaults {
             let explains = |found: &Mismatch| BATCH_KEYS.contains(&found.path.as_str());
             let explained = has_batch_finding || contradictions.iter().any(explains);
-            let untyped: Vec<Mismatch> = self
+            let not_given: Vec<Mismatch> = self
                 .mismatches(&flags)
                 .into_iter()
-                .filter(|found| !contradictions.iter().any(|typed| typed.path == found.path))
+                .filter(|found| !contradictions.iter().any(|given| given.path == found.path))
                 .filter(|found| !(explained && explains(found)))
                 .collect();
-            for found in &untyped {
-                self.untyped(found);
+            for found in &not_given {
+                self.not_given(found);
             }
         }
-        self.agreeing(&typed, batch);
+        self.agreeing(&given, batch);
     }
 
     /// The mismatches that `resolve` reports for these flags. The product of the batch sizes has a separate finding.
@@ -147,9 +147,9 @@ impl<'a> Comparison<'a> {
     }
 
     /// The script's flags, with the precision they imply, and with both betas if one is given.
-    fn typed_flags(&mut self) -> Flags {
-        let mut flags = self.command.typed.flags.clone();
-        flags.precision = self.typed_precision();
+    fn given_flags(&mut self) -> Flags {
+        let mut flags = self.command.script.flags.clone();
+        flags.precision = self.given_precision();
         let defaults = self.command.trainer.with_defaults(&flags, 1);
         let betas =
             self.view.given("optimizer.params.betas").and_then(Value::as_array).cloned().unwrap_or_default();
@@ -163,30 +163,29 @@ impl<'a> Comparison<'a> {
         flags
     }
 
-    fn typed_precision(&mut self) -> Option<DType> {
-        let typed = &self.command.typed;
-        let typed_precisions: Vec<DType> =
-            [(typed.bf16, DType::Bf16), (typed.fp16, DType::F16), (typed.fp32, DType::F32)]
+    fn given_precision(&mut self) -> Option<DType> {
+        let script = &self.command.script;
+        let precisions: Vec<DType> =
+            [(script.bf16, DType::Bf16), (script.fp16, DType::F16), (script.fp32, DType::F32)]
                 .into_iter()
                 .filter_map(|(on, precision)| (on == Some(true)).then_some(precision))
                 .collect();
-        if typed_precisions.len() > 1 {
-            let names: Vec<String> =
-                typed_precisions.iter().map(|precision| format!("--{precision}")).collect();
+        if precisions.len() > 1 {
+            let names: Vec<String> = precisions.iter().map(|precision| format!("--{precision}")).collect();
             let message = format!("the command has {}, and a run has one precision", names.join(" and "));
             self.push(Severity::Error, None, message, "keep one of them".to_owned());
         }
-        if let Some(precision) = typed_precisions.first() {
+        if let Some(precision) = precisions.first() {
             return Some(*precision);
         }
         let off =
-            |typed: Option<bool>, path: &str| typed == Some(false) && self.view.switch(path) == Switch::On;
-        let both_off = typed.bf16 == Some(false) && typed.fp16 == Some(false);
-        if both_off || off(typed.bf16, "bf16.enabled") || off(typed.fp16, "fp16.enabled") {
+            |given: Option<bool>, path: &str| given == Some(false) && self.view.switch(path) == Switch::On;
+        let both_off = script.bf16 == Some(false) && script.fp16 == Some(false);
+        if both_off || off(script.bf16, "bf16.enabled") || off(script.fp16, "fp16.enabled") {
             return Some(DType::F32);
         }
         // ms-swift trains in the dtype of the loaded weights.
-        if self.command.trainer == Trainer::Swift { typed.dtype } else { None }
+        if self.command.trainer == Trainer::Swift { script.dtype } else { None }
     }
 
     /// Reports a flag that contradicts the file.
@@ -215,7 +214,7 @@ impl<'a> Comparison<'a> {
     }
 
     /// Reports a flag that is not given, but whose default the trainer compares with the file.
-    fn untyped(&mut self, found: &Mismatch) {
+    fn not_given(&mut self, found: &Mismatch) {
         let trainer = self.command.trainer.name();
         let line = Mismatch { flag: "the default, as it is not typed", ..found.clone() }.to_string();
         let line = line.trim_start_matches("- ");
@@ -230,7 +229,7 @@ impl<'a> Comparison<'a> {
     }
 
     /// Collects values that both sides agree on, or that only one side gives.
-    fn agreeing(&mut self, typed: &Flags, batch: Option<BatchSizes>) {
+    fn agreeing(&mut self, given: &Flags, batch: Option<BatchSizes>) {
         let contradicted = |path: &str| self.findings.iter().any(|finding| finding.key == Some(path));
         let mut compared = Vec::new();
         let fits = !BATCH_KEYS.iter().any(|path| contradicted(path));
@@ -241,7 +240,7 @@ impl<'a> Comparison<'a> {
             compared.push(format!("batch {train} = {micro} × {accumulation} × {ranks} {noun}"));
         }
         let on = |path: &str| self.view.switch(path) == Switch::On;
-        let precision = typed.precision.or_else(|| {
+        let precision = given.precision.or_else(|| {
             let of = |path: &str, precision: DType| on(path).then_some(precision);
             of("bf16.enabled", DType::Bf16).or(of("fp16.enabled", DType::F16))
         });
@@ -250,13 +249,13 @@ impl<'a> Comparison<'a> {
         {
             compared.push(precision.to_string());
         }
-        let clipping = self.view.number("gradient_clipping").or(typed.max_grad_norm);
+        let clipping = self.view.number("gradient_clipping").or(given.max_grad_norm);
         if let Some(clipping) = clipping.filter(|_| !contradicted("gradient_clipping")) {
             compared.push(format!("clipping {}", shown(&clipping.into())));
         }
         let rate = "optimizer.params.lr";
         if let Some(lr) =
-            typed.learning_rate.filter(|_| self.view.number(rate).is_some() && !contradicted(rate))
+            given.learning_rate.filter(|_| self.view.number(rate).is_some() && !contradicted(rate))
         {
             compared.push(format!("learning rate {}", shown(&lr.into())));
         }
@@ -265,7 +264,7 @@ impl<'a> Comparison<'a> {
 
     /// Warns about weights that are loaded in one half precision and trained in the other.
     fn precision_of_weights(&mut self) {
-        let (Some(dtype), false) = (self.command.typed.dtype, self.command.trainer == Trainer::Swift) else {
+        let (Some(dtype), false) = (self.command.script.dtype, self.command.trainer == Trainer::Swift) else {
             return;
         };
         let trained = [("bf16.enabled", DType::Bf16), ("fp16.enabled", DType::F16)];
@@ -284,7 +283,7 @@ impl<'a> Comparison<'a> {
     fn unfilled_autos(&mut self) {
         let fills = self.command.trainer.compares()
             || self.command.accelerate.is_some()
-            || self.command.typed.settings_file.is_some();
+            || self.command.script.settings_file.is_some();
         if fills {
             return;
         }
@@ -330,9 +329,9 @@ impl<'a> Comparison<'a> {
         }
         let inside = self.file.iter().find(|(path, _)| path.starts_with("activation_checkpointing."));
         let location = inside.map(|(_, file)| file.location);
-        let typed = self.command.typed.flags.gradient_checkpointing;
+        let given = self.command.script.flags.gradient_checkpointing;
         // ms-swift recomputes by default.
-        let recomputes = typed.unwrap_or(trainer == Trainer::Swift);
+        let recomputes = given.unwrap_or(trainer == Trainer::Swift);
         let (message, fix) = if recomputes {
             (
                 format!(

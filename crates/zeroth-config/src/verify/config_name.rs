@@ -12,7 +12,7 @@ impl Comparison<'_> {
     pub(super) fn named_config(&mut self) {
         let file = self.file_name;
         let mut agrees = false;
-        for (flag, named) in &self.command.typed.configs {
+        for (flag, named) in &self.command.script.configs {
             if is_same_config(file, named) {
                 agrees = true;
                 continue;
@@ -35,7 +35,7 @@ impl Comparison<'_> {
         if agrees {
             self.compared.push(format!("config {file}"));
         }
-        if !self.command.typed.configs.is_empty() || self.command.typed.settings_file.is_some() {
+        if !self.command.script.configs.is_empty() || self.command.script.settings_file.is_some() {
             return;
         }
         let (what, flag) = match (&self.command.accelerate, self.command.trainer) {

@@ -38,14 +38,14 @@ impl Trainer {
     /// Adds the defaults of flags that are not given, if the trainer compares them with the file.
     ///
     /// zeroth does not: the file overrides flags that are not given.
-    pub(super) fn with_defaults(self, typed: &Flags, ranks: u64) -> Option<Flags> {
-        let mut flags = typed.clone();
+    pub(super) fn with_defaults(self, given: &Flags, ranks: u64) -> Option<Flags> {
+        let mut flags = given.clone();
         let trainer = match self {
             Self::HuggingFace => ForeignTrainer::HuggingFace,
             Self::Swift => ForeignTrainer::Swift,
             Self::Zeroth | Self::Own => return None,
         };
-        let of = |flag: &str| number(trainer, flag, typed.lora);
+        let of = |flag: &str| number(trainer, flag, given.lora);
         let micro = of("per-device-train-batch-size").map_or(1, |micro| micro as u64);
         let micro = *flags.per_device_train_batch_size.get_or_insert(micro);
         flags.gradient_accumulation_steps.get_or_insert(match self {
@@ -68,7 +68,7 @@ impl Trainer {
 
 /// The parsed flags of a script.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Typed {
+pub(super) struct ScriptFlags {
     /// Flags that correspond to keys of the file. The precision follows later, from the next four fields and the file.
     pub(super) flags: Flags,
     pub(super) bf16: Option<bool>,
@@ -112,7 +112,7 @@ pub(super) fn trainer_by_flags(arguments: &Arguments) -> Trainer {
     if arguments.has(HUGGING_FACE) { Trainer::HuggingFace } else { Trainer::Own }
 }
 
-impl Typed {
+impl ScriptFlags {
     pub(super) fn read(arguments: &mut Arguments, trainer: Trainer) -> Self {
         let flags = Flags {
             per_device_train_batch_size: arguments.whole(&[
