@@ -14,7 +14,7 @@ fn counts(dims: BalanceDims, starts: &[u32], labels: &[i32]) -> Option<(f64, f64
     (routed > 0).then_some((trained as f64, (dims.layers * routed) as f64))
 }
 
-/// The loss times the number of trained tokens. `balance` is `[2, experts]`: see [`super::BalanceSums`].
+/// The loss times the number of trained tokens. `balance` is `[2, experts]`: see [`super::BalanceSlices`].
 pub fn balance_loss(dims: BalanceDims, starts: &[u32], balance: &[f32], labels: &[i32]) -> f64 {
     check_len("balance", balance.len(), 2 * dims.experts);
     let Some((trained, total)) = counts(dims, starts, labels) else { return 0.0 };

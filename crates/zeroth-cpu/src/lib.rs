@@ -94,7 +94,7 @@ pub use grouped::{
     grouped_linear_scratch,
 };
 pub use head_loss::{
-    DistillDw, TeacherDims, TeacherRows, TokenRows, distill_loss_backward, distill_loss_scratch, head_loss,
+    DistillDw, TeacherDims, TeacherSlices, TokenRows, distill_loss_backward, distill_loss_scratch, head_loss,
     head_loss_backward, head_loss_backward_rounded, head_loss_rounded_scratch, head_loss_scratch,
     top_log_probs, top_log_probs_scratch,
 };
@@ -112,7 +112,7 @@ pub use random::normal;
 pub use rank_sum::sum_parts;
 pub use rms_norm::{rms_norm, rms_norm_backward, rms_norm_residual, rms_norm_scratch};
 pub use rope::{RopeTable, rope, rope_angles, rope_backward, rope_from};
-pub use route::{BalanceSums, Routed, route, route_backward, route_backward_scratch, route_scratch};
+pub use route::{BalanceSlices, RoutedSlices, route, route_backward, route_backward_scratch, route_scratch};
 pub use rows::row_stride;
 #[cfg(not(test))]
 pub use self_test::{self_test, self_test_on};

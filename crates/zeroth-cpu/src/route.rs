@@ -18,7 +18,7 @@ const BLOCK: usize = 64;
 
 /// Statistics of the routing that the load-balancing loss is computed from, `[2, experts]` in f32: slots of each expert, and
 /// sums of its probabilities.
-pub struct BalanceSums<'a> {
+pub struct BalanceSlices<'a> {
     /// Those of the layers before; zeros where absent.
     pub before: Option<&'a [f32]>,
     /// With those of this layer.
@@ -26,7 +26,7 @@ pub struct BalanceSums<'a> {
 }
 
 /// What [`route`] writes.
-pub struct Routed<'a> {
+pub struct RoutedSlices<'a> {
     /// Experts of each row, by descending logits, `[rows, k]`; `dims.experts` in padding rows.
     pub experts: &'a mut [i32],
     /// Their weights, `[rows, k]`; 0 in padding rows.
@@ -61,8 +61,8 @@ pub fn route<T: Element>(
     dims: RouteDims,
     starts: Option<&[u32]>,
     logits: &[T],
-    routed: Routed<'_>,
-    balance: Option<BalanceSums<'_>>,
+    routed: RoutedSlices<'_>,
+    balance: Option<BalanceSlices<'_>>,
     scratch: &mut [f32],
 ) {
     let RouteDims { rows, experts, k, row_stride, .. } = dims;
@@ -107,7 +107,7 @@ pub fn route<T: Element>(
             }
         });
     }
-    if let Some(BalanceSums { before, after }) = balance {
+    if let Some(BalanceSlices { before, after }) = balance {
         check_len("balance", after.len(), 2 * experts);
         let (slots_of, sums_of) = after.split_at_mut(experts);
         for expert in 0..experts {
@@ -308,7 +308,7 @@ cpu_kernel!(
     |threads| floats(route_scratch(dims, threads)),
     |cx| {
         let starts = starts.map(|starts| cx.starts(starts)).transpose()?;
-        let routed = Routed {
+        let routed = RoutedSlices {
             experts: cx.write(experts)?,
             weights: cx.write(weights)?,
             order: cx.write(order)?,
@@ -316,7 +316,7 @@ cpu_kernel!(
             offsets: cx.write(offsets)?,
         };
         let balance = match balance {
-            Some(Balance { before, after }) => Some(BalanceSums {
+            Some(Balance { before, after }) => Some(BalanceSlices {
                 before: before.map(|before| cx.read(before)).transpose()?,
                 after: cx.write(after)?,
             }),

@@ -9,7 +9,7 @@ use super::RunError;
 
 /// A micro-batch of concatenated sequences: of a model's only stream, or of one of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MicroBatch<'a> {
+pub struct StreamRows<'a> {
     /// Token ids.
     pub ids: &'a [i32],
     /// The label of each token, already shifted; negative labels are not trained.
@@ -22,7 +22,7 @@ pub struct MicroBatch<'a> {
     pub keys: &'a [RowKey],
 }
 
-impl MicroBatch<'_> {
+impl StreamRows<'_> {
     /// Without sequences.
     pub const EMPTY: Self = Self { ids: &[], labels: &[], positions: &[], starts: &[0], keys: &[] };
 }
@@ -31,14 +31,14 @@ impl MicroBatch<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Streams<'a> {
     /// That of a model with one.
-    One(MicroBatch<'a>),
+    One(StreamRows<'a>),
     /// The source and the target of an encoder-decoder: sequence i of the target attends to sequence i of the source.
-    Two([MicroBatch<'a>; 2]),
+    Two([StreamRows<'a>; 2]),
 }
 
 impl<'a> Streams<'a> {
     /// The streams in order.
-    pub const fn as_slice(&self) -> &[MicroBatch<'a>] {
+    pub const fn as_slice(&self) -> &[StreamRows<'a>] {
         match self {
             Self::One(stream) => std::slice::from_ref(stream),
             Self::Two(streams) => streams,
@@ -46,8 +46,8 @@ impl<'a> Streams<'a> {
     }
 }
 
-impl<'a> From<MicroBatch<'a>> for Streams<'a> {
-    fn from(stream: MicroBatch<'a>) -> Self {
+impl<'a> From<StreamRows<'a>> for Streams<'a> {
+    fn from(stream: StreamRows<'a>) -> Self {
         Self::One(stream)
     }
 }
@@ -96,13 +96,13 @@ pub enum FurtherInput<'a> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StreamBatch<'a> {
     /// The micro-batch of each stream.
-    pub streams: &'a [MicroBatch<'a>],
+    pub streams: &'a [StreamRows<'a>],
     /// The further inputs, in the order of the graph's.
     pub inputs: &'a [FurtherInput<'a>],
 }
 
 /// Micro-batches in a slice.
-pub(super) struct SliceBatches<'a>(pub(super) std::slice::Iter<'a, MicroBatch<'a>>);
+pub(super) struct SliceBatches<'a>(pub(super) std::slice::Iter<'a, StreamRows<'a>>);
 
 impl MicroBatches for SliceBatches<'_> {
     type Error = RunError;
@@ -148,7 +148,7 @@ impl BatchStaging {
     }
 
     /// Copies the micro-batch of every stream, padded to its rows.
-    pub(super) fn fill(&mut self, streams: &[MicroBatch<'_>], rows: &[u64]) -> Result<(), RunError> {
+    pub(super) fn fill(&mut self, streams: &[StreamRows<'_>], rows: &[u64]) -> Result<(), RunError> {
         for ((staging, batch), rows) in self.streams.iter_mut().zip(streams).zip(rows) {
             staging.fill(batch, *rows as usize)?;
         }
@@ -307,7 +307,7 @@ impl StreamStaging {
     }
 
     /// Copies a micro-batch, padded to `rows`.
-    fn fill(&mut self, batch: &MicroBatch<'_>, rows: usize) -> Result<(), RunError> {
+    fn fill(&mut self, batch: &StreamRows<'_>, rows: usize) -> Result<(), RunError> {
         let tokens = batch.ids.len();
         let check = |what, found: usize, expected: usize| {
             if found == expected { Ok(()) } else { Err(RunError::Batch { what, found, expected }) }
@@ -357,7 +357,7 @@ impl RotaryStaging {
     }
 
     /// Copies the angles of these positions, padding included.
-    fn fill(&mut self, batch: &MicroBatch<'_>, positions: &[i32], pool: &Pool) {
+    fn fill(&mut self, batch: &StreamRows<'_>, positions: &[i32], pool: &Pool) {
         let pairs = self.pairs();
         for (row, position) in positions.iter().enumerate() {
             let (to, from) = (row * pairs, *position as usize * pairs);

@@ -16,7 +16,7 @@ use super::error::CollectiveError;
 use super::graph_capture::CapturedSections;
 use super::loss_counts::LossCounts;
 use super::lowering_check::check_lowering;
-use super::{InstructionTime, MicroBatch, MicroBatches, RunError, StreamBatch, Trace};
+use super::{InstructionTime, MicroBatches, RunError, StreamBatch, StreamRows, Trace};
 use zeroth_program::{Binding, BufferId, Compiled, Lowering, SectionKind, Work};
 
 /// What an engine is built from, besides the program.
@@ -244,7 +244,7 @@ impl<'c> Engine<'c> {
     /// the update after `first_rate + i` applied ones.
     pub fn step(
         &mut self,
-        batches: &[MicroBatch<'_>],
+        batches: &[StreamRows<'_>],
         counts: impl Into<LossCounts>,
         first_rate: u64,
         rates: &[f64],
@@ -346,7 +346,7 @@ impl<'c> Engine<'c> {
 
     /// The summed loss of a micro-batch's trained tokens on this rank, without gradients: the weighted sum of its parts. A model
     /// that is distilled is evaluated by its cross-entropy, without its teacher.
-    pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, RunError> {
+    pub fn evaluate(&mut self, batch: &StreamRows<'_>) -> Result<f64, RunError> {
         self.evaluate_streams(&StreamBatch { streams: &[*batch], inputs: &[] })
     }
 

@@ -4,13 +4,13 @@ use bytemuck::cast_slice;
 use zeroth_kernel::{CacheRange, Queue};
 use zeroth_program::{BufferId, SectionKind, StreamSizes};
 
-use super::{CachedTeacher, Engine, MicroBatch, MicroBatches, RunError, StreamBatch};
+use super::{CachedTeacher, Engine, MicroBatches, RunError, StreamBatch, StreamRows};
 
 /// What a section of an inference program is fed.
 #[derive(Default)]
 pub(super) struct SectionFeed<'a> {
     /// The micro-batch of each stream.
-    pub(super) streams: &'a [MicroBatch<'a>],
+    pub(super) streams: &'a [StreamRows<'a>],
     /// The cache rows of the sequence of every token whose keys and values are stored; none where nothing is cached.
     pub(super) ranges: &'a [CacheRange],
     /// The cache rows of the source of every token that is decoded.
@@ -79,7 +79,7 @@ impl Engine<'_> {
     fn stage<'s>(
         &mut self,
         sizes: &'s StreamSizes,
-        batches: &[MicroBatch<'_>],
+        batches: &[StreamRows<'_>],
     ) -> Result<(usize, &'s [u64]), RunError> {
         let staged = self.stage_apart(sizes, batches)?;
         if let Some([decoder, encoder]) = self.feed.cross {
@@ -96,7 +96,7 @@ impl Engine<'_> {
     fn stage_apart<'s>(
         &mut self,
         sizes: &'s StreamSizes,
-        batches: &[MicroBatch<'_>],
+        batches: &[StreamRows<'_>],
     ) -> Result<(usize, &'s [u64]), RunError> {
         let streams = &self.compiled.graph.streams;
         let (found, expected) = (batches.len(), streams.len());

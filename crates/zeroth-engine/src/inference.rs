@@ -9,7 +9,7 @@ use zeroth_program::{BufferId, vocabulary};
 
 use super::engine::Engine;
 use super::feed::SectionFeed;
-use super::{MicroBatch, RunError, StreamBatch};
+use super::{RunError, StreamBatch, StreamRows};
 
 /// The next token of a sequence whose earlier tokens are in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct NewTokens<'a> {
 
 impl Engine<'_> {
     /// Next-token logits `[sequences, vocab]` of a micro-batch, by an inference program. Nothing is cached.
-    pub fn logits(&mut self, batch: &MicroBatch<'_>) -> Result<Vec<f32>, RunError> {
+    pub fn logits(&mut self, batch: &StreamRows<'_>) -> Result<Vec<f32>, RunError> {
         self.logits_streams(&StreamBatch { streams: &[*batch], inputs: &[] })
     }
 
@@ -58,7 +58,7 @@ impl Engine<'_> {
 
     /// As [`Self::logits`], and stores the keys and values of every token in the cache: those of sequence i from row
     /// `first_rows[i]` on. The caller keeps sequences apart.
-    pub fn prefill(&mut self, batch: &MicroBatch<'_>, first_rows: &[u32]) -> Result<Vec<f32>, RunError> {
+    pub fn prefill(&mut self, batch: &StreamRows<'_>, first_rows: &[u32]) -> Result<Vec<f32>, RunError> {
         let Some((section, _)) = self.compiled.program.logits() else { return Err(RunError::NoLogits) };
         let ranges = ranges_of(batch, first_rows)?;
         check_rows(&ranges, self.compiled.program.cached_tokens)?;
@@ -67,13 +67,13 @@ impl Engine<'_> {
 
     /// Runs the encoder of an encoder-decoder over these sources, and stores the keys and values of its cross attention: those of
     /// source i from row `first_rows[i]` on, among the rows for sources. The caller keeps sources apart.
-    pub fn encode(&mut self, sources: &MicroBatch<'_>, first_rows: &[u32]) -> Result<(), RunError> {
+    pub fn encode(&mut self, sources: &StreamRows<'_>, first_rows: &[u32]) -> Result<(), RunError> {
         let (Some(section), Some([_, encoder])) = (self.compiled.program.encode(), self.feed.cross) else {
             return Err(RunError::NoEncoder);
         };
         let ranges = ranges_of(sources, first_rows)?;
         check_rows(&ranges, self.compiled.program.cached_source_tokens)?;
-        let mut streams = vec![MicroBatch::EMPTY; self.compiled.graph.streams.len()];
+        let mut streams = vec![StreamRows::EMPTY; self.compiled.graph.streams.len()];
         streams[encoder] = *sources;
         let feed = SectionFeed { streams: &streams, ranges: &ranges, source_ranges: &[] };
         let size = self.feed_section(section, &feed)?;
@@ -124,8 +124,8 @@ impl Engine<'_> {
         // Nothing is trained.
         let labels = vec![-100; ids.len()];
         let batch =
-            MicroBatch { ids: &ids, labels: &labels, positions: &positions, starts: &starts, keys: &[] };
-        let mut streams = vec![MicroBatch::EMPTY; self.compiled.graph.streams.len()];
+            StreamRows { ids: &ids, labels: &labels, positions: &positions, starts: &starts, keys: &[] };
+        let mut streams = vec![StreamRows::EMPTY; self.compiled.graph.streams.len()];
         streams[self.feed.cross.map_or(0, |[decoder, _]| decoder)] = batch;
         let feed = SectionFeed { streams: &streams, ranges: &ranges, source_ranges: &source_ranges };
         self.next_logits(section, &feed)
@@ -136,7 +136,7 @@ impl Engine<'_> {
     /// a micro-batch of its own, which may be empty.
     pub fn top_log_probs(
         &mut self,
-        batch: &MicroBatch<'_>,
+        batch: &StreamRows<'_>,
         ids: &mut Vec<i32>,
         log_probs: &mut Vec<f32>,
     ) -> Result<(), RunError> {
@@ -186,7 +186,7 @@ impl Engine<'_> {
 }
 
 /// The cache rows of every token of a micro-batch: those of sequence i from row `first_rows[i]` on.
-fn ranges_of(batch: &MicroBatch<'_>, first_rows: &[u32]) -> Result<Vec<CacheRange>, RunError> {
+fn ranges_of(batch: &StreamRows<'_>, first_rows: &[u32]) -> Result<Vec<CacheRange>, RunError> {
     let sequences = batch.starts.len().saturating_sub(1);
     if first_rows.len() != sequences {
         let (what, found) = ("first cache rows of sequences", first_rows.len());

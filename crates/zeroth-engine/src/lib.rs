@@ -22,7 +22,7 @@ mod nf4_states;
 mod states;
 mod trace;
 
-pub use batch_staging::{CachedTeacher, FurtherInput, MicroBatch, MicroBatches, StreamBatch, Streams};
+pub use batch_staging::{CachedTeacher, FurtherInput, MicroBatches, StreamBatch, StreamRows, Streams};
 pub use chaos::Chaos;
 pub use collective_bench::{BenchedCollective, CollectiveBench};
 pub use engine::{Engine, Rank, StepRecord};

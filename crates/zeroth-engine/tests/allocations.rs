@@ -14,7 +14,7 @@ use std::sync::{Barrier, Mutex};
 use job::{BF16, Golden, ROOMY, Setup};
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
-use zeroth_engine::{MicroBatch, MicroBatches, RunError, Streams};
+use zeroth_engine::{MicroBatches, RunError, StreamRows, Streams};
 use zeroth_program::Compiled;
 use zeroth_program::Settings;
 
@@ -82,9 +82,9 @@ impl Pair {
         }
     }
 
-    fn view(&self) -> MicroBatch<'_> {
+    fn view(&self) -> StreamRows<'_> {
         let Self { ids, labels, positions, starts } = self;
-        MicroBatch { ids, labels, positions, starts, keys: &[] }
+        StreamRows { ids, labels, positions, starts, keys: &[] }
     }
 }
 
@@ -114,7 +114,7 @@ fn rank(
     let pair = |at: usize| Pair::new(golden.config.vocab, longest, at * 11 + engine.rank() as usize * 3 + 1);
     let numbers = 0..(WARM_UP + WATCHED) * accumulation;
     let pairs: Vec<[Pair; 2]> = numbers.map(|number| [pair(number), pair(number + 1)]).collect();
-    let views: Vec<MicroBatch<'_>> = pairs.iter().map(|[_, target]| target.view()).collect();
+    let views: Vec<StreamRows<'_>> = pairs.iter().map(|[_, target]| target.view()).collect();
     let has_source = compiled.graph.streams.len() == 2;
     let mut record = engine.record().unwrap();
     for (step, (batches, pairs)) in views.chunks(accumulation).zip(pairs.chunks(accumulation)).enumerate() {

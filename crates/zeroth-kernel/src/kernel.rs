@@ -15,7 +15,7 @@ use crate::Tier;
 
 pub use access::Access;
 pub use attention_context::{AttentionContext, AttentionDropout, BiasGrad};
-pub use distillation::{Distillation, TeacherSpans};
+pub use distillation::{DivergenceSpec, TeacherSpans};
 pub use operands::Kernel;
 
 /// A byte range of an arena.

@@ -45,7 +45,7 @@ pub use error::DeviceError;
 pub use exact_sum::{BLOCK, ExactSum};
 pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
 pub use kernel::{
-    Access, AttentionContext, AttentionDropout, Balance, BiasGrad, CacheRange, Distillation, GradStore,
+    Access, AttentionContext, AttentionDropout, Balance, BiasGrad, CacheRange, DivergenceSpec, GradStore,
     HeadLossDw, Kernel, Launch, Rounding, RowKey, Span, TeacherSpans, TiedRowsIn, TiedRowsOut, operands,
 };
 pub use master::{MasterForm, canonical_master, join_low_bits, low_bits};

@@ -153,11 +153,11 @@ impl Flat {
 
     /// The pieces of parameters that lie in a range of the flat: the parameter, its own elements, and where in the
     /// flat they begin. What weights are loaded, saved and initialised by.
-    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> + '_ {
+    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = ParamPart> + '_ {
         self.slots.iter().filter_map(move |slot| {
             let begin = slot.start.max(range.start);
             let end = (slot.start + slot.elements).min(range.end);
-            (begin < end).then(|| Piece {
+            (begin < end).then(|| ParamPart {
                 param: slot.param,
                 elements: begin - slot.start..end - slot.start,
                 at: begin,
@@ -168,7 +168,7 @@ impl Flat {
 
 /// A contiguous range of one parameter's elements in a flat.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct ParamPart {
     /// The parameter.
     pub param: ParamId,
     /// Its elements, relative to the parameter.

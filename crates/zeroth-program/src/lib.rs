@@ -33,7 +33,7 @@ pub use compiled::{CompileError, Compiled};
 pub use grad_producers::GradProducers;
 pub use ir::{Accumulate, Action, Chunk, GradientStorage, Instruction, Section, SectionKind, Subject};
 pub use launches::{Binding, Collective, Lowering, Work};
-pub use layout::{BLOCK, Flat, FlatKind, Layout, Piece, Slot, Storage};
+pub use layout::{BLOCK, Flat, FlatKind, Layout, ParamPart, Slot, Storage};
 pub use lowering_parts::{LoweringDifference, LoweringPart};
 pub use memory::buffer::{Buffer, BufferId, Category};
 pub use memory::buffer_analysis::vocabulary;

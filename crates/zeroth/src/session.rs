@@ -11,7 +11,7 @@ use zeroth_config::checked::CheckedConfig;
 use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
 use zeroth_config::unimplemented::unimplemented;
 use zeroth_cpu::CpuTarget;
-use zeroth_engine::{Engine, InstructionTime, MicroBatch, Rank, RunError, StreamBatch};
+use zeroth_engine::{Engine, InstructionTime, Rank, RunError, StreamBatch, StreamRows};
 use zeroth_graph::{Graph, Op, ParamId};
 use zeroth_kernel::{DeviceError, RATES, Recipe, Record};
 use zeroth_model::{INITIALIZER_RANGE, NewValues, Parameter, ParameterKind, fill_new};
@@ -195,7 +195,7 @@ impl RankSession<'_> {
     }
 
     /// The summed loss over a micro-batch's trained tokens on this rank; collective.
-    pub fn evaluate(&mut self, batch: &MicroBatch<'_>) -> Result<f64, SessionError> {
+    pub fn evaluate(&mut self, batch: &StreamRows<'_>) -> Result<f64, SessionError> {
         Ok(self.engine.evaluate(batch)?)
     }
 
@@ -206,7 +206,7 @@ impl RankSession<'_> {
 
     /// Runs one optimizer step on this rank's micro-batches. `trained` is the number of trained tokens over all
     /// ranks.
-    pub fn step(&mut self, batches: &[MicroBatch<'_>], trained: u64) -> Result<Record, SessionError> {
+    pub fn step(&mut self, batches: &[StreamRows<'_>], trained: u64) -> Result<Record, SessionError> {
         let rates = self.rates();
         self.engine.step(batches, trained, self.applied, &rates)?;
         self.finish_step()

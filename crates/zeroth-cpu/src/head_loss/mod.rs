@@ -25,7 +25,7 @@ use zeroth_base::DType;
 use super::pool::Pool;
 use super::rows::check_rows;
 use super::{check_len, check_scratch};
-pub use distill::{DistillDw, TeacherDims, TeacherRows, distill_loss_backward, distill_loss_scratch};
+pub use distill::{DistillDw, TeacherDims, TeacherSlices, distill_loss_backward, distill_loss_scratch};
 pub use rounded_grad::TokenRows;
 use rounded_grad::{Gradients, RoundedGrad, WeightGrad};
 pub use top_log_probs::{top_log_probs, top_log_probs_scratch};

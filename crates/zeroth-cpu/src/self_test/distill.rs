@@ -1,12 +1,13 @@
 //! Distillation.
 
 use zeroth_graph::DistillSpec;
-use zeroth_graph::reference::{TeacherRows as ReferenceRows, distill_loss};
-use zeroth_kernel::{Distillation, Element, HeadLossDims};
+use zeroth_graph::reference::{TeacherRows, distill_loss};
+use zeroth_kernel::{DivergenceSpec, Element, HeadLossDims};
 
 use super::{SelfTester, wide};
 use crate::{
-    DistillDw, TeacherRows, distill_loss_backward, distill_loss_scratch, top_log_probs, top_log_probs_scratch,
+    DistillDw, TeacherSlices, distill_loss_backward, distill_loss_scratch, top_log_probs,
+    top_log_probs_scratch,
 };
 
 const ROWS: usize = 40;
@@ -22,7 +23,7 @@ impl<T: Element> SelfTester<'_, T> {
         let (teacher_x, teacher_w) = (self.random(ROWS * hidden), self.random(vocab * hidden));
         let (wide_x, wide_w) = (wide(&teacher_x), wide(&teacher_w));
         for (name, beta) in [("forward", 0.0), ("mixed", 0.5), ("reverse", 1.0)] {
-            let distillation = Distillation { beta, temperature: 2.0, squared: true };
+            let distillation = DivergenceSpec { beta, temperature: 2.0, squared: true };
             let (mut ids, mut log_probs) = (vec![0; ROWS * K], vec![0.0; ROWS * K]);
             let of_teacher = HeadLossDims::new(ROWS, hidden, vocab);
             let mut scratch = vec![0.0; top_log_probs_scratch(of_teacher, K, self.pool.threads())];
@@ -40,11 +41,11 @@ impl<T: Element> SelfTester<'_, T> {
             let (wide_ids, wide_probs): (Vec<i64>, _) =
                 (ids.iter().map(|id| i64::from(*id)).collect(), wide(&log_probs));
             let row_stride = hidden;
-            let online = TeacherRows::Hidden { hidden, vocab, row_stride, x: &teacher_x, w: &teacher_w };
-            let cached = TeacherRows::TopK { k: K, vocab, tail: true, ids: &ids, log_probs: &log_probs };
+            let online = TeacherSlices::Hidden { hidden, vocab, row_stride, x: &teacher_x, w: &teacher_w };
+            let cached = TeacherSlices::TopK { k: K, vocab, tail: true, ids: &ids, log_probs: &log_probs };
             let references = [
-                ReferenceRows::Hidden { x: &wide_x, w: &wide_w },
-                ReferenceRows::TopK { ids: &wide_ids, log_probs: &wide_probs, vocab, tail: true },
+                TeacherRows::Hidden { x: &wide_x, w: &wide_w },
+                TeacherRows::TopK { ids: &wide_ids, log_probs: &wide_probs, vocab, tail: true },
             ];
             for ((teacher, reference), kind) in
                 [online, cached].into_iter().zip(references).zip(["online", "cached"])

@@ -6,10 +6,10 @@ use zeroth_kernel::{BalanceDims, Element, ExpertRowsDims, GatedRowsDims, Grouped
 
 use super::{SelfTester, wide};
 use crate::{
-    BalanceSums, Routed, balance_loss, balance_loss_backward, combine_rows, gated_rows, gated_rows_backward,
-    gated_rows_scratch, gather_rows, grouped_linear, grouped_linear_add, grouped_linear_dw,
-    grouped_linear_dw_rounded, grouped_linear_dx, grouped_linear_scratch, route, route_backward,
-    route_backward_scratch, route_scratch,
+    BalanceSlices, RoutedSlices, balance_loss, balance_loss_backward, combine_rows, gated_rows,
+    gated_rows_backward, gated_rows_scratch, gather_rows, grouped_linear, grouped_linear_add,
+    grouped_linear_dw, grouped_linear_dw_rounded, grouped_linear_dx, grouped_linear_scratch, route,
+    route_backward, route_backward_scratch, route_scratch,
 };
 
 /// Rows, of which the last are padding.
@@ -36,14 +36,14 @@ impl<T: Element> SelfTester<'_, T> {
         let [mut experts, mut order, mut places] = [(); 3].map(|()| vec![-1i32; slots]);
         let (mut weights, mut offsets) = (vec![f32::NAN; slots], vec![-1i32; count + 1]);
         let (before, mut after) = (vec![0.5f32; 2 * count], vec![f32::NAN; 2 * count]);
-        let routed = Routed {
+        let routed = RoutedSlices {
             experts: &mut experts,
             weights: &mut weights,
             order: &mut order,
             places: &mut places,
             offsets: &mut offsets,
         };
-        let balance = Some(BalanceSums { before: Some(&before), after: &mut after });
+        let balance = Some(BalanceSlices { before: Some(&before), after: &mut after });
         let mut scratch = vec![f32::NAN; route_scratch(dims, self.pool.threads())];
         route(self.pool, dims, Some(&STARTS), &logits, routed, balance, &mut scratch);
         let expected = reference::route(&wide(&logits), count, k, normalized, ROUTED);

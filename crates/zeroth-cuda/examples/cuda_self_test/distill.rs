@@ -6,7 +6,7 @@ use zeroth_cpu::{Pool, top_log_probs, top_log_probs_scratch};
 use zeroth_graph::DistillSpec;
 use zeroth_graph::reference::{TeacherRows, distill_loss};
 use zeroth_kernel::{
-    Control, DeviceError, Distillation, GradStore, HeadLossDims, HeadLossDw, Kernel, Span, TeacherSpans,
+    Control, DeviceError, DivergenceSpec, GradStore, HeadLossDims, HeadLossDw, Kernel, Span, TeacherSpans,
 };
 
 use crate::harness::{Expected, Harness, Outcome, Output, Work};
@@ -32,7 +32,7 @@ enum Source {
 impl Harness {
     pub(crate) fn distill(&mut self) -> Outcome {
         for (beta, temperature, squared) in CASES {
-            let distillation = Distillation { beta, temperature, squared };
+            let distillation = DivergenceSpec { beta, temperature, squared };
             for (rows, hidden, vocab, of_teacher) in
                 [(5, 36, 101, 101), (33, 64, 50, 61), (70, 20, 1003, 990)]
             {
@@ -54,7 +54,7 @@ impl Harness {
             // Several slices of logits.
             let head = self.student(HeadLossDims::new(900, 8, 200_003));
             let (x, w) = (self.random(900 * 8), self.random(200_000 * 8));
-            let distillation = Distillation { beta: 0.0, temperature: 2.0, squared: false };
+            let distillation = DivergenceSpec { beta: 0.0, temperature: 2.0, squared: false };
             let teacher = Source::Hidden { hidden: 8, vocab: 200_000, x, w };
             self.distill_case(&head, distillation, &teacher)?;
         }
@@ -76,12 +76,12 @@ impl Harness {
         Head { dims, x, w: self.random(vocab * hidden), labels: (0..rows).map(label).collect() }
     }
 
-    fn distill_case(&mut self, head: &Head, distillation: Distillation, teacher: &Source) -> Outcome {
+    fn distill_case(&mut self, head: &Head, distillation: DivergenceSpec, teacher: &Source) -> Outcome {
         let Head { dims, x, w, labels } = head;
         let HeadLossDims { rows, hidden, vocab, .. } = *dims;
         let (weights, loss_scale) = ([0.25, 0.125], 64.0);
         let labels_wide: Vec<i64> = labels.iter().map(|label| i64::from(*label)).collect();
-        let Distillation { beta, temperature, squared } = distillation;
+        let DivergenceSpec { beta, temperature, squared } = distillation;
         let spec = DistillSpec { beta: f64::from(beta), temperature: f64::from(temperature), squared };
         let of_ids: Vec<i64>;
         let rows_of_teacher = match teacher {
@@ -164,12 +164,12 @@ impl Harness {
         let (rows, vocab) = (8192, 151_936);
         let traffic = Work::Bytes(14.0 * (rows * vocab) as f64);
         for beta in [0.0, 0.5, 1.0] {
-            let distillation = Distillation { beta, temperature: 2.0, squared: true };
+            let distillation = DivergenceSpec { beta, temperature: 2.0, squared: true };
             let kernel = self.timed_distill(rows, [8, 8], vocab, distillation, false)?;
             self.time(&format!("{rows}x8x{vocab}, beta {beta}, logits alone"), traffic, kernel)?;
             self.next = 0;
         }
-        let distillation = Distillation { beta: 0.0, temperature: 2.0, squared: true };
+        let distillation = DivergenceSpec { beta: 0.0, temperature: 2.0, squared: true };
         let kernel = self.timed_distill(rows, [1024, 4096], vocab, distillation, true)?;
         let flops = (6.0 * 1024.0 + 2.0 * 4096.0) * (rows * vocab) as f64;
         self.time(&format!("{rows}x1024x{vocab}, teacher of 4096"), Work::Flops(flops), kernel)?;
@@ -186,7 +186,7 @@ impl Harness {
         rows: usize,
         [hidden, of_teacher]: [usize; 2],
         vocab: usize,
-        distillation: Distillation,
+        distillation: DivergenceSpec,
         gradients: bool,
     ) -> Result<Kernel, DeviceError> {
         let labels: Vec<i32> = (0..rows as i32).map(|row| row * 17).collect();

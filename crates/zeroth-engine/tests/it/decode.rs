@@ -2,7 +2,7 @@
 
 use zeroth_base::DType;
 use zeroth_cpu::CpuTarget;
-use zeroth_engine::{Engine, MicroBatch, NewToken, NewTokens, RunError, StreamBatch};
+use zeroth_engine::{Engine, NewToken, NewTokens, RunError, StreamBatch, StreamRows};
 use zeroth_kernel::{CacheRange, Target};
 use zeroth_model::{BatchTokens, forward};
 use zeroth_program::{CachedTokens, Compiled, StreamSizes};
@@ -37,9 +37,9 @@ impl Packed {
         Self { labels: vec![-100; ids.len()], ids, positions, starts }
     }
 
-    fn view(&self) -> MicroBatch<'_> {
+    fn view(&self) -> StreamRows<'_> {
         let Self { ids, labels, positions, starts } = self;
-        MicroBatch { ids, labels, positions, starts, keys: &[] }
+        StreamRows { ids, labels, positions, starts, keys: &[] }
     }
 }
 

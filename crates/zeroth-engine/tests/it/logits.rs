@@ -3,7 +3,7 @@
 
 use zeroth_base::DType;
 use zeroth_cpu::CpuTarget;
-use zeroth_engine::{MicroBatch, RunError};
+use zeroth_engine::{RunError, StreamRows};
 use zeroth_kernel::{Target, Tier};
 use zeroth_model::{BatchTokens, forward};
 use zeroth_program::Category;
@@ -52,7 +52,7 @@ fn logits_of_every_golden_model_give_the_loss_that_training_programs_find() {
         let labels = [vocab - 1, 0, 4];
         let (ids, trained, positions, starts) = packed(&prefixes, &labels);
         let batch =
-            MicroBatch { ids: &ids, labels: &trained, positions: &positions, starts: &starts, keys: &[] };
+            StreamRows { ids: &ids, labels: &trained, positions: &positions, starts: &starts, keys: &[] };
         let compiled = inference(&golden, DType::F32, 4, &[16, 48]);
         let logits = golden.single_rank_engine(&compiled).logits(&batch).unwrap();
         assert_eq!(logits.len(), 3 * vocab as usize, "three sequences of four that there is room for");
@@ -73,7 +73,7 @@ fn logits_of_every_golden_model_give_the_loss_that_training_programs_find() {
         // Alone, and rounded up to another number of rows, a sequence has the same bits.
         let (ids, trained, positions, starts) = packed(&prefixes[2..], &labels[2..]);
         let alone =
-            MicroBatch { ids: &ids, labels: &trained, positions: &positions, starts: &starts, keys: &[] };
+            StreamRows { ids: &ids, labels: &trained, positions: &positions, starts: &starts, keys: &[] };
         let again = golden.single_rank_engine(&compiled).logits(&alone).unwrap();
         assert_eq!(again, logits[2 * vocab as usize..], "{}", golden.name);
     }
@@ -98,7 +98,7 @@ fn more_sequences_than_compiled_for_are_refused() {
     let golden = &goldens()[0];
     let compiled = inference(golden, DType::F32, 1, &[32]);
     let (ids, labels, positions, starts) = packed(&[&[1, 2], &[3]], &[0, 0]);
-    let batch = MicroBatch { ids: &ids, labels: &labels, positions: &positions, starts: &starts, keys: &[] };
+    let batch = StreamRows { ids: &ids, labels: &labels, positions: &positions, starts: &starts, keys: &[] };
     let refused = golden.single_rank_engine(&compiled).logits(&batch).unwrap_err();
     assert!(matches!(refused, RunError::Sequences { found: 2, most: 1 }), "{refused}");
 }

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::{CpuDevice, CpuTarget};
-use zeroth_engine::{Engine, FurtherInput, LossCounts, MicroBatch, Rank, RunError, State, StreamBatch};
+use zeroth_engine::{Engine, FurtherInput, LossCounts, Rank, RunError, State, StreamBatch, StreamRows};
 use zeroth_graph::reference::{Data, Interpreter};
 use zeroth_graph::{Builder, Graph, ParamId, ParamSpec, Role, Rotary, Rows};
 use zeroth_kernel::{Optimizer, Recipe};
@@ -236,9 +236,9 @@ fn with_view<T>(batch: &Batch, body: impl FnOnce(&StreamBatch<'_>) -> T) -> T {
             starts: data.starts.iter().chain([&data.ids.len()]).map(|start| *start as u32).collect(),
         })
         .collect();
-    let views: Vec<MicroBatch<'_>> = streams
+    let views: Vec<StreamRows<'_>> = streams
         .iter()
-        .map(|Stream { ids, labels, positions, starts }| MicroBatch {
+        .map(|Stream { ids, labels, positions, starts }| StreamRows {
             ids,
             labels,
             positions,

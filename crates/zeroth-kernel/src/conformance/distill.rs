@@ -5,7 +5,7 @@ use zeroth_base::DType;
 
 use super::{Output, Pair, ROWS, WANTED, Wanted};
 use crate::{
-    Control, DeviceError, Distillation, GradStore, HeadLossDims, HeadLossDw, Kernel, Span, TeacherSpans,
+    Control, DeviceError, DivergenceSpec, GradStore, HeadLossDims, HeadLossDw, Kernel, Span, TeacherSpans,
 };
 
 const HIDDEN: usize = 48;
@@ -17,7 +17,7 @@ impl Pair<'_> {
         for (beta, temperature, squared) in
             [(0.0, 1.0, false), (0.0, 2.0, true), (0.3, 1.5, true), (1.0, 2.0, false)]
         {
-            let distillation = Distillation { beta, temperature, squared };
+            let distillation = DivergenceSpec { beta, temperature, squared };
             for vocab in [VOCAB, VOCAB + 14, VOCAB - 14] {
                 let teacher = |pair: &mut Self| {
                     let hidden = 40;
@@ -39,7 +39,7 @@ impl Pair<'_> {
 
     fn distill_loss(
         &mut self,
-        distillation: Distillation,
+        distillation: DivergenceSpec,
         teacher: impl Fn(&mut Self) -> TeacherSpans,
         wanted: Wanted,
     ) -> Result<(), DeviceError> {

@@ -5,7 +5,7 @@ use super::Span;
 /// The divergence of a student s from its teacher t over the first ids that both vocabularies have, at a temperature: KL(t‖s) where
 /// `beta` is 0, KL(s‖t) where it is 1, and between beta · KL(t‖m) + (1 - beta) · KL(s‖m), m = beta · t + (1 - beta) · s.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Distillation {
+pub struct DivergenceSpec {
     /// From 0 to 1.
     pub beta: f32,
     /// Divisor of the logits.
@@ -14,7 +14,7 @@ pub struct Distillation {
     pub squared: bool,
 }
 
-impl Distillation {
+impl DivergenceSpec {
     /// The factor of the divergence.
     pub fn factor(self) -> f32 {
         if self.squared { self.temperature * self.temperature } else { 1.0 }
@@ -46,7 +46,7 @@ pub enum TeacherSpans {
         k: usize,
         /// Its vocabulary. An id that is not in both vocabularies belongs to the tail.
         vocab: usize,
-        /// Whether the probability of all other tokens, at least [`Distillation::LEAST_TAIL`], is one more outcome. Else, and where the
+        /// Whether the probability of all other tokens, at least [`DivergenceSpec::LEAST_TAIL`], is one more outcome. Else, and where the
         /// student has no other tokens, both distributions are renormalised over those listed.
         tail: bool,
         /// i32 `[rows, k]`.

@@ -6,7 +6,7 @@ use zeroth_base::{ActivationFn, DType};
 
 use super::access::Operand;
 use super::{
-    Access, AttentionContext, Balance, BiasGrad, Distillation, GradStore, HeadLossDw, Rounding, Span,
+    Access, AttentionContext, Balance, BiasGrad, DivergenceSpec, GradStore, HeadLossDw, Rounding, Span,
     TeacherSpans, TiedRowsIn,
 };
 use crate::{
@@ -315,7 +315,7 @@ kernels! {
     /// `HeadLossBackward` with a teacher: adds the sums over the rows with a label (≥ 0) of the cross-entropy and of the divergence from
     /// the teacher to `losses`, an f64 each. Gradients are those of both, each times its weight of `loss_weights` and the loss scale.
     /// Rows are computed in slices ([`HeadLossDims::distill_slice_rows`]).
-    DistillLossBackward ("distill_loss_backward") { dims: HeadLossDims, distillation: Distillation }
+    DistillLossBackward ("distill_loss_backward") { dims: HeadLossDims, distillation: DivergenceSpec }
         reads {
             teacher: TeacherSpans, x: Span, w: Span, labels: Span, loss_weights: [Span; 2], control: Span
         }

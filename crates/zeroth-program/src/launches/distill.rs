@@ -1,7 +1,7 @@
 //! Lowering of distillation: its loss, and a teacher's most probable tokens.
 
 use zeroth_graph::{GradNode, Node, Op, TeacherKind};
-use zeroth_kernel::{Control, Distillation, Kernel, TeacherSpans};
+use zeroth_kernel::{Control, DivergenceSpec, Kernel, TeacherSpans};
 
 use super::At;
 use crate::BufferId;
@@ -30,7 +30,7 @@ impl At<'_> {
         };
         Kernel::DistillLossBackward {
             dims,
-            distillation: Distillation {
+            distillation: DivergenceSpec {
                 beta: spec.beta as f32,
                 temperature: spec.temperature as f32,
                 squared: spec.squared,

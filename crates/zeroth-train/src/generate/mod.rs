@@ -20,7 +20,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 
 use zeroth_base::{DType, counted};
-use zeroth_engine::{Engine, MicroBatch, NewToken, Rank, RunError};
+use zeroth_engine::{Engine, NewToken, Rank, RunError, StreamRows};
 use zeroth_kernel::{Device, Recipe, Target};
 use zeroth_model::{
     Adapter, AdapterError, BatchTokens, ForwardError, Lora, LoraError, ModelConfig, ModelError, Parameter,
@@ -447,9 +447,9 @@ impl Prompts {
         prompts
     }
 
-    fn batch(&self) -> MicroBatch<'_> {
+    fn batch(&self) -> StreamRows<'_> {
         let Self { ids, labels, positions, starts } = self;
-        MicroBatch { ids, labels, positions, starts, keys: &[] }
+        StreamRows { ids, labels, positions, starts, keys: &[] }
     }
 }
 

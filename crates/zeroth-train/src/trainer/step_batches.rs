@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use zeroth_engine::{CachedTeacher, MicroBatch as View, MicroBatches, Streams};
+use zeroth_engine::{CachedTeacher, MicroBatches, StreamRows, Streams};
 
 use super::error::TrainError;
 use crate::data::{Batches, MicroBatch};
@@ -72,8 +72,8 @@ impl MicroBatches for StepBatches<'_> {
 
 impl MicroBatch {
     /// The engine's view of the first stream.
-    pub fn view(&self) -> View<'_> {
+    pub fn view(&self) -> StreamRows<'_> {
         let Self { ids, labels, positions, starts, keys, .. } = self;
-        View { ids, labels, positions, starts, keys }
+        StreamRows { ids, labels, positions, starts, keys }
     }
 }

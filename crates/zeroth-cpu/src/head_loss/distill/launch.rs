@@ -2,7 +2,7 @@
 
 use zeroth_kernel::{Control, DeviceError, GradStore, HeadLossDw, Span, TeacherSpans, TiedRowsOut};
 
-use super::{DistillDw, TeacherRows, distill_loss_backward, distill_loss_scratch};
+use super::{DistillDw, TeacherSlices, distill_loss_backward, distill_loss_scratch};
 use crate::head_loss::{TokenRows, top_log_probs, top_log_probs_scratch};
 use crate::launch::{cpu_kernel, floats};
 
@@ -36,11 +36,11 @@ cpu_kernel!(
         let teacher = match teacher {
             TeacherSpans::Hidden { hidden, vocab, row_stride, x, w } => {
                 let (x, w) = (cx.read::<T>(x)?, cx.read(w)?);
-                TeacherRows::Hidden { hidden, vocab, row_stride, x, w }
+                TeacherSlices::Hidden { hidden, vocab, row_stride, x, w }
             }
             TeacherSpans::TopK { k, vocab, tail, ids, log_probs } => {
                 let (ids, log_probs) = (cx.read(ids)?, cx.read(log_probs)?);
-                TeacherRows::TopK { k, vocab, tail, ids, log_probs }
+                TeacherSlices::TopK { k, vocab, tail, ids, log_probs }
             }
         };
         let (x, w, labels) = (cx.read::<T>(x)?, cx.read(w)?, cx.read(labels)?);

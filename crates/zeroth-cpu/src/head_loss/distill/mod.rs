@@ -21,7 +21,7 @@ use crate::rows::{check_rows, row_stride};
 use crate::work_partition::Chunks;
 use crate::{check_len, check_scratch};
 use rows::{Cached, RowLosses, Terms};
-use zeroth_kernel::{Distillation, Element, HeadLossDims, TeacherSpans};
+use zeroth_kernel::{DivergenceSpec, Element, HeadLossDims, TeacherSpans};
 
 /// Rows of w whose gradient is summed in f32 before it is rounded.
 const BLOCK: usize = 2048;
@@ -30,7 +30,7 @@ const BAND: usize = 64;
 
 /// The teacher of a head, with its operands: see [`TeacherSpans`].
 #[derive(Debug, Clone, Copy)]
-pub enum TeacherRows<'a, T> {
+pub enum TeacherSlices<'a, T> {
     /// A hidden state x [rows, hidden] and a head w [vocab, hidden].
     Hidden {
         /// Its hidden size.
@@ -78,7 +78,7 @@ impl From<&TeacherSpans> for TeacherDims {
     }
 }
 
-impl<T> TeacherRows<'_, T> {
+impl<T> TeacherSlices<'_, T> {
     /// Its sizes.
     pub const fn dims(&self) -> TeacherDims {
         match *self {
@@ -150,8 +150,8 @@ pub fn distill_loss_scratch(dims: HeadLossDims, teacher: TeacherDims, threads: u
 pub fn distill_loss_backward<T: Element>(
     pool: &Pool,
     dims: HeadLossDims,
-    distillation: Distillation,
-    teacher: TeacherRows<T>,
+    distillation: DivergenceSpec,
+    teacher: TeacherSlices<T>,
     x: &[T],
     w: &[T],
     labels: &[i32],
@@ -192,7 +192,7 @@ fn run<T: Element, E: Element>(
     pool: &Pool,
     dims: HeadLossDims,
     terms: Terms,
-    teacher: TeacherRows<T>,
+    teacher: TeacherSlices<T>,
     x: &[T],
     w: &[T],
     labels: &[i32],
@@ -270,7 +270,7 @@ impl<T: Element> Slice<'_, T> {
     /// The losses of each row; replaces the student's logits by their gradient.
     fn losses<E: Element>(
         &self,
-        teacher: TeacherRows<T>,
+        teacher: TeacherSlices<T>,
         student: &mut [f32],
         of_teacher: &mut [f32],
         losses: &mut [RowLosses],
@@ -282,7 +282,7 @@ impl<T: Element> Slice<'_, T> {
         let student = &mut student[..rows * stride];
         logits(pool, [rows, vocab, hidden], self.x, x_stride, self.w, student, scratch);
         match teacher {
-            TeacherRows::Hidden { hidden, vocab: of_teachers, row_stride: x_stride, x, w } => {
+            TeacherSlices::Hidden { hidden, vocab: of_teachers, row_stride: x_stride, x, w } => {
                 let shared = vocab.min(of_teachers);
                 let t_stride = row_stride(shared, DType::F32);
                 let of_teacher = &mut of_teacher[..rows * t_stride];
@@ -304,7 +304,7 @@ impl<T: Element> Slice<'_, T> {
                     },
                 );
             }
-            TeacherRows::TopK { k, vocab: of_teachers, tail, ids, log_probs } => {
+            TeacherSlices::TopK { k, vocab: of_teachers, tail, ids, log_probs } => {
                 let parts = (Chunks::new(student, stride), Chunks::new(losses, 1));
                 pool.each_with(parts, scratch, |row, (student, losses), scratch| {
                     let listed = (first + row) * k..(first + row + 1) * k;

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::isa::{Isa, each_isa};
 use crate::math::{self, LANES};
-use zeroth_kernel::{Distillation, Element};
+use zeroth_kernel::{DivergenceSpec, Element};
 
 /// The losses of a row; the divergence without its factor.
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Zeroable, bytemuck::Pod)]
@@ -35,7 +35,7 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    pub(super) fn new(distillation: Distillation, [ce_scale, kd_scale]: [f32; 2]) -> Self {
+    pub(super) fn new(distillation: DivergenceSpec, [ce_scale, kd_scale]: [f32; 2]) -> Self {
         let (inverse, factor) = (1.0 / distillation.temperature, distillation.factor());
         let kd_scale = kd_scale * factor * inverse;
         Self { beta: distillation.beta, inverse, factor, ce_scale, kd_scale }
@@ -450,7 +450,7 @@ fn offline_with<E: Element, const FMA: bool>(
         // Where little is left, the rounding of an f32 sum would be a large part of it.
         let listed: f64 = teacher[..count].iter().map(|log_prob| f64::from(*log_prob).exp()).sum();
         student[count] = within.max * within.inverse + within.log_sum;
-        teacher[count] = ((1.0 - listed) as f32).max(Distillation::LEAST_TAIL).ln();
+        teacher[count] = ((1.0 - listed) as f32).max(DivergenceSpec::LEAST_TAIL).ln();
         outcomes += 1;
     }
     let (student, teacher) = (&mut student[..outcomes], &teacher[..outcomes]);

@@ -13,14 +13,18 @@ fn wide<T: Element>(values: &[T]) -> Vec<f64> {
     values.iter().map(|value| f64::from(value.to_f32())).collect()
 }
 
-fn every_distillation() -> impl Iterator<Item = Distillation> {
+fn every_distillation() -> impl Iterator<Item = DivergenceSpec> {
     [0.0, 0.3, 1.0].into_iter().flat_map(|beta| {
-        [(1.0, false), (2.0, true)].map(|(temperature, squared)| Distillation { beta, temperature, squared })
+        [(1.0, false), (2.0, true)].map(|(temperature, squared)| DivergenceSpec {
+            beta,
+            temperature,
+            squared,
+        })
     })
 }
 
-const fn spec(distillation: Distillation) -> DistillSpec {
-    let Distillation { beta, temperature, squared } = distillation;
+const fn spec(distillation: DivergenceSpec) -> DistillSpec {
+    let DivergenceSpec { beta, temperature, squared } = distillation;
     // As f32 has it.
     DistillSpec { beta: beta as f64, temperature: temperature as f64, squared }
 }
@@ -56,9 +60,9 @@ impl<T: Element> Case<T> {
         }
     }
 
-    fn online(&self) -> TeacherRows<'_, T> {
+    fn online(&self) -> TeacherSlices<'_, T> {
         let (hidden, vocab) = (self.hidden, self.vocab);
-        TeacherRows::Hidden { hidden, vocab, row_stride: hidden, x: &self.teacher_x, w: &self.teacher_w }
+        TeacherSlices::Hidden { hidden, vocab, row_stride: hidden, x: &self.teacher_x, w: &self.teacher_w }
     }
 
     /// The teacher's tokens and their log-probabilities.
@@ -71,7 +75,7 @@ impl<T: Element> Case<T> {
         (ids, log_probs)
     }
 
-    fn run(&self, pool: &Pool, distillation: Distillation, teacher: TeacherRows<T>) -> Found<T> {
+    fn run(&self, pool: &Pool, distillation: DivergenceSpec, teacher: TeacherSlices<T>) -> Found<T> {
         let mut scratch =
             vec![f32::NAN; distill_loss_scratch(self.dims, teacher.dims(), pool.threads(), false)];
         let (mut dx, mut dw) = (vec![T::from_f32(f32::NAN); self.x.len()], vec![f32::NAN; self.w.len()]);
@@ -95,7 +99,7 @@ impl<T: Element> Case<T> {
 
     fn expected(
         &self,
-        distillation: Distillation,
+        distillation: DivergenceSpec,
         teacher: &reference::TeacherRows<'_>,
     ) -> ([f64; 2], [Vec<f64>; 2]) {
         let labels: Vec<i64> = self.labels.iter().map(|label| i64::from(*label)).collect();
@@ -145,7 +149,7 @@ fn check_reference<T: Element>(pool: &Pool) {
                 let cached =
                     reference::TeacherRows::TopK { ids: &of_ids, log_probs: &log_probs_wide, vocab, tail };
                 let expected = case.expected(distillation, &cached);
-                let teacher = TeacherRows::TopK { k, vocab, tail, ids: &ids, log_probs: &log_probs };
+                let teacher = TeacherSlices::TopK { k, vocab, tail, ids: &ids, log_probs: &log_probs };
                 check(
                     format!("{k} of {vocab}, tail {tail}"),
                     &case.run(pool, distillation, teacher),
@@ -171,10 +175,10 @@ fn check_bits<T: Element>(pools: &[Pool; 2]) {
     let dims = HeadLossDims::new(1100, 24, 150);
     assert!(!dims.is_one_distill_slice(150));
     let case = Case::<T>::new(dims, 16, 140);
-    let distillation = Distillation { beta: 0.3, temperature: 2.0, squared: true };
+    let distillation = DivergenceSpec { beta: 0.3, temperature: 2.0, squared: true };
     let found = pools.each_ref().map(|pool| {
         let (ids, log_probs) = case.top(pool, 12, 2.0);
-        let cached = TeacherRows::TopK { k: 12, vocab: 140, tail: true, ids: &ids, log_probs: &log_probs };
+        let cached = TeacherSlices::TopK { k: 12, vocab: 140, tail: true, ids: &ids, log_probs: &log_probs };
         [case.online(), cached].map(|teacher| {
             let (losses, dx, dw) = case.run(pool, distillation, teacher);
             (losses.map(f64::to_bits), bits(&dx), bits(&dw))
@@ -198,12 +202,12 @@ fn check_stores<T: Element>(pool: &Pool) {
     let dims = HeadLossDims::new(40, 33, 2_500);
     let HeadLossDims { rows, hidden, .. } = dims;
     let case = Case::<T>::new(dims, 17, 2_500);
-    let distillation = Distillation { beta: 0.0, temperature: 2.0, squared: true };
+    let distillation = DivergenceSpec { beta: 0.0, temperature: 2.0, squared: true };
     let (losses, dx, dw) = case.run(pool, distillation, case.online());
     let what = format!("{}, {} threads, {}", pool.isa(), pool.threads(), T::DTYPE);
     let padded = HeadLossDims { row_stride: hidden + APART, ..dims };
     let (x, teacher_x) = (apart(&case.x, hidden, f32::NAN), apart(&case.teacher_x, 17, f32::NAN));
-    let teacher = TeacherRows::Hidden {
+    let teacher = TeacherSlices::Hidden {
         hidden: 17,
         vocab: 2_500,
         row_stride: 17 + APART,
@@ -305,9 +309,9 @@ fn extreme_logits_stay_finite_and_nan_is_reported() {
     }
     // Ids that no vocabulary has are no tokens.
     let (ids, log_probs) = ([i32::MAX, -5, 300, 2].repeat(8), vec![-2.0; 32]);
-    let teacher = TeacherRows::TopK { k: 4, vocab: 400, tail: true, ids: &ids, log_probs: &log_probs };
+    let teacher = TeacherSlices::TopK { k: 4, vocab: 400, tail: true, ids: &ids, log_probs: &log_probs };
     let ([_, kd], ..) =
-        case.run(&pool, Distillation { beta: 1.0, temperature: 1.0, squared: false }, teacher);
+        case.run(&pool, DivergenceSpec { beta: 1.0, temperature: 1.0, squared: false }, teacher);
     assert!(kd.is_finite());
 }
 
@@ -315,7 +319,7 @@ fn extreme_logits_stay_finite_and_nan_is_reported() {
 fn cross_entropy_is_that_of_the_head() {
     let pool = Pool::on_isa(2, crate::Isa::Portable).expect("every CPU has it");
     let case = Case::<f32>::new(HeadLossDims::new(30, 20, 200), 16, 220);
-    let distillation = Distillation { beta: 0.0, temperature: 1.0, squared: false };
+    let distillation = DivergenceSpec { beta: 0.0, temperature: 1.0, squared: false };
     let ([ce, _], ..) = case.run(&pool, distillation, case.online());
     let mut scratch = vec![f32::NAN; head_loss_scratch(case.dims, 2)];
     let (x, w, labels) = (&case.x, &case.w, &case.labels);

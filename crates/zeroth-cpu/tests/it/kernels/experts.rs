@@ -137,9 +137,9 @@ fn route_of<T: Element>(pool: &Pool, dims: RouteDims, starts: Option<&[u32]>, lo
     let mut indices = [slots, slots, slots, experts + 1].map(|count| vec![-7; count]);
     let (mut weights, mut balance) = (vec![f32::NAN; slots], vec![f32::NAN; 2 * experts]);
     let [chosen, order, places, offsets] = indices.each_mut().map(|numbers| &mut numbers[..]);
-    let routed = Routed { experts: chosen, weights: &mut weights, order, places, offsets };
+    let routed = RoutedSlices { experts: chosen, weights: &mut weights, order, places, offsets };
     let mut scratch = vec![f32::NAN; route_scratch(dims, pool.threads())];
-    let sums = Some(BalanceSums { before: None, after: &mut balance });
+    let sums = Some(BalanceSlices { before: None, after: &mut balance });
     route(pool, dims, starts, logits, routed, sums, &mut scratch);
     Route { indices, weights, balance }
 }

@@ -81,8 +81,8 @@ impl<T: Element> Mixture<T> {
         let labels = [1; ROWS];
         s.fill(f32::NAN);
         dw.fill(0.5);
-        let routed = Routed { experts, weights, order, places, offsets };
-        route(pool, ROUTE, Some(&STARTS), logits, routed, Some(BalanceSums { before: None, after }), s);
+        let routed = RoutedSlices { experts, weights, order, places, offsets };
+        route(pool, ROUTE, Some(&STARTS), logits, routed, Some(BalanceSlices { before: None, after }), s);
         let [experts, order, places, offsets] = indices.each_ref().map(|numbers| &numbers[..]);
         gather_rows(pool, EXPERT_ROWS, order, offsets, x, gathered);
         grouped_linear(pool, GATE_UP, offsets, gathered, w, gate_up, s);

@@ -1,7 +1,7 @@
 //! Golden distillations: a student, and its teacher or a cache of it.
 
 use zeroth_cpu::CpuTarget;
-use zeroth_engine::{CachedTeacher, MicroBatch, MicroBatches, RunError, Streams};
+use zeroth_engine::{CachedTeacher, MicroBatches, RunError, StreamRows, Streams};
 use zeroth_graph::{DistillSpec, Graph};
 use zeroth_kernel::RowKey;
 use zeroth_model::{BatchTokens, Distilled, Objective, TeacherForward, forward};
@@ -142,7 +142,7 @@ impl Cache {
     /// Micro-batches with what is cached of the samples of their rows.
     pub(crate) fn batches<'a>(
         &self,
-        batches: &'a [MicroBatch<'a>],
+        batches: &'a [StreamRows<'a>],
         keys: impl Iterator<Item = &'a [RowKey]>,
     ) -> CachedBatches<'a> {
         let of_rows = |keys: &[RowKey]| {
@@ -162,7 +162,7 @@ impl Cache {
 
 /// Micro-batches with their cached teacher.
 pub(crate) struct CachedBatches<'a> {
-    batches: std::slice::Iter<'a, MicroBatch<'a>>,
+    batches: std::slice::Iter<'a, StreamRows<'a>>,
     cached: Vec<(Vec<i32>, Vec<f32>)>,
     next: usize,
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use zeroth_engine::MicroBatch;
+use zeroth_engine::StreamRows;
 use zeroth_model::{Adapter, Lora, LoraTargets, add_adapters};
 
 use super::{Golden, golden_folder, tensor};
@@ -105,7 +105,7 @@ impl Golden {
     }
 
     /// Calls `of` with the first `count` rows as one micro-batch.
-    pub(crate) fn with_batch<T>(&self, count: u64, of: impl FnOnce(&MicroBatch<'_>) -> T) -> T {
+    pub(crate) fn with_batch<T>(&self, count: u64, of: impl FnOnce(&StreamRows<'_>) -> T) -> T {
         of(&self.packed(0, count).view())
     }
 }

@@ -15,7 +15,7 @@ use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::{CpuDevice, CpuTarget};
 use zeroth_cuda::CudaTarget;
-use zeroth_engine::{Engine, MicroBatch, Rank, State};
+use zeroth_engine::{Engine, Rank, State, StreamRows};
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Interpreter};
 use zeroth_kernel::{Optimizer, Recipe, Record, Target};
@@ -459,7 +459,7 @@ impl Golden {
             };
             let packed: Vec<Vec<Packed>> = (0..setup.settings.accumulation).map(micro).collect();
             let targets = packed.iter().map(|streams| streams.last().unwrap());
-            let batches: Vec<MicroBatch<'_>> = targets.clone().map(Packed::view).collect();
+            let batches: Vec<StreamRows<'_>> = targets.clone().map(Packed::view).collect();
             let whole = self.packed(step * batch, batch);
             let trained = whole.labels.iter().filter(|label| **label >= 0).count() as u64;
             let first = step.min(rates.len() as u64 - 1) as usize;

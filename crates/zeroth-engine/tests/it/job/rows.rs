@@ -1,7 +1,7 @@
 //! Rows of golden data, and the micro-batches that they are packed into.
 
 use serde_json::Value;
-use zeroth_engine::{MicroBatch, MicroBatches, RunError, Streams};
+use zeroth_engine::{MicroBatches, RunError, StreamRows, Streams};
 use zeroth_kernel::RowKey;
 use zeroth_model::ModelConfig;
 
@@ -80,9 +80,9 @@ impl MicroBatches for PairBatches<'_> {
 }
 
 impl Packed {
-    pub(super) fn view(&self) -> MicroBatch<'_> {
+    pub(super) fn view(&self) -> StreamRows<'_> {
         let Self { ids, labels, positions, starts, keys } = self;
-        MicroBatch { ids, labels, positions, starts, keys }
+        StreamRows { ids, labels, positions, starts, keys }
     }
 }
 

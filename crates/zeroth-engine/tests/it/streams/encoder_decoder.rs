@@ -7,7 +7,7 @@ use zeroth_base::PositionBuckets;
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::{CpuDevice, CpuTarget};
-use zeroth_engine::{Engine, MicroBatch, MicroBatches, Rank, RunError, State, StreamBatch, Streams};
+use zeroth_engine::{Engine, MicroBatches, Rank, RunError, State, StreamBatch, StreamRows, Streams};
 use zeroth_graph::reference::Interpreter;
 use zeroth_graph::{ActivationFn, AttentionOptions, Builder, Graph, ParamId, Role, Value};
 use zeroth_kernel::{Recipe, RowKey, Target};
@@ -200,9 +200,9 @@ impl Stream {
         stream
     }
 
-    fn view(&self) -> MicroBatch<'_> {
+    fn view(&self) -> StreamRows<'_> {
         let Self { ids, labels, positions, starts, keys } = self;
-        MicroBatch { ids, labels, positions, starts, keys }
+        StreamRows { ids, labels, positions, starts, keys }
     }
 }
 
