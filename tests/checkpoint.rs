@@ -6,18 +6,19 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use zeroth::base::DType;
-use zeroth::engine::State;
+use zeroth::engine::StateKind;
 use zeroth::kernel::Moment;
 use zeroth::model::{ModelConfig, WeightFiles, read_config, table};
 use zeroth::train::ModelFiles;
 use zeroth::train::checkpoint::{
-    BatchEntry, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry, Piece, ShardWriter,
+    BatchEntry, ControlState, DataEntry, FORMAT_VERSION, Manifest, ModelEntry, ShardPiece, ShardWriter,
     UnfinishedCheckpoint, ZEROTH_VERSION, now,
 };
 
 use crate::common::{Ended, zeroth_in};
 
-const STATES: [State; 3] = [State::Weights, State::Moment(Moment::First), State::Moment(Moment::Second)];
+const STATES: [StateKind; 3] =
+    [StateKind::Weights, StateKind::Moment(Moment::First), StateKind::Moment(Moment::Second)];
 
 /// A folder with a new model in `model` and checkpoints of these steps in `run`.
 fn with_run(steps: &[u64]) -> tempfile::TempDir {
@@ -41,7 +42,7 @@ fn save(folder: &Path, step: u64) {
     let weights = WeightFiles::open(&model, &table).unwrap();
     let unfinished = UnfinishedCheckpoint::begin(&folder.join("run/checkpoints"), step).unwrap();
     let pieces = STATES.into_iter().flat_map(|state| {
-        table.iter().map(move |parameter| Piece {
+        table.iter().map(move |parameter| ShardPiece {
             state,
             name: parameter.name.clone(),
             first: 0,
@@ -53,7 +54,7 @@ fn save(folder: &Path, step: u64) {
     for state in STATES {
         for parameter in table.iter() {
             let mut elements = vec![0.0; parameter.elements() as usize];
-            if state == State::Weights {
+            if state == StateKind::Weights {
                 weights.read_f32(&parameter.name, 0..parameter.elements(), &mut elements).unwrap();
             }
             part.append_f32(&elements).unwrap();

@@ -95,7 +95,7 @@ fn invalid_values_and_missing_flags_are_reported_together() {
 }
 
 #[test]
-fn unbuilt_flags_and_flags_of_train_are_explained() {
+fn unsupported_flags_and_flags_of_train_are_explained() {
     let more = ["--hosts", "a", "--ranks_per_host", "2"];
     let ended = wrong(&[&TRAIN[..], &more].concat());
     let errors = errors(&ended);

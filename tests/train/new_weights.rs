@@ -50,7 +50,7 @@ fn random_weights_follow_initializer_range() {
 }
 
 #[test]
-fn unbuilt_dropout_is_noted() {
+fn unsupported_dropout_is_noted() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     fs::create_dir(&model).unwrap();

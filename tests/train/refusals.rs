@@ -93,7 +93,7 @@ fn invalid_rows_are_reported_with_file_and_line() {
 }
 
 #[test]
-fn unbuilt_features_are_refused() {
+fn unsupported_features_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");
     for (config, words) in [

@@ -26,7 +26,7 @@ pub(crate) fn read(
     let refuse = |errors| ParseFailure::Errors { errors, command: None };
     let typed = normalize_args::texts(typed).map_err(|message| refuse(vec![message]))?;
     let refusal =
-        normalize_args::unbuilt_command(&typed).or_else(|| normalize_args::foreign_command(root, &typed));
+        normalize_args::unsupported_command(&typed).or_else(|| normalize_args::foreign_command(root, &typed));
     if let Some(refusal) = refusal {
         return Err(refuse(vec![refusal]));
     }

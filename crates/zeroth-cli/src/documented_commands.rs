@@ -69,7 +69,7 @@ fn commands(page: &str) -> (Vec<String>, Vec<String>) {
 /// The problem with a command. Abbreviated ones (`…`, `N`) are only checked for unknown flags.
 fn problem(command: &Command, line: &str, is_whole: bool) -> Option<String> {
     let typed: Vec<String> = shell_words(line).into_iter().filter(|word| !word.contains('…')).collect();
-    if crate::normalize_args::unbuilt_command(&typed).is_some() {
+    if crate::normalize_args::unsupported_command(&typed).is_some() {
         return None;
     }
     match parse(command, &typed) {

@@ -39,7 +39,7 @@ pub(crate) fn foreign_command(root: &Command, typed: &[String]) -> Option<String
 }
 
 /// The message for a command that is not built yet.
-pub(crate) fn unbuilt_command(typed: &[String]) -> Option<String> {
+pub(crate) fn unsupported_command(typed: &[String]) -> Option<String> {
     let mut words = command_words(typed);
     let command = words.next()?;
     let with_its_own = format!("{command} {}", words.next().unwrap_or_default());
@@ -150,14 +150,14 @@ mod tests {
     #[test]
     fn commands_not_built_yet_are_reported() {
         let typed = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        assert!(unbuilt_command(&typed("zeroth launch --web")).unwrap().contains("not yet"));
-        assert!(unbuilt_command(&typed("zeroth --format json launch")).unwrap().contains("not yet"));
-        assert_eq!(unbuilt_command(&typed("zeroth config check launch")), None);
+        assert!(unsupported_command(&typed("zeroth launch --web")).unwrap().contains("not yet"));
+        assert!(unsupported_command(&typed("zeroth --format json launch")).unwrap().contains("not yet"));
+        assert_eq!(unsupported_command(&typed("zeroth config check launch")), None);
         assert!(
-            unbuilt_command(&typed("zeroth checkpoint import x"))
+            unsupported_command(&typed("zeroth checkpoint import x"))
                 .unwrap()
                 .contains("`zeroth checkpoint import`")
         );
-        assert_eq!(unbuilt_command(&typed("zeroth checkpoint verify import")), None);
+        assert_eq!(unsupported_command(&typed("zeroth checkpoint verify import")), None);
     }
 }

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use zeroth::train::progress::{Bar, Field, duration};
+use zeroth::train::progress::{Bar, ProgressField, duration};
 
 use crate::output;
 
@@ -101,9 +101,10 @@ impl Meter {
         let share = done.min(total) as f64 / total.max(1) as f64;
         let left = self.begun.elapsed().as_secs_f64() * (1.0 - share) / share;
         let left = Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX);
-        let mut fields = vec![Field::new(0, self.what), Field::new(1, format!("{:.0}%", 100.0 * share))];
-        fields.extend(more.map(|more| Field::new(3, more)));
-        fields.push(Field::new(2, format!("{} left", duration(left))));
+        let mut fields =
+            vec![ProgressField::new(0, self.what), ProgressField::new(1, format!("{:.0}%", 100.0 * share))];
+        fields.extend(more.map(|more| ProgressField::new(3, more)));
+        fields.push(ProgressField::new(2, format!("{} left", duration(left))));
         Bar { done, total, fields }
     }
 }

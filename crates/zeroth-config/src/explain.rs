@@ -149,7 +149,7 @@ pub fn here(key: &Key) -> String {
         Effect::BuiltIn(why) => format!("{}: {why}", built(key, "built in")),
         Effect::Nothing(because) => format!("no effect: {because}"),
         Effect::AsSection => schema::find(key.parent()).next().map(here).unwrap_or_default(),
-        Effect::Lacking(what) => format!("off is honoured; on is not yet: {what}"),
+        Effect::Unsupported(what) => format!("off is honoured; on is not yet: {what}"),
         Effect::Deprecated(instead) => format!("deprecated: write {instead}"),
         Effect::Refused(instead) => format!("refused: {instead}"),
     }

@@ -15,6 +15,6 @@ pub mod resolve;
 pub mod schema;
 pub mod snippet;
 pub mod trainer_defaults;
-pub mod unimplemented;
+pub mod unsupported;
 pub mod verify;
 pub mod view;

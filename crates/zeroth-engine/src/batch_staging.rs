@@ -27,61 +27,18 @@ impl StreamRows<'_> {
     pub const EMPTY: Self = Self { ids: &[], labels: &[], positions: &[], starts: &[0], keys: &[] };
 }
 
-/// The streams of a micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Streams<'a> {
-    /// That of a model with one.
-    One(StreamRows<'a>),
-    /// The source and the target of an encoder-decoder: sequence i of the target attends to sequence i of the source.
-    Two([StreamRows<'a>; 2]),
-}
-
-impl<'a> Streams<'a> {
-    /// The streams in order.
-    pub const fn as_slice(&self) -> &[StreamRows<'a>] {
-        match self {
-            Self::One(stream) => std::slice::from_ref(stream),
-            Self::Two(streams) => streams,
-        }
-    }
-}
-
-impl<'a> From<StreamRows<'a>> for Streams<'a> {
-    fn from(stream: StreamRows<'a>) -> Self {
-        Self::One(stream)
-    }
-}
-
-/// A source of a step's micro-batches. The engine takes one at a time, in order, and drops it once it is uploaded, so
-/// that memory does not grow with accumulation.
+/// A source of a step's micro-batches. The engine takes one at a time, in order, and uploads it at once, so that memory does
+/// not grow with accumulation.
 pub trait MicroBatches {
     /// The error of the run or of reading data.
     type Error: From<RunError>;
 
-    /// The next micro-batch, with all streams of the model.
-    fn next(&mut self) -> Result<Streams<'_>, Self::Error>;
-
-    /// What a cache has of the teacher for the tokens of the last micro-batch, where the model is distilled from one.
-    fn teacher(&self) -> Option<CachedTeacher<'_>> {
-        None
-    }
+    /// Hands the next micro-batch to `feed`, once.
+    fn next(&mut self, feed: Feed<'_>) -> Result<(), Self::Error>;
 }
 
-/// A teacher's k most probable next tokens at every token of a micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CachedTeacher<'a> {
-    /// Their ids [tokens, k].
-    pub ids: &'a [i32],
-    /// Their log-probabilities [tokens, k].
-    pub log_probs: &'a [f32],
-}
-
-impl<'a> CachedTeacher<'a> {
-    /// The inputs of a model that is distilled from a cache.
-    pub fn inputs(self) -> [FurtherInput<'a>; 2] {
-        [FurtherInput::Indices(self.ids), FurtherInput::Statistics(self.log_probs)]
-    }
-}
+/// Takes a micro-batch with all streams and further inputs of the model.
+pub type Feed<'a> = &'a mut dyn FnMut(&StreamBatch<'_>) -> Result<(), RunError>;
 
 /// An input of a model besides its streams: as many numbers as tokens times its width.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -99,17 +56,6 @@ pub struct StreamBatch<'a> {
     pub streams: &'a [StreamRows<'a>],
     /// The further inputs, in the order of the graph's.
     pub inputs: &'a [FurtherInput<'a>],
-}
-
-/// Micro-batches in a slice.
-pub(super) struct SliceBatches<'a>(pub(super) std::slice::Iter<'a, StreamRows<'a>>);
-
-impl MicroBatches for SliceBatches<'_> {
-    type Error = RunError;
-
-    fn next(&mut self) -> Result<Streams<'_>, RunError> {
-        Ok(Streams::One(*self.0.next().expect("as many were counted as a step has")))
-    }
 }
 
 /// The upload buffers of a micro-batch, allocated once and refilled.
@@ -191,7 +137,6 @@ impl BatchStaging {
 
 /// A further input.
 pub(super) struct InputStaging {
-    /// The value.
     pub(super) value: Value,
     /// Integers, or the bits of f32.
     pub(super) numbers: Vec<i32>,

@@ -1,13 +1,13 @@
 //! One rank of a run: a device, the communicator, and the program lowered for them.
 
-use bytemuck::{Zeroable, bytes_of};
+use bytemuck::{Pod, Zeroable as _, bytes_of, bytes_of_mut, cast_slice_mut};
 use zeroth_comm::{Comm, OpName};
 use zeroth_graph::ParamId;
 use zeroth_kernel::{
     Control, Device, DeviceError, LOSSES, Queue, RATES, READBACKS, Recipe, Record, ReportLayout, StepInput,
 };
 
-use super::batch_staging::{BatchStaging, SliceBatches};
+use super::batch_staging::BatchStaging;
 use super::chaos::{Chaos, ChaosUntil};
 use super::collectives::Collectives;
 use super::cpu_share::cpu_share;
@@ -20,7 +20,7 @@ use super::{InstructionTime, MicroBatches, RunError, StreamBatch, StreamRows, Tr
 use zeroth_program::{Binding, BufferId, Compiled, Lowering, SectionKind, Work};
 
 /// What an engine is built from, besides the program.
-pub struct Rank<'a> {
+pub struct RankSetup<'a> {
     /// The communicator; `None` on a single rank.
     pub comm: Option<Box<dyn Comm>>,
     /// The device, with an arena of at least the planned size.
@@ -83,8 +83,8 @@ pub struct Engine<'c> {
 impl<'c> Engine<'c> {
     /// Lowers the program, and checks that all ranks compiled the same one and placed its buffers alike. The engine is then
     /// ready to load weights.
-    pub fn new(compiled: &'c Compiled, rank: Rank<'_>) -> Result<Self, RunError> {
-        let Rank { comm, mut device, recipe, decayed, seed } = rank;
+    pub fn new(compiled: &'c Compiled, rank: RankSetup<'_>) -> Result<Self, RunError> {
+        let RankSetup { comm, mut device, recipe, decayed, seed } = rank;
         let number = comm.as_ref().map_or(0, |comm| comm.rank() as u64);
         if let Some(comm) = &comm {
             check_lowering(compiled, comm.as_ref())?;
@@ -233,6 +233,18 @@ impl<'c> Engine<'c> {
         self.comm.as_deref()
     }
 
+    /// All-gathers one value per rank, in rank order. Collective; all ranks pass the same `name`.
+    pub fn all_gather<T: Pod>(&self, step: u64, name: &'static str, own: &T) -> Result<Vec<T>, RunError> {
+        let Some(comm) = self.comm() else { return Ok(vec![*own]) };
+        let counts = vec![size_of::<T>(); comm.world()];
+        let mut all = vec![T::zeroed(); comm.world()];
+        let gathered =
+            comm.all_gather(OpName::new(step, name, 0), bytes_of(own), cast_slice_mut(&mut all), &counts);
+        let gathered = gathered.and_then(zeroth_comm::Handle::wait);
+        gathered.map_err(|source| RunError::Comm { step, op: name.to_owned(), source })?;
+        Ok(all)
+    }
+
     /// A note on the transport of collectives between GPUs, or on why CPU ranks cannot map each other's memory; `None`
     /// in the usual case.
     pub fn transport_note(&self) -> Option<&str> {
@@ -249,11 +261,8 @@ impl<'c> Engine<'c> {
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), RunError> {
-        if batches.len() as u64 != self.compiled.program.accumulation {
-            let (found, expected) = (batches.len(), self.compiled.program.accumulation);
-            return Err(RunError::MicroBatches { found, expected });
-        }
-        self.step_from(&mut SliceBatches(batches.iter()), counts, first_rate, rates)
+        let one = |batch| StreamBatch { streams: std::slice::from_ref(batch), inputs: &[] };
+        self.step_each(batches.iter().map(one), counts.into(), first_rate, rates)
     }
 
     /// As [`Self::step`], for a model with several streams or further inputs.
@@ -264,16 +273,25 @@ impl<'c> Engine<'c> {
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), RunError> {
+        self.step_each(batches.iter().copied(), counts.into(), first_rate, rates)
+    }
+
+    fn step_each<'b>(
+        &mut self,
+        mut batches: impl ExactSizeIterator<Item = StreamBatch<'b>>,
+        counts: LossCounts,
+        first_rate: u64,
+        rates: &[f64],
+    ) -> Result<(), RunError> {
         let (found, expected) = (batches.len(), self.compiled.program.accumulation);
         if found as u64 != expected {
             return Err(RunError::MicroBatches { found, expected });
         }
-        let mut next = batches.iter();
-        let mut feed = |engine: &mut Self| match next.next() {
-            Some(batch) => engine.feed(batch),
+        let mut feed = |engine: &mut Self| match batches.next() {
+            Some(batch) => engine.feed(&batch, true),
             None => Err(RunError::MicroBatches { found, expected }),
         };
-        self.run_step(&mut feed, counts.into(), first_rate, rates)
+        self.run_step(&mut feed, counts, first_rate, rates)
     }
 
     /// As [`Self::step`], with micro-batches produced on demand.
@@ -284,7 +302,14 @@ impl<'c> Engine<'c> {
         first_rate: u64,
         rates: &[f64],
     ) -> Result<(), B::Error> {
-        let mut feed = |engine: &mut Self| engine.feed_next(batches);
+        let mut feed = |engine: &mut Self| {
+            let mut size = 0;
+            batches.next(&mut |batch| {
+                size = engine.feed(batch, true)?;
+                Ok(())
+            })?;
+            Ok(size)
+        };
         self.run_step(&mut feed, counts.into(), first_rate, rates)
     }
 
@@ -353,7 +378,7 @@ impl<'c> Engine<'c> {
     /// As [`Self::evaluate`], for a model with several streams or further inputs.
     pub fn evaluate_streams(&mut self, batch: &StreamBatch<'_>) -> Result<f64, RunError> {
         self.drain()?;
-        let size = self.feed_evaluation(batch)?;
+        let size = self.feed(batch, false)?;
         let Some(section) = self.compiled.program.eval() else { return Ok(0.0) };
         self.run_section(section, size)?;
         self.join(section)?;
@@ -363,7 +388,7 @@ impl<'c> Engine<'c> {
         let sums = &mut sums[..weights.len()];
         let at = self.compiled.span(0, BufferId::Report).part(0, weights.len() as u64, 8);
         let step = self.step;
-        let downloaded = self.device.download(Queue::Compute, at, bytemuck::cast_slice_mut(sums));
+        let downloaded = self.device.download(Queue::Compute, at, cast_slice_mut(sums));
         self.collectives.checked(step, "download of the loss", downloaded)?;
         Ok(weights.iter().zip(sums).map(|(weight, sum)| weight * *sum).sum())
     }
@@ -399,21 +424,17 @@ impl<'c> Engine<'c> {
         let at = self.compiled.span(0, BufferId::Record);
         let step = self.step;
         let downloaded = (|| {
-            self.device.download(
-                Queue::Compute,
-                at.part(0, 1, head),
-                bytemuck::bytes_of_mut(&mut record.head),
-            )?;
-            let parts = bytemuck::cast_slice_mut(&mut record.losses);
+            self.device.download(Queue::Compute, at.part(0, 1, head), bytes_of_mut(&mut record.head))?;
+            let parts = cast_slice_mut(&mut record.losses);
             self.device.download(Queue::Compute, at.part(head / 8, losses, 8), parts)?;
-            let norms = bytemuck::cast_slice_mut(&mut record.norms);
+            let norms = cast_slice_mut(&mut record.norms);
             self.device.download(Queue::Compute, at.part(head / 8 + losses, flats, 8), norms)?;
             if record.counts.is_empty() {
                 return Ok(());
             }
             let first = self.compiled.program.report().recorded_counts() as u64 / 4;
             let counts = at.part(first, record.counts.len() as u64, 4);
-            self.device.download(Queue::Compute, counts, bytemuck::cast_slice_mut(&mut record.counts))
+            self.device.download(Queue::Compute, counts, cast_slice_mut(&mut record.counts))
         })();
         self.collectives.checked(step, "download of the record", downloaded)
     }
@@ -426,12 +447,12 @@ impl<'c> Engine<'c> {
         let (head, numbers) = bytes.split_at(size_of::<Record>());
         let (losses, numbers) = numbers.split_at(8 * record.losses.len());
         let (norms, counts) = numbers.split_at(8 * record.norms.len());
-        bytemuck::bytes_of_mut(&mut record.head).copy_from_slice(head);
-        bytemuck::cast_slice_mut(&mut record.losses).copy_from_slice(losses);
-        bytemuck::cast_slice_mut(&mut record.norms).copy_from_slice(norms);
+        bytes_of_mut(&mut record.head).copy_from_slice(head);
+        cast_slice_mut(&mut record.losses).copy_from_slice(losses);
+        cast_slice_mut(&mut record.norms).copy_from_slice(norms);
         // Padding may follow the counts.
         let bytes = 4 * record.counts.len();
-        bytemuck::cast_slice_mut(&mut record.counts).copy_from_slice(&counts[..bytes]);
+        cast_slice_mut(&mut record.counts).copy_from_slice(&counts[..bytes]);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use bytemuck::cast_slice;
 use zeroth_kernel::{CacheRange, Queue};
 use zeroth_program::{BufferId, SectionKind, StreamSizes};
 
-use super::{CachedTeacher, Engine, MicroBatches, RunError, StreamBatch, StreamRows};
+use super::{Engine, RunError, StreamBatch, StreamRows};
 
 /// What a section of an inference program is fed.
 #[derive(Default)]
@@ -18,30 +18,11 @@ pub(super) struct SectionFeed<'a> {
 }
 
 impl Engine<'_> {
-    /// Uploads the next micro-batch of a step and returns the index of its row size.
-    pub(super) fn feed_next<B: MicroBatches>(&mut self, batches: &mut B) -> Result<usize, B::Error> {
-        let sizes = &self.compiled.row_sizes;
-        let (size, rows) = self.stage(sizes, batches.next()?.as_slice())?;
-        let inputs = batches.teacher().map(CachedTeacher::inputs);
-        self.feed.fill_inputs(inputs.as_ref().map_or(&[], |inputs| inputs), rows, true)?;
-        self.upload(rows)?;
-        Ok(size)
-    }
-
-    /// Uploads a micro-batch and returns the index of its row size.
-    pub(super) fn feed(&mut self, batch: &StreamBatch<'_>) -> Result<usize, RunError> {
+    /// Uploads a micro-batch and returns the index of its row size. An evaluation has no teacher.
+    pub(super) fn feed(&mut self, batch: &StreamBatch<'_>, reads_teacher: bool) -> Result<usize, RunError> {
         let sizes = &self.compiled.row_sizes;
         let (size, rows) = self.stage(sizes, batch.streams)?;
-        self.feed.fill_inputs(batch.inputs, rows, true)?;
-        self.upload(rows)?;
-        Ok(size)
-    }
-
-    /// As [`Self::feed`], for an evaluation, which has no teacher.
-    pub(super) fn feed_evaluation(&mut self, batch: &StreamBatch<'_>) -> Result<usize, RunError> {
-        let sizes = &self.compiled.row_sizes;
-        let (size, rows) = self.stage(sizes, batch.streams)?;
-        self.feed.fill_inputs(batch.inputs, rows, false)?;
+        self.feed.fill_inputs(batch.inputs, rows, reads_teacher)?;
         self.upload(rows)?;
         Ok(size)
     }

@@ -22,12 +22,12 @@ mod nf4_states;
 mod states;
 mod trace;
 
-pub use batch_staging::{CachedTeacher, FurtherInput, MicroBatches, StreamBatch, StreamRows, Streams};
+pub use batch_staging::{Feed, FurtherInput, MicroBatches, StreamBatch, StreamRows};
 pub use chaos::Chaos;
 pub use collective_bench::{BenchedCollective, CollectiveBench};
-pub use engine::{Engine, Rank, StepRecord};
+pub use engine::{Engine, RankSetup, StepRecord};
 pub use error::RunError;
 pub use inference::{NewToken, NewTokens};
 pub use loss_counts::LossCounts;
-pub use states::{Sink, Source, State};
+pub use states::{Sink, StateKind, StateSource};
 pub use trace::{InstructionTime, Trace};

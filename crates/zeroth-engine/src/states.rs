@@ -20,7 +20,7 @@ const HALVES: usize = 1 << 16;
 
 /// A kind of per-parameter state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum StateKind {
     /// Weights in f32: the master weights where they exist. Of weights in nf4, the values that ops get.
     Weights,
     /// A moment of the optimizer.
@@ -29,7 +29,7 @@ pub enum State {
     Gradient,
 }
 
-impl State {
+impl StateKind {
     /// The states that persist between steps, weights first.
     pub fn of_optimizer(optimizer: Optimizer) -> impl Iterator<Item = Self> {
         std::iter::once(Self::Weights).chain(optimizer.moments().iter().copied().map(Self::Moment))
@@ -37,7 +37,7 @@ impl State {
 }
 
 /// Provides elements of a parameter.
-pub type Source<'a> = &'a mut dyn FnMut(
+pub type StateSource<'a> = &'a mut dyn FnMut(
     ParamId,
     Range<u64>,
     &mut [f32],
@@ -52,7 +52,7 @@ type Visit<'a, E> = &'a mut dyn FnMut(&mut E, ParamId, Range<u64>, u64, &mut [f3
 
 impl Engine<'_> {
     /// Loads this rank's part of every parameter. Parameters in nf4 are quantised from their values in the compute dtype.
-    pub fn load(&mut self, source: Source<'_>) -> Result<(), RunError> {
+    pub fn load(&mut self, source: StateSource<'_>) -> Result<(), RunError> {
         self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
@@ -106,16 +106,16 @@ impl Engine<'_> {
     }
 
     /// The states that persist between steps, weights first.
-    pub fn states(&self) -> Vec<State> {
-        State::of_optimizer(self.compiled.program.optimizer).collect()
+    pub fn states(&self) -> Vec<StateKind> {
+        StateKind::of_optimizer(self.compiled.program.optimizer).collect()
     }
 
     /// This rank's part of a state in the order of [`Self::read`], and its dtype.
-    pub fn owned(&self, state: State) -> Vec<(ParamId, Range<u64>, DType)> {
+    pub fn owned(&self, state: StateKind) -> Vec<(ParamId, Range<u64>, DType)> {
         let program = &self.compiled.program;
         let mut owned = Vec::new();
         for (flat, held) in program.layout.flats.iter().enumerate() {
-            if !program.is_trained(flat) && state != State::Weights {
+            if !program.is_trained(flat) && state != StateKind::Weights {
                 continue;
             }
             let (_, dtype, _) = self.place_of(flat, state);
@@ -126,7 +126,7 @@ impl Engine<'_> {
     }
 
     /// [`Self::owned`] of trained parameters only.
-    pub fn owned_trained(&self, state: State) -> Vec<(ParamId, Range<u64>, DType)> {
+    pub fn owned_trained(&self, state: StateKind) -> Vec<(ParamId, Range<u64>, DType)> {
         let program = &self.compiled.program;
         let is_trained = |param: ParamId| program.is_trained(program.layout.place(param).0);
         self.owned(state).into_iter().filter(|(param, ..)| is_trained(*param)).collect()
@@ -156,16 +156,16 @@ impl Engine<'_> {
     }
 
     /// Reads this rank's part of a state, parameter by parameter: all ranks together read every element once.
-    pub fn read(&mut self, state: State, sink: Sink<'_>) -> Result<(), RunError> {
-        self.read_of(state, state != State::Weights, sink)
+    pub fn read(&mut self, state: StateKind, sink: Sink<'_>) -> Result<(), RunError> {
+        self.read_of(state, state != StateKind::Weights, sink)
     }
 
     /// [`Self::read`] of trained parameters only.
-    pub fn read_trained(&mut self, state: State, sink: Sink<'_>) -> Result<(), RunError> {
+    pub fn read_trained(&mut self, state: StateKind, sink: Sink<'_>) -> Result<(), RunError> {
         self.read_of(state, true, sink)
     }
 
-    fn read_of(&mut self, state: State, only_trained: bool, sink: Sink<'_>) -> Result<(), RunError> {
+    fn read_of(&mut self, state: StateKind, only_trained: bool, sink: Sink<'_>) -> Result<(), RunError> {
         self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
@@ -183,7 +183,7 @@ impl Engine<'_> {
     }
 
     /// Restores a moment that [`Self::read`] returned on any number of ranks. Weights are restored by [`Self::load`].
-    pub fn restore(&mut self, state: State, source: Source<'_>) -> Result<(), RunError> {
+    pub fn restore(&mut self, state: StateKind, source: StateSource<'_>) -> Result<(), RunError> {
         self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
@@ -202,7 +202,7 @@ impl Engine<'_> {
     /// it with the same parameter and range.
     pub fn gather(
         &mut self,
-        state: State,
+        state: StateKind,
         param: ParamId,
         range: Range<u64>,
         into: &mut [f32],
@@ -235,14 +235,14 @@ impl Engine<'_> {
     }
 
     /// The buffer of a state, its dtype, and the flat element it starts at.
-    fn place_of(&self, flat: usize, state: State) -> (BufferId, DType, u64) {
+    fn place_of(&self, flat: usize, state: StateKind) -> (BufferId, DType, u64) {
         let program = &self.compiled.program;
         let updated = program.update_range(flat, self.rank).start;
         match state {
-            State::Weights if !program.has_master(flat) => self.place_of_weights(flat),
-            State::Weights => (BufferId::Master(flat), DType::F32, updated),
-            State::Moment(moment) => (BufferId::Moment(moment, flat), program.moment_dtype, updated),
-            State::Gradient => program.reduced_gradient(flat, self.rank),
+            StateKind::Weights if !program.has_master(flat) => self.place_of_weights(flat),
+            StateKind::Weights => (BufferId::Master(flat), DType::F32, updated),
+            StateKind::Moment(moment) => (BufferId::Moment(moment, flat), program.moment_dtype, updated),
+            StateKind::Gradient => program.reduced_gradient(flat, self.rank),
         }
     }
 
@@ -263,13 +263,13 @@ impl Engine<'_> {
     fn get_state(
         &mut self,
         flat: usize,
-        state: State,
+        state: StateKind,
         at: u64,
         elements: &mut [f32],
     ) -> Result<(), RunError> {
         let (id, dtype, first) = self.place_of(flat, state);
         let program = &self.compiled.program;
-        if state == State::Weights && program.layout.flats[flat].storage == Storage::Nf4 {
+        if state == StateKind::Weights && program.layout.flats[flat].storage == Storage::Nf4 {
             return self.get_nf4(id, at - first, elements);
         }
         if !matches!(id, BufferId::Master(_)) || program.master_form(flat) == MasterForm::F32 {

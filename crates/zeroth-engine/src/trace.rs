@@ -11,7 +11,7 @@ use zeroth_program::{BufferId, Instruction, Operands};
 pub struct Trace {
     rank: u64,
     began: Instant,
-    events: Vec<Event>,
+    events: Vec<TraceEvent>,
     /// Events already returned by `take_times`.
     taken: usize,
     /// Events whose times are final.
@@ -19,7 +19,7 @@ pub struct Trace {
 }
 
 #[derive(Debug, Clone)]
-struct Event {
+struct TraceEvent {
     section: usize,
     instruction: usize,
     queue: Queue,
@@ -50,12 +50,12 @@ struct Complete<'a> {
     dur: f64,
     pid: u64,
     tid: usize,
-    args: Buffers,
+    args: BufferNames,
 }
 
 /// The names of an instruction's operands, as in a dump.
 #[derive(Serialize)]
-struct Buffers {
+struct BufferNames {
     reads: Vec<String>,
     writes: Vec<String>,
 }
@@ -73,7 +73,7 @@ impl Trace {
     pub(super) fn add(&mut self, place: (usize, usize), instruction: &Instruction, name: String, from: f64) {
         let (section, at) = place;
         let (queue, operands, to) = (instruction.queue, instruction.operands.clone(), self.now());
-        self.events.push(Event { section, instruction: at, queue, name, operands, from, to });
+        self.events.push(TraceEvent { section, instruction: at, queue, name, operands, from, to });
     }
 
     /// Replaces the host's times by the device's, a start and an end per instruction; empty where it has no clock.
@@ -87,7 +87,7 @@ impl Trace {
     /// Returns the times since the last call, in execution order. Without `keep` the events are dropped, so that a long
     /// run takes no more memory than a short one; they are then missing from the timeline.
     pub fn take_times(&mut self, keep: bool) -> Vec<InstructionTime> {
-        let time_of = |event: &Event| InstructionTime {
+        let time_of = |event: &TraceEvent| InstructionTime {
             section: event.section,
             instruction: event.instruction,
             seconds: (event.to - event.from) / 1e6,
@@ -126,7 +126,8 @@ impl Trace {
             let (ts, dur) = (event.from, event.to - event.from);
             let name = &event.name;
             let list = |ids: &[BufferId]| ids.iter().map(ToString::to_string).collect();
-            let args = Buffers { reads: list(&event.operands.reads), writes: list(&event.operands.writes) };
+            let args =
+                BufferNames { reads: list(&event.operands.reads), writes: list(&event.operands.writes) };
             lines.push(serde_json::to_string(&Complete {
                 name,
                 cat: event.queue.name(),

@@ -14,7 +14,7 @@ use std::sync::{Barrier, Mutex};
 use job::{BF16, Golden, ROOMY, Setup};
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
-use zeroth_engine::{MicroBatches, RunError, StreamRows, Streams};
+use zeroth_engine::{Feed, MicroBatches, RunError, StreamBatch, StreamRows};
 use zeroth_program::Compiled;
 use zeroth_program::Settings;
 
@@ -94,9 +94,9 @@ struct Translations<'a>(std::slice::Iter<'a, [Pair; 2]>);
 impl MicroBatches for Translations<'_> {
     type Error = RunError;
 
-    fn next(&mut self) -> Result<Streams<'_>, RunError> {
+    fn next(&mut self, feed: Feed<'_>) -> Result<(), RunError> {
         let [source, target] = self.0.next().unwrap();
-        Ok(Streams::Two([source.view(), target.view()]))
+        feed(&StreamBatch { streams: &[source.view(), target.view()], inputs: &[] })
     }
 }
 

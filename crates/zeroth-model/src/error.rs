@@ -223,7 +223,7 @@ pub enum ModelOfRun {
         base: Option<String>,
     },
     /// A model that only checkpoints have.
-    NotYet,
+    Unsupported,
 }
 
 impl ModelOfRun {
@@ -248,7 +248,7 @@ impl ModelOfRun {
                     (None, _) => format!("it trains an adapter, and has not written it yet: {merge}"),
                 }
             }
-            Self::NotYet => format!(
+            Self::Unsupported => format!(
                 "it has written no model yet; `zeroth checkpoint export {run} --output MODEL` writes that of its newest \
                  checkpoint to the folder MODEL"
             ),

@@ -233,7 +233,7 @@ fn model_of_run(run: &Path) -> ModelOfRun {
     if steps.any(has_adapters) {
         ModelOfRun::Adapter { folder: None, base: None }
     } else {
-        ModelOfRun::NotYet
+        ModelOfRun::Unsupported
     }
 }
 

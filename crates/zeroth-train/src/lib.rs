@@ -25,7 +25,7 @@ pub use export::*;
 pub use generate::*;
 pub use job::*;
 pub use report::{
-    EvalMetrics, EventLog, LossParts, MetricsError, MetricsFile, Report, ReportPlan, ReportToError,
+    EvalMetrics, EventLog, LossParts, MetricsError, MetricsFile, ReportPlan, ReportTo, ReportToError,
     Reporters, RouterLoad, RunEvent, RunFacts, RunState, StatusWriter, StepMetrics, StepSummary,
     UnstartedReports, WriteGate, loss_curve, loss_curves, progress, read_evaluation_losses, read_losses,
     resident_bytes, summarize_steps,

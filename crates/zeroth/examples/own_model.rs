@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 
 use zeroth::Session;
 use zeroth::graph::{Builder, Graph, GraphError, ParamSpec, Role, Rotary};
-use zeroth::train::{EpochSample, MicroBatch};
+use zeroth::train::{EpochSample, TokenBatch};
 
 const HIDDEN: u64 = 64;
 const LENGTH: usize = 96;
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let text: Vec<i32> = include_bytes!("own_model.rs").iter().map(|byte| i32::from(*byte)).collect();
     session.run(|rank| {
         for step in 0..steps.get() {
-            let mut batch = MicroBatch::default();
+            let mut batch = TokenBatch::default();
             for sample in (0..4).map(|place| (step * 2 + rank.rank()) * 4 + place) {
                 let at = sample as usize * 37 % (text.len() - LENGTH);
                 let row = &text[at..at + LENGTH];

@@ -9,9 +9,9 @@ use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinError, JoinOptions};
 use zeroth_config::checked::CheckedConfig;
 use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
-use zeroth_config::unimplemented::unimplemented;
+use zeroth_config::unsupported::unsupported_keys;
 use zeroth_cpu::CpuTarget;
-use zeroth_engine::{Engine, InstructionTime, Rank, RunError, StreamBatch, StreamRows};
+use zeroth_engine::{Engine, InstructionTime, RankSetup, RunError, StreamBatch, StreamRows};
 use zeroth_graph::{Graph, Op, ParamId};
 use zeroth_kernel::{DeviceError, RATES, Recipe, Record};
 use zeroth_model::{INITIALIZER_RANGE, NewValues, Parameter, ParameterKind, fill_new};
@@ -89,7 +89,7 @@ impl Session {
             steps: Some(steps.get()),
         };
         let config = resolve(&request).map_err(|error| wrong(&error))?;
-        if let Some(lack) = unimplemented(&config).refused.first() {
+        if let Some(lack) = unsupported_keys(&config).refused.first() {
             return Err(wrong(lack));
         }
         let rows = StreamSizes::of_streams(vec![graph.stream_rows()]);
@@ -166,7 +166,7 @@ impl Session {
         let all = from_config::decays_all(&self.config);
         let decayed = |param| all || graph.param(param).spec.shape.len() > 1;
         let device = self.compiled.target.open(0, self.compiled.memory.arenas())?;
-        let rank = Rank { comm, device, recipe: self.recipe, decayed: &decayed, seed: self.seed };
+        let rank = RankSetup { comm, device, recipe: self.recipe, decayed: &decayed, seed: self.seed };
         let mut engine = Engine::new(&self.compiled, rank)?;
         engine.load(&mut |param, range, elements| {
             let parameter = parameter(param);

@@ -84,7 +84,7 @@ fn text(report: &CheckReport, source: &ConfigSource, strict: bool, output: &Outp
             let colour = match index.checked_sub(1).map(|index| rows[index].status) {
                 None => None,
                 Some(KeyStatus::Honoured | KeyStatus::BuiltIn) => Some(Colour::Green),
-                Some(KeyStatus::NotYet) => Some(Colour::Dim),
+                Some(KeyStatus::Unsupported) => Some(Colour::Dim),
                 Some(_) => Some(Colour::Yellow),
             };
             let line = line.trim_end();

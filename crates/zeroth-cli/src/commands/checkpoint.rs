@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::model::is_adapter_folder;
 use zeroth::train::checkpoint::{
-    Checkpoint, CheckpointEntry, CheckpointError, CheckpointPath, LoraEntry, Verified, list, newest_valid,
+    Checkpoint, CheckpointError, CheckpointPath, ListedCheckpoint, LoraEntry, Verified, list, newest_valid,
     now, resolve, state_name, verify_folder,
 };
-use zeroth::train::{Destination, ExportError, TeacherCache, export_checkpoint};
+use zeroth::train::{ExportDestination, ExportError, TeacherCache, export_checkpoint};
 
 use super::{checkpoint_merge, verify_cache};
 use crate::cli::{CheckpointCommand, CheckpointExportArgs};
@@ -113,7 +113,7 @@ fn inspect_one(folder: &Path, output: &Output) -> anyhow::Result<Exit> {
 }
 
 fn inspect_all(checkpoints: &Path, output: &Output) -> anyhow::Result<Exit> {
-    let opened: Vec<(CheckpointEntry, Result<Checkpoint, CheckpointError>)> = list(checkpoints)?
+    let opened: Vec<(ListedCheckpoint, Result<Checkpoint, CheckpointError>)> = list(checkpoints)?
         .into_iter()
         .map(|found| (found.clone(), Checkpoint::open(&found.folder)))
         .collect();
@@ -233,7 +233,7 @@ fn export_model(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::Re
     let manifest = checkpoint.manifest();
     let default = if manifest.lora.is_some() { DType::F32 } else { manifest.dtype };
     let dtype = arguments.dtype.map_or(default, DType::from);
-    let destination = if arguments.overwrite { Destination::Overwrite } else { Destination::New };
+    let destination = if arguments.overwrite { ExportDestination::Overwrite } else { ExportDestination::New };
     let to = &arguments.output;
     let written = match export_checkpoint(&checkpoint, to, destination, dtype, arguments.max_shard_size) {
         Ok(written) => written,

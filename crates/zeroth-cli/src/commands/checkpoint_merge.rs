@@ -5,7 +5,7 @@ use serde_json::json;
 use zeroth::base::{DType, counted, format_bytes, grouped};
 use zeroth::model::{Adapter, AdapterConfig, is_adapter_folder, locate};
 use zeroth::train::checkpoint::Checkpoint;
-use zeroth::train::{Destination, ExportError, GivenBase, MergeBase, MergeOutput, check_adapter_base};
+use zeroth::train::{ExportDestination, ExportError, GivenBase, MergeBase, MergeOutput, check_adapter_base};
 
 use super::checkpoint::{open_verified, refused};
 use crate::cli::CheckpointExportArgs;
@@ -26,7 +26,7 @@ pub(super) fn run(arguments: &CheckpointExportArgs, output: &Output) -> anyhow::
     let dtype = arguments.dtype.map(DType::from);
     let to = MergeOutput {
         folder: &arguments.output,
-        destination: if arguments.overwrite { Destination::Overwrite } else { Destination::New },
+        destination: if arguments.overwrite { ExportDestination::Overwrite } else { ExportDestination::New },
         dtype,
         shard_bytes: arguments.max_shard_size,
         allows_other_base: arguments.allow_other_base,

@@ -4,7 +4,7 @@ use std::io;
 
 use serde_json::json;
 use zeroth::base::{format_bytes, grouped};
-use zeroth::engine::State;
+use zeroth::engine::StateKind;
 use zeroth::model::{ExpertSizes, ModelConfig, ModelSizes, NewFolder, new_folder, table};
 use zeroth::train::checkpoint::{free_bytes, needed_bytes};
 
@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &InitArgs, output: &Output) -> anyhow::Result<Exit>
     };
     let table = table(&config);
     let params = table.total();
-    let needed = needed_bytes(&table, &[(State::Weights, new.dtype)], &arguments.output);
+    let needed = needed_bytes(&table, &[(StateKind::Weights, new.dtype)], &arguments.output);
     // A disk that does not say what is free: writing shows.
     if let Some(free) = free_bytes(&arguments.output).ok().filter(|free| *free < needed) {
         output::error(&format!(

@@ -16,7 +16,7 @@ use crate::schema::KeyType;
 use crate::view::ConfigView;
 
 pub use verdict::{KeyStatus, Severity, Verdict};
-pub(crate) use verdict::{effect, unbuilt_switch};
+pub(crate) use verdict::{effect, unsupported_switch};
 
 /// The verdicts on a file, and its values.
 #[derive(Debug, Clone)]

@@ -16,7 +16,7 @@ pub enum KeyStatus {
     /// It is always so here.
     BuiltIn,
     /// Not implemented yet.
-    NotYet,
+    Unsupported,
     /// It does nothing; the message says why.
     NoEffect,
     /// An old name; the message says the new one.
@@ -32,7 +32,7 @@ impl KeyStatus {
     pub const ALL: [Self; 7] = [
         Self::Honoured,
         Self::BuiltIn,
-        Self::NotYet,
+        Self::Unsupported,
         Self::NoEffect,
         Self::Deprecated,
         Self::Unknown,
@@ -44,7 +44,7 @@ impl KeyStatus {
         match self {
             Self::Honoured => "honoured",
             Self::BuiltIn => "built_in",
-            Self::NotYet => "not_yet",
+            Self::Unsupported => "not_yet",
             Self::NoEffect => "no_effect",
             Self::Deprecated => "deprecated",
             Self::Unknown => "unknown",
@@ -57,7 +57,7 @@ impl KeyStatus {
         match self {
             Self::Honoured => "honoured",
             Self::BuiltIn => "built in",
-            Self::NotYet => "not yet",
+            Self::Unsupported => "not yet",
             Self::NoEffect => "no effect here",
             Self::Deprecated => "deprecated",
             Self::Unknown => "unknown",
@@ -103,7 +103,7 @@ impl Verdict {
     pub fn severity(&self) -> Severity {
         match self.status {
             KeyStatus::Honoured | KeyStatus::BuiltIn => Severity::Fine,
-            KeyStatus::NotYet | KeyStatus::NoEffect | KeyStatus::Deprecated => Severity::Warning,
+            KeyStatus::Unsupported | KeyStatus::NoEffect | KeyStatus::Deprecated => Severity::Warning,
             KeyStatus::Unknown if !self.near => Severity::Warning,
             KeyStatus::Unknown | KeyStatus::Invalid => Severity::Error,
         }
@@ -156,7 +156,7 @@ pub(super) fn decide(finding: KeyMatch, view: ConfigView<'_>) -> Verdict {
             verdict.message = message;
         }
         MatchOutcome::OfForeignType { message } => {
-            verdict.status = KeyStatus::NotYet;
+            verdict.status = KeyStatus::Unsupported;
             verdict.message = message;
         }
     }
@@ -178,7 +178,9 @@ pub(crate) fn effect(key: &Key, value: &Json, view: ConfigView<'_>) -> (KeyStatu
             Switch::On | Switch::Open => works(key, value, view),
         },
         Effect::BuiltIn(why) => match key.support {
-            Support::None => (KeyStatus::NotYet, format!("not built yet, and always so once it is: {why}")),
+            Support::None => {
+                (KeyStatus::Unsupported, format!("not built yet, and always so once it is: {why}"))
+            }
             Support::Full | Support::Only { .. } => match works(key, value, view) {
                 (KeyStatus::Honoured, _) => (KeyStatus::BuiltIn, format!("always so here: {why}")),
                 lacking => lacking,
@@ -189,8 +191,8 @@ pub(crate) fn effect(key: &Key, value: &Json, view: ConfigView<'_>) -> (KeyStatu
             Some(section) => effect(section, value, view),
             None => works(key, value, view),
         },
-        Effect::Lacking(_) if is_off(key, value) => (KeyStatus::Honoured, "off, as asked".to_owned()),
-        Effect::Lacking(what) => (KeyStatus::NotYet, what.to_owned()),
+        Effect::Unsupported(_) if is_off(key, value) => (KeyStatus::Honoured, "off, as asked".to_owned()),
+        Effect::Unsupported(what) => (KeyStatus::Unsupported, what.to_owned()),
         Effect::Deprecated(instead) => (KeyStatus::Deprecated, format!("write {instead}")),
         Effect::Refused(instead) => (KeyStatus::Invalid, instead.to_owned()),
     }
@@ -205,23 +207,23 @@ fn works(key: &Key, value: &Json, view: ConfigView<'_>) -> (KeyStatus, String) {
     if let Some(switch) = schema::switch_of(key).filter(|_| key.kind == KeyType::Section) {
         return effect(switch, view.value(switch.path).unwrap_or(&Json::Null), view);
     }
-    if let Some(switch) = unbuilt_switch(key, view) {
-        return (KeyStatus::NotYet, format!("it follows {switch}, which is not built yet"));
+    if let Some(switch) = unsupported_switch(key, view) {
+        return (KeyStatus::Unsupported, format!("it follows {switch}, which is not built yet"));
     }
     match key.support {
         _ if key.supports(value) => {
             (KeyStatus::Honoured, key.note.and_then(|note| note(view)).unwrap_or_default())
         }
-        Support::Only { instead, .. } => (KeyStatus::NotYet, format!("not built yet; {instead}")),
+        Support::Only { instead, .. } => (KeyStatus::Unsupported, format!("not built yet; {instead}")),
         Support::None | Support::Full => {
-            (KeyStatus::NotYet, format!("not built yet; it will be read by {}", key.reader.name()))
+            (KeyStatus::Unsupported, format!("not built yet; it will be read by {}", key.reader.name()))
         }
     }
 }
 
 /// The switch of the key's section with its value, where a run does not do what it asks for and would read the key if
 /// it did.
-pub(crate) fn unbuilt_switch(key: &Key, view: ConfigView<'_>) -> Option<String> {
+pub(crate) fn unsupported_switch(key: &Key, view: ConfigView<'_>) -> Option<String> {
     let section = schema::find(key.parent()).next().filter(|_| key.support == Support::Full)?;
     let switch = schema::switch_of(section).filter(|switch| switch.path != key.path)?;
     let value = view.value(switch.path).filter(|value| !switch.supports(value))?;
@@ -242,7 +244,7 @@ fn foreign_type(key: &Key, value: &Json) -> Option<(KeyStatus, String)> {
     }
     if is(theirs) {
         let message = format!("DeepSpeed has {name}, zeroth does not: use one of {}", ours.join(", "));
-        return Some((KeyStatus::NotYet, message));
+        return Some((KeyStatus::Unsupported, message));
     }
     if key.path == "scheduler.type" && schema::HF_SCHEDULES.contains(&name.to_ascii_lowercase().as_str()) {
         let message = format!(

@@ -3,7 +3,7 @@
 //! Sources: DeepSpeed 0.19.6's own code for `DS_*` and `DEEPSPEED_*` (the four names that never existed were looked for
 //! in its whole history), the CUDA programming guide's appendix, PyTorch's and NCCL's pages of variables.
 
-use super::variable::EnvVerdict::{self, Honoured, NoEffect, NotYet, Unknown};
+use super::variable::EnvVerdict::{self, Honoured, NoEffect, Unknown, Unsupported};
 use super::variable::Variable;
 
 const fn of(name: &'static str, does: &'static str, verdict: EnvVerdict, message: &'static str) -> Variable {
@@ -290,7 +290,7 @@ const DEEPSPEED: &[Variable] = &[
     of(
         "DS_ENV_FILE",
         "The file of variables that the launcher hands to other machines.",
-        NotYet,
+        Unsupported,
         "`zeroth launch` is not built yet",
     ),
     of(

@@ -19,7 +19,7 @@ pub enum EnvVerdict {
     /// It does what it says.
     Honoured,
     /// Not implemented yet.
-    NotYet,
+    Unsupported,
     /// It does nothing; the message says why.
     NoEffect,
     /// No such variable: not here, and as far as is known not elsewhere.
@@ -31,7 +31,7 @@ impl EnvVerdict {
     pub const fn word(self) -> &'static str {
         match self {
             Self::Honoured => "honoured",
-            Self::NotYet => "not_yet",
+            Self::Unsupported => "not_yet",
             Self::NoEffect => "no_effect",
             Self::Unknown => "unknown",
         }
@@ -41,7 +41,7 @@ impl EnvVerdict {
     pub const fn title(self) -> &'static str {
         match self {
             Self::Honoured => "honoured",
-            Self::NotYet => "not yet",
+            Self::Unsupported => "not yet",
             Self::NoEffect => "no effect here",
             Self::Unknown => "unknown",
         }

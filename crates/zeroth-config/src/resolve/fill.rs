@@ -492,7 +492,7 @@ fn is_hidden_rule(rule: AutoRule) -> bool {
 /// counts, and DeepSpeed can read it too.
 fn is_silent(key: &Key) -> bool {
     match key.effect {
-        Effect::Nothing(_) | Effect::AsSection | Effect::Lacking(_) | Effect::BuiltIn(_) => true,
+        Effect::Nothing(_) | Effect::AsSection | Effect::Unsupported(_) | Effect::BuiltIn(_) => true,
         _ => key.kind == KeyType::Opaque,
     }
 }

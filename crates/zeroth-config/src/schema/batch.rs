@@ -62,7 +62,7 @@ section! {
         Key::new("gradient_allreduce_op", KeyType::OneOf(&["mean", "sum"]))
             .or_text("mean")
             .does("Whether ranks' gradients are averaged or added.")
-            .lacking(
+            .unsupported_if_on(
                 "losses are means over the trained tokens of the whole step, so only `mean` has a meaning here",
             ),
         Key::bool("sparse_gradients", false)
@@ -95,7 +95,7 @@ section! {
             .does("How much is logged.")
             .set("leave it out; info")
             .read_by(ReadBy::Loop)
-            .not_yet(),
+            .unsupported(),
         Key::bool("zero_allow_untested_optimizer", false)
             .does("Lets an optimizer run that was not tested with ZeRO.")
             .auto(AutoRule::UntestedOptimizer)
@@ -103,7 +103,7 @@ section! {
         Key::bool("zero_force_ds_cpu_optimizer", true)
             .does("Insists on DeepSpeed's own optimizer on the host.")
             .built_in("an offloaded update always runs in our own host kernels")
-            .not_yet(),
+            .unsupported(),
         Key::bool("dataloader_drop_last", false)
             .does("Drops an epoch's last, incomplete batch.")
             .nothing("a step always has train_batch_size samples: an epoch's remainder flows into the next"),

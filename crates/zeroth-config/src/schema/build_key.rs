@@ -52,7 +52,11 @@ impl Key {
     }
 
     /// A part of DeepSpeed without counterpart here; `because` says why nothing is missed.
-    pub(super) const fn unsupported(path: &'static str, does: &'static str, because: &'static str) -> Self {
+    pub(super) const fn without_effect(
+        path: &'static str,
+        does: &'static str,
+        because: &'static str,
+    ) -> Self {
         let mut key = Self::new(path, KeyType::Opaque).does(does);
         key.effect = Effect::Nothing(because);
         key
@@ -180,8 +184,8 @@ impl Key {
         self
     }
 
-    pub(super) const fn lacking(mut self, what: &'static str) -> Self {
-        self.effect = Effect::Lacking(what);
+    pub(super) const fn unsupported_if_on(mut self, what: &'static str) -> Self {
+        self.effect = Effect::Unsupported(what);
         self
     }
 
@@ -203,7 +207,7 @@ impl Key {
     }
 
     /// No part reads it yet, and nothing trained depends on it.
-    pub(super) const fn not_yet(mut self) -> Self {
+    pub(super) const fn unsupported(mut self) -> Self {
         self.support = Support::None;
         self
     }

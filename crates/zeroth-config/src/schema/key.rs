@@ -179,7 +179,7 @@ pub enum Effect {
     /// That of its section.
     AsSection,
     /// Not implemented: the default (off) is honoured, any other value is "not yet".
-    Lacking(&'static str),
+    Unsupported(&'static str),
     /// An old name. The text says what to write.
     Deprecated(&'static str),
     /// DeepSpeed refuses it and so do we; the text says what to write.

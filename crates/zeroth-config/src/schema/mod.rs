@@ -21,7 +21,7 @@ mod recompute;
 mod reporting;
 mod scheduler;
 mod support;
-mod unsupported;
+mod without_effect;
 mod zero;
 
 use std::collections::BTreeMap;
@@ -68,7 +68,7 @@ const SECTIONS: &[&[Key]] = &[
     reporting::FLOPS_PROFILER_KEYS,
     reporting::COMMS_LOGGER_KEYS,
     reporting::CHECKPOINT_KEYS,
-    unsupported::KEYS,
+    without_effect::KEYS,
 ];
 
 /// Declares the struct that holds the typed values of all sections.

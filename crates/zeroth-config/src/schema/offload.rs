@@ -32,7 +32,7 @@ section! {
             .does("The folder for parameter shards on disk.")
             .set("a folder on a fast local disk")
             .read_by(ReadBy::Offload)
-            .not_yet()
+            .unsupported()
             .unless(conditions::params_on_disk),
         Key::int("zero_optimization.offload_param.buffer_count", 1)
             .or_int(5)
@@ -92,7 +92,7 @@ section! {
             .does("The folder for optimizer state on disk.")
             .set("a folder on a fast local disk")
             .read_by(ReadBy::Offload)
-            .not_yet()
+            .unsupported()
             .unless(conditions::optimizer_on_disk),
         Key::int("zero_optimization.offload_optimizer.buffer_count", 1)
             .or_int(4)
@@ -109,12 +109,12 @@ section! {
         Key::bool("zero_optimization.offload_optimizer.pipeline_read", false)
             .does("Reads the next tile from disk while one is updated.")
             .built_in("reads, updates and writes of tiles always overlap as far as staging allows")
-            .not_yet()
+            .unsupported()
             .unless(conditions::optimizer_on_disk),
         Key::bool("zero_optimization.offload_optimizer.pipeline_write", false)
             .does("Writes a tile to disk while the next is updated.")
             .built_in("reads, updates and writes of tiles always overlap as far as staging allows")
-            .not_yet()
+            .unsupported()
             .unless(conditions::optimizer_on_disk),
         Key::bool("zero_optimization.offload_optimizer.fast_init", false)
             .does("Builds optimizer state in its place, without a staging copy.")
@@ -153,7 +153,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
     Key::section("aio")
         .does("How files on disk are read and written.")
         .read_by(ReadBy::Offload)
-        .not_yet()
+        .unsupported()
         .unless(conditions::something_on_disk),
     Key::int("aio.block_size", 512)
         .or_int(1_048_576)
@@ -161,7 +161,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .does("The bytes of one read or write.")
         .set("1048576, or what `zeroth bench` finds")
         .read_by(ReadBy::Offload)
-        .not_yet()
+        .unsupported()
         .unless(conditions::something_on_disk),
     Key::int("aio.queue_depth", 1)
         .or_int(8)
@@ -169,7 +169,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .does("How many reads or writes are under way at once.")
         .set("8 to 32")
         .read_by(ReadBy::Offload)
-        .not_yet()
+        .unsupported()
         .unless(conditions::something_on_disk),
     Key::int("aio.intra_op_parallelism", 1)
         .or_int(1)
@@ -177,7 +177,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .does("How many threads serve the disk.")
         .set("1 with io_uring, 4 without")
         .read_by(ReadBy::Offload)
-        .not_yet()
+        .unsupported()
         .unless(conditions::something_on_disk),
     Key::int("aio.thread_count", 1)
         .in_("threads")
@@ -187,16 +187,16 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .does("Hands requests to the system one by one.")
         .set("false")
         .read_by(ReadBy::Offload)
-        .not_yet()
+        .unsupported()
         .unless(conditions::something_on_disk),
     Key::bool("aio.overlap_events", true)
         .does("Submits new requests while old ones complete.")
         .set("true")
         .read_by(ReadBy::Offload)
-        .not_yet()
+        .unsupported()
         .unless(conditions::something_on_disk),
     Key::bool("aio.use_gds", false)
         .does("Copies between disk and GPU without host memory.")
-        .lacking("GPUDirect Storage is not built; data passes through locked host memory")
+        .unsupported_if_on("GPUDirect Storage is not built; data passes through locked host memory")
         .unless(conditions::something_on_disk),
 ];

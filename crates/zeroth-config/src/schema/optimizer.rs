@@ -185,7 +185,7 @@ section! {
             .of(&["AdamW"]),
         Key::bool("optimizer.params.amsgrad", false)
             .does("Keeps the largest second moment seen.")
-            .lacking("amsgrad is not built (DeepSpeed accepts it on the host and never carries it out)")
+            .unsupported_if_on("amsgrad is not built (DeepSpeed accepts it on the host and never carries it out)")
             .of(ADAM),
         Key::bool("optimizer.params.torch_adam", false)
             .does("Uses PyTorch's Adam.")

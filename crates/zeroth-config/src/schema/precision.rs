@@ -67,7 +67,7 @@ section! {
             .nothing("inputs are token numbers; there is nothing to cast"),
         Key::bool("fp16.fp16_master_weights_and_grads", false)
             .does("Keeps master weights and gradients in fp16 too.")
-            .lacking("master weights are always fp32")
+            .unsupported_if_on("master weights are always fp32")
             .unless(conditions::fp16_on),
     }
 }
@@ -90,11 +90,11 @@ section! {
             .built_in("gradients are added as they arrive"),
         Key::bool("bf16.bf16_master_weights_and_grads", false)
             .does("Keeps master weights and gradients in bf16 too.")
-            .lacking("master weights are always fp32")
+            .unsupported_if_on("master weights are always fp32")
             .unless(conditions::bf16_on),
         Key::bool("bf16.bf16_optimizer_states", false)
             .does("Keeps the moments in bf16.")
-            .lacking("zeroth.moments says it: write \"zeroth\": {\"moments\": \"bf16\"}")
+            .unsupported_if_on("zeroth.moments says it: write \"zeroth\": {\"moments\": \"bf16\"}")
             .read_by(ReadBy::Update)
             .unless(conditions::bf16_on),
     }
@@ -137,7 +137,7 @@ pub(super) const AUTOCAST_KEYS: &[Key] = &[
     Key::new("torch_autocast.lower_precision_safe_modules", KeyType::Texts)
         .does("The modules cast.")
         .as_section(),
-    Key::unsupported(
+    Key::without_effect(
         "amp",
         "NVIDIA Apex's mixed precision.",
         "Apex is a PyTorch extension; use bf16 or fp16",

@@ -86,7 +86,7 @@ pub(super) const SERVICE_KEYS: &[Key] = &[
     Key::new("comet.experiment_key", KeyType::Text).does("The experiment to continue.").as_section(),
     Key::bool("comet.online", true).does("Sends at once or later.").as_section(),
     Key::new("comet.mode", KeyType::Text).does("How an experiment is begun.").as_section(),
-    Key::unsupported("monitor_config", "Settings of a cluster's monitoring.", NO_SERVICE),
+    Key::without_effect("monitor_config", "Settings of a cluster's monitoring.", NO_SERVICE),
 ];
 
 section! {
@@ -167,7 +167,7 @@ section! {
         Key::bool("checkpoint.use_node_local_storage", false)
             .auto(AutoRule::NodeLocal)
             .does("Writes each node's shards to its own disk.")
-            .lacking("a checkpoint is one folder that all ranks see")
+            .unsupported_if_on("a checkpoint is one folder that all ranks see")
             .read_by(ReadBy::Save),
         Key::bool("checkpoint.checkpoint_serialization", true)
             .does("Writes in PyTorch's new file format.")
@@ -196,7 +196,7 @@ section! {
             .read_by(ReadBy::Save)
             => writer_decoupled: bool,
         Key::int("checkpoint.writer.io_multiplier", 1).or_int(1).does("Writers a rank.").nothing(OWN_WRITER),
-        Key::unsupported("nebula", "Azure's asynchronous checkpoints.", OWN_WRITER),
-        Key::unsupported("datastates_ckpt", "DataStates' asynchronous checkpoints.", OWN_WRITER),
+        Key::without_effect("nebula", "Azure's asynchronous checkpoints.", OWN_WRITER),
+        Key::without_effect("datastates_ckpt", "DataStates' asynchronous checkpoints.", OWN_WRITER),
     }
 }

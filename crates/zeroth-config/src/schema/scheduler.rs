@@ -171,7 +171,7 @@ section! {
             .or_float(0.8)
             .does("Least first beta.")
             .set("0.8")
-            .not_yet()
+            .unsupported()
             .unless(conditions::momentum_cycles)
             => cycle_min_mom: f64,
         param(Key::float("scheduler.params.cycle_max_mom", 0.0), CYCLE)
@@ -179,14 +179,14 @@ section! {
             .or_float(0.9)
             .does("Greatest first beta.")
             .set("0.9")
-            .not_yet()
+            .unsupported()
             .unless(conditions::momentum_cycles)
             => cycle_max_mom: f64,
         param(Key::float("scheduler.params.decay_mom_rate", 0.0), CYCLE)
             .or_float(0.0)
             .does("How fast the first beta rises after the cycle.")
             .set("0")
-            .not_yet()
+            .unsupported()
             .unless(conditions::momentum_cycles)
             => decay_mom_rate: f64,
         param(Key::float("scheduler.params.lr_range_test_min_lr", 0.0).in_fp32(), RANGE).or_float(1e-3).does("The learning rate to start from.").set("1e-6") => lr_range_test_min_lr: f64,

@@ -179,15 +179,15 @@ section! {
         Key::bool("zero_optimization.load_from_fp32_weights", true)
             .does("Starts the optimizer from the checkpoint's fp32 weights.")
             .built_in("checkpoints hold the fp32 weights, and resuming starts from them")
-            .not_yet(),
+            .unsupported(),
         Key::bool("zero_optimization.elastic_checkpoint", false)
             .does("Saves so that another number of ranks can load.")
             .built_in("every checkpoint loads at any number of ranks")
-            .not_yet(),
+            .unsupported(),
         Key::bool("zero_optimization.pipeline_loading_checkpoint", false)
             .does("Loads a checkpoint rank after rank, to save host memory.")
             .built_in("each rank reads only the bytes of its own shard")
-            .not_yet(),
+            .unsupported(),
         Key::bool("zero_optimization.override_module_apply", true)
             .does("Patches a function of PyTorch's modules.")
             .nothing("there are no PyTorch modules here"),
@@ -202,22 +202,22 @@ section! {
             .nothing("the Muon optimizer is not part of zeroth"),
         Key::bool("zero_optimization.legacy_stage1", false)
             .does("DeepSpeed's first stage 1, which it has removed.")
-            .lacking("DeepSpeed has removed this way of stage 1 and refuses `true`"),
+            .unsupported_if_on("DeepSpeed has removed this way of stage 1 and refuses `true`"),
         Key::int("zero_optimization.zero_hpz_partition_size", 0)
             .or_int(1)
             .in_("ranks")
             .does("ZeRO++: a second copy of the parameters sharded within each node.")
-            .lacking("ZeRO++'s second partition is not built"),
+            .unsupported_if_on("ZeRO++'s second partition is not built"),
         Key::bool("zero_optimization.zero_quantized_weights", false)
             .does("ZeRO++: gathers parameters in int8.")
-            .lacking("quantised gathers are not built"),
+            .unsupported_if_on("quantised gathers are not built"),
         Key::bool("zero_optimization.zero_quantized_nontrainable_weights", false)
             .does("ZeRO++: stores frozen parameters quantised.")
-            .lacking("8-bit frozen weights are not built; LoRA with --quantize nf4 keeps them in 4 bits"),
+            .unsupported_if_on("8-bit frozen weights are not built; LoRA with --quantize nf4 keeps them in 4 bits"),
         Key::bool("zero_optimization.zero_quantized_gradients", false)
             .does("ZeRO++: reduces gradients in int4.")
-            .lacking("quantised reductions are not built"),
-        Key::unsupported(
+            .unsupported_if_on("quantised reductions are not built"),
+        Key::without_effect(
             "zero_optimization.zeropp_loco_param",
             "ZeRO++: error feedback for quantised gradients.",
             "gradients are not quantised here, so there is no error to feed back",
@@ -226,10 +226,10 @@ section! {
             .or_int(-1)
             .in_("ranks")
             .does("MiCS: shards within groups of this many ranks and copies across groups.")
-            .lacking("sharding within groups of ranks is not built"),
+            .unsupported_if_on("sharding within groups of ranks is not built"),
         Key::bool("zero_optimization.mics_hierarchical_params_gather", false)
             .does("MiCS: gathers in two levels.")
-            .lacking("sharding within groups of ranks is not built"),
+            .unsupported_if_on("sharding within groups of ranks is not built"),
         Key::new("zero_optimization.leaf_module", KeyType::Opaque)
             .does("Names modules to gather as a whole.")
             .built_in("the experts of a block are always gathered as a whole, and no collective depends on routing"),

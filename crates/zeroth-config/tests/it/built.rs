@@ -7,7 +7,7 @@ use zeroth_config::preset::PRESETS;
 use zeroth_config::read::{ConfigSource, Document, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, Origin, ResolveRequest, Resolved, resolve};
 use zeroth_config::schema::SchedulerType;
-use zeroth_config::unimplemented::{MissingFeature, Unimplemented, unimplemented};
+use zeroth_config::unsupported::{UnsupportedKey, UnsupportedKeys, unsupported_keys};
 
 fn read(text: &str) -> Document {
     parse(ConfigSource::from_text("ds.json", text)).unwrap_or_else(|error| panic!("{text}\n{error}"))
@@ -18,9 +18,9 @@ fn statuses(text: &str) -> Vec<(String, KeyStatus)> {
     report.of_keys().map(|verdict| (verdict.path.clone(), verdict.status)).collect()
 }
 
-/// The unimplemented features of a run with this file and these flags: 2 ranks, hidden size 64, 4 blocks, 100 steps.
-fn lacking(text: &str, flags: &Flags) -> Unimplemented {
-    unimplemented(&resolved(text, flags))
+/// The unsupported keys of a run with this file and these flags: 2 ranks, hidden size 64, 4 blocks, 100 steps.
+fn unsupported(text: &str, flags: &Flags) -> UnsupportedKeys {
+    unsupported_keys(&resolved(text, flags))
 }
 
 fn resolved(text: &str, flags: &Flags) -> Resolved {
@@ -30,11 +30,11 @@ fn resolved(text: &str, flags: &Flags) -> Resolved {
     resolve(&request).unwrap_or_else(|error| panic!("{text}\n{error}"))
 }
 
-fn refused(text: &str) -> Vec<MissingFeature> {
-    lacking(text, &Flags::default()).refused
+fn refused(text: &str) -> Vec<UnsupportedKey> {
+    unsupported(text, &Flags::default()).refused
 }
 
-fn paths(lacks: &[MissingFeature]) -> Vec<&'static str> {
+fn paths(lacks: &[UnsupportedKey]) -> Vec<&'static str> {
     lacks.iter().map(|lack| lack.path).collect()
 }
 
@@ -114,8 +114,8 @@ fn implemented_keys_are_honoured() {
             "min_lr_ratio": 0.1}}}"#,
     ] {
         assert_all(KeyStatus::Honoured, text);
-        let run = format!("{:?}", lacking(text, &Flags::default()));
-        assert_eq!(run, "Unimplemented { refused: [], noted: [] }", "{text}");
+        let run = format!("{:?}", unsupported(text, &Flags::default()));
+        assert_eq!(run, "UnsupportedKeys { refused: [], noted: [] }", "{text}");
     }
 }
 
@@ -212,7 +212,7 @@ fn bf16_gradient_accumulation_has_an_effect_at_stages_2_and_3() {
 }
 
 #[test]
-fn unimplemented_values_are_not_yet_and_are_refused() {
+fn unsupported_values_are_not_yet_and_are_refused() {
     for (text, path, value) in [
         (
             r#"{"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}}"#,
@@ -244,7 +244,7 @@ fn unimplemented_values_are_not_yet_and_are_refused() {
         (r#"{"scheduler": {"type": "StepLR"}}"#, "scheduler.type", "\"StepLR\""),
         (r#"{"zeroth": {"collectives": "fast"}}"#, "zeroth.collectives", "\"fast\""),
     ] {
-        assert!(statuses(text).contains(&(path.to_owned(), KeyStatus::NotYet)), "{:?}", statuses(text));
+        assert!(statuses(text).contains(&(path.to_owned(), KeyStatus::Unsupported)), "{:?}", statuses(text));
         let refused = refused(text);
         assert_eq!(paths(&refused), [path], "{text}");
         assert_eq!(refused[0].value, value, "{text}");
@@ -256,14 +256,14 @@ fn unimplemented_values_are_not_yet_and_are_refused() {
 fn parameters_have_the_status_of_their_optimizer_or_offload_device() {
     let text =
         r#"{"optimizer": {"type": "Lamb", "params": {"lr": 0.1, "max_coeff": 10, "weight_decay": 0}}}"#;
-    assert_all(KeyStatus::NotYet, text);
+    assert_all(KeyStatus::Unsupported, text);
     assert_eq!(paths(&refused(text)), ["optimizer.type"], "the type says it for all");
     let disk = r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/disk",
         "pin_memory": false, "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9},
         "offload_optimizer": {"device": "nvme", "nvme_path": "/disk", "ratio": 1, "pin_memory": true}},
         "aio": {"block_size": 1048576}}"#;
     let built: Vec<_> =
-        statuses(disk).into_iter().filter(|(_, status)| *status != KeyStatus::NotYet).collect();
+        statuses(disk).into_iter().filter(|(_, status)| *status != KeyStatus::Unsupported).collect();
     assert_eq!(built, [("zero_optimization.stage".to_owned(), KeyStatus::Honoured)]);
     let refused = refused(disk);
     let devices = ["zero_optimization.offload_param.device", "zero_optimization.offload_optimizer.device"];
@@ -291,7 +291,7 @@ fn one_cycle_cycles_momentum_by_default() {
     };
     // DeepSpeed's default is true, so a file without the key enables it.
     let open = cycle("");
-    assert_eq!(momentum(&open), [KeyStatus::NotYet; 3]);
+    assert_eq!(momentum(&open), [KeyStatus::Unsupported; 3]);
     let lack = &refused(&open)[0];
     assert_eq!((lack.path, lack.value.as_str()), ("scheduler.params.cycle_momentum", "true"));
     assert_eq!((&lack.origin, lack.location()), (&Origin::Default, None));
@@ -317,7 +317,7 @@ fn sections_have_the_status_of_their_switch() {
         report.verdicts.iter().find(|verdict| verdict.path == path).unwrap().status
     };
     for (device, status) in
-        [("none", KeyStatus::Honoured), ("cpu", KeyStatus::Honoured), ("nvme", KeyStatus::NotYet)]
+        [("none", KeyStatus::Honoured), ("cpu", KeyStatus::Honoured), ("nvme", KeyStatus::Unsupported)]
     {
         let text = format!(
             r#"{{"zero_optimization": {{"stage": 3, "offload_param": {{"device": "{device}", "nvme_path": "/disk"}}}}}}"#
@@ -342,7 +342,7 @@ fn every_preset_is_fully_implemented() {
 fn flags_decide_what_the_file_leaves_open() {
     let auto = r#"{"fp16": {"enabled": "auto", "fp16_master_weights_and_grads": true}, "bf16": {"enabled": "auto"}}"#;
     assert!(refused(auto).is_empty(), "the run is in bf16");
-    let fp16 = lacking(auto, &Flags { precision: Some(DType::F16), ..Flags::default() }).refused;
+    let fp16 = unsupported(auto, &Flags { precision: Some(DType::F16), ..Flags::default() }).refused;
     assert_eq!(paths(&fp16), ["fp16.fp16_master_weights_and_grads"]);
     let flags = Flags { gradient_checkpointing: Some(true), ..Flags::default() };
     for (text, flags, recompute, origin) in [
@@ -358,15 +358,15 @@ fn flags_decide_what_the_file_leaves_open() {
         let config = resolved(text, &flags);
         let setting = config.get("zeroth.recompute").unwrap();
         assert_eq!((setting.value.as_str(), &setting.origin), (Some(recompute), &origin), "{text}");
-        assert!(unimplemented(&config).refused.is_empty());
+        assert!(unsupported_keys(&config).refused.is_empty());
     }
 }
 
 #[test]
-fn unimplemented_keys_that_do_not_change_training_are_noted() {
+fn unsupported_keys_that_do_not_change_training_are_noted() {
     let text = r#"{"memory_breakdown": true, "log_level": "debug",
         "checkpoint": {"use_node_local_storage": true}}"#;
-    let found = lacking(text, &Flags::default());
+    let found = unsupported(text, &Flags::default());
     assert!(found.refused.is_empty(), "{:?}", found.refused);
     let mut noted = paths(&found.noted);
     noted.sort_unstable();

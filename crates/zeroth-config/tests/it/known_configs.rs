@@ -145,7 +145,7 @@ fn honoured_keys_are_read_or_turn_a_feature_off() {
     for Known { name, report, .. } in known_configs() {
         for verdict in report.verdicts.iter().filter(|verdict| verdict.status == KeyStatus::Honoured) {
             let key = verdict.key.unwrap();
-            let off = matches!(key.effect, Effect::Lacking(_));
+            let off = matches!(key.effect, Effect::Unsupported(_));
             let value = report.values.get(key.path).map_or(&Json::Null, |found| &found.value);
             let read = key.reader != ReadBy::Nobody && key.supports(value);
             assert!(off || read, "{name}: {}", verdict.path);

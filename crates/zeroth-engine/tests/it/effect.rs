@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use zeroth_config::check::check;
 use zeroth_config::read::{ConfigSource, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
-use zeroth_config::unimplemented::unimplemented;
+use zeroth_config::unsupported::unsupported_keys;
 use zeroth_cpu::CpuTarget;
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::{Queue, Tier};
@@ -148,7 +148,7 @@ pub(crate) fn resolved(text: &str, ranks: u64) -> Resolved {
         steps: Some(100),
     };
     let config = resolve(&request).unwrap_or_else(|error| panic!("{text}\n{error}"));
-    assert!(unimplemented(&config).refused.is_empty(), "{text}: {:?}", unimplemented(&config));
+    assert!(unsupported_keys(&config).refused.is_empty(), "{text}: {:?}", unsupported_keys(&config));
     config
 }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use zeroth_comm::JoinOptions;
 use zeroth_comm::local::LocalJob;
 use zeroth_cpu::CpuDevice;
-use zeroth_engine::{Engine, Rank};
+use zeroth_engine::{Engine, RankSetup};
 use zeroth_graph::{Backward, Graph};
 use zeroth_kernel::{Queue, Tier};
 use zeroth_program::BLOCK;
@@ -59,7 +59,7 @@ fn ranks_that_lay_memory_out_differently_are_refused_with_what_differs() {
                 let arenas = compiled.memory.arenas();
                 let device = Box::new(CpuDevice::new(1, arenas).unwrap());
                 let (recipe, decayed) = (golden.recipe(), &|_| true);
-                let rank = Rank { comm: Some(comm), device, recipe, decayed, seed: 0 };
+                let rank = RankSetup { comm: Some(comm), device, recipe, decayed, seed: 0 };
                 Engine::new(compiled, rank).err().map(|error| error.to_string())
             })
         });

@@ -12,7 +12,9 @@ use std::sync::Mutex;
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::{CpuDevice, CpuTarget};
-use zeroth_engine::{Engine, FurtherInput, LossCounts, Rank, RunError, State, StreamBatch, StreamRows};
+use zeroth_engine::{
+    Engine, FurtherInput, LossCounts, RankSetup, RunError, StateKind, StreamBatch, StreamRows,
+};
 use zeroth_graph::reference::{Data, Interpreter};
 use zeroth_graph::{Builder, Graph, ParamId, ParamSpec, Role, Rotary, Rows};
 use zeroth_kernel::{Optimizer, Recipe};
@@ -188,7 +190,7 @@ fn rank(
     let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let recipe = Recipe { momentum: 0.0, weight_decay: [0.0, 0.0], max_norm: 0.0, ..Recipe::default() };
     let mut engine =
-        Engine::new(compiled, Rank { comm, device, recipe, decayed: &|_| false, seed: 1 }).unwrap();
+        Engine::new(compiled, RankSetup { comm, device, recipe, decayed: &|_| false, seed: 1 }).unwrap();
     engine
         .load(&mut |param, range, elements| {
             let all = numbers(compiled.graph.param(param).elements(), param.index());
@@ -209,7 +211,7 @@ fn rank(
         }
     }
     engine
-        .read(State::Weights, &mut |param, range, elements| {
+        .read(StateKind::Weights, &mut |param, range, elements| {
             found.lock().unwrap().1[param.index()][range.start as usize..range.end as usize]
                 .copy_from_slice(elements);
             Ok(())
@@ -315,7 +317,8 @@ fn one_step(graph: &Graph, counts: LossCounts) -> (Vec<f64>, Vec<f32>) {
     let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let recipe = Recipe { momentum: 0.0, weight_decay: [0.0, 0.0], max_norm: 0.0, ..Recipe::default() };
     let mut engine =
-        Engine::new(&compiled, Rank { comm: None, device, recipe, decayed: &|_| false, seed: 1 }).unwrap();
+        Engine::new(&compiled, RankSetup { comm: None, device, recipe, decayed: &|_| false, seed: 1 })
+            .unwrap();
     engine
         .load(&mut |param, range, elements| {
             let all = numbers(compiled.graph.param(param).elements(), param.index());
@@ -329,7 +332,7 @@ fn one_step(graph: &Graph, counts: LossCounts) -> (Vec<f64>, Vec<f32>) {
         weights.extend_from_slice(elements);
         Ok(())
     };
-    engine.read(State::Weights, &mut push).unwrap();
+    engine.read(StateKind::Weights, &mut push).unwrap();
     (engine.record().unwrap().losses, weights)
 }
 
@@ -358,7 +361,7 @@ fn an_evaluation_is_the_weighted_sum_of_the_parts() {
     let compiled = Compiled::new(graph.clone(), 1, &settings(0), target, sizes()).unwrap();
     let memory = &compiled.memory;
     let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
-    let parts = Rank { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 1 };
+    let parts = RankSetup { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 1 };
     let mut engine = Engine::new(&compiled, parts).unwrap();
     engine
         .load(&mut |param, range, elements| {
@@ -417,7 +420,7 @@ fn sizes_and_batches_that_do_not_fit_the_streams_are_named() {
     let compiled = compile(vec![vec![12, 9]]).unwrap();
     let memory = &compiled.memory;
     let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
-    let parts = Rank { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 1 };
+    let parts = RankSetup { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 1 };
     let mut engine = Engine::new(&compiled, parts).unwrap();
     let batch = Batch::new(&compiled.graph, 1);
     with_view(&batch, |view| {

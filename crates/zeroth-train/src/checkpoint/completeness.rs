@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use zeroth_base::DType;
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_model::TensorEntry;
 
 use super::error::CheckpointError;
@@ -28,7 +28,7 @@ pub(super) struct StoredRanges(BTreeMap<&'static str, HashMap<String, Vec<Stored
 
 impl StoredRanges {
     /// The stored ranges of a parameter in a state.
-    pub(super) fn of(&self, state: State, parameter: &str) -> Option<&[StoredRange]> {
+    pub(super) fn of(&self, state: StateKind, parameter: &str) -> Option<&[StoredRange]> {
         self.0.get(state_name(state)?)?.get(parameter).map(Vec::as_slice)
     }
 }
@@ -56,7 +56,7 @@ impl<'a> CompletenessCheck<'a> {
                 return Err(broken(format!("it lists `{}` twice", entry.name)));
             }
         }
-        if !manifest.states.contains(&State::Weights) {
+        if !manifest.states.contains(&StateKind::Weights) {
             return Err(broken("it lists no weights".to_owned()));
         }
         let states = manifest.states.iter().filter_map(|state| state_name(*state));

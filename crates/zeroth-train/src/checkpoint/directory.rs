@@ -13,7 +13,7 @@ use super::reader::Checkpoint;
 
 /// A checkpoint's folder, found by name; its contents have not been read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CheckpointEntry {
+pub struct ListedCheckpoint {
     /// The step in its name.
     pub step: u64,
     /// The folder.
@@ -39,14 +39,14 @@ pub struct NewestValid {
 }
 
 /// All checkpoints in a directory, sorted by step. A missing directory has none.
-pub fn list(checkpoints: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
+pub fn list(checkpoints: &Path) -> Result<Vec<ListedCheckpoint>, CheckpointError> {
     let mut found = Vec::new();
     for name in names(checkpoints)? {
         let folder = checkpoints.join(&name);
         // An unreadable folder, or a symlink to an unmounted disk, is still listed.
         let is_file = || fs::metadata(&folder).is_ok_and(|found| !found.is_dir());
         if let Some(step) = parse_step_folder(&name).filter(|_| !is_file()) {
-            found.push(CheckpointEntry { step, folder });
+            found.push(ListedCheckpoint { step, folder });
         }
     }
     found.sort_by_key(|found| found.step);
@@ -79,7 +79,7 @@ pub fn resolve(path: &Path) -> Result<CheckpointPath, CheckpointError> {
 /// process may write to the directory.
 pub fn newest_valid(checkpoints: &Path) -> Result<NewestValid, CheckpointError> {
     let mut refused = Vec::new();
-    for CheckpointEntry { folder, .. } in list(checkpoints)?.into_iter().rev() {
+    for ListedCheckpoint { folder, .. } in list(checkpoints)?.into_iter().rev() {
         match good(&folder) {
             Ok(checkpoint) => return Ok(NewestValid { found: Some(checkpoint), refused }),
             Err(error) => refused.push((folder, error)),
@@ -92,7 +92,7 @@ pub fn newest_valid(checkpoints: &Path) -> Result<NewestValid, CheckpointError> 
 /// no other is valid.
 pub fn newest_resumable(checkpoints: &Path) -> Result<NewestValid, CheckpointError> {
     let (mut refused, mut weights_only) = (Vec::new(), None);
-    for CheckpointEntry { folder, .. } in list(checkpoints)?.into_iter().rev() {
+    for ListedCheckpoint { folder, .. } in list(checkpoints)?.into_iter().rev() {
         match good(&folder) {
             Ok(found) if !found.manifest().weights_only => {
                 return Ok(NewestValid { found: Some(found), refused });
@@ -141,14 +141,14 @@ pub fn prune(
         return Ok(pruned);
     }
     let kept = all.split_off(older);
-    let is_good = |found: &CheckpointEntry| just_written == Some(found.step) || good(&found.folder).is_ok();
+    let is_good = |found: &ListedCheckpoint| just_written == Some(found.step) || good(&found.folder).is_ok();
     if !kept.iter().rev().any(is_good) {
         // The newest valid checkpoint is among the older ones; everything newer is damaged.
         if let Some(newest) = all.iter().rposition(is_good) {
             all.remove(newest);
         }
     }
-    for CheckpointEntry { step, folder } in all {
+    for ListedCheckpoint { step, folder } in all {
         // A folder that contains foreign files is kept.
         if foreign_files(&folder).is_ok_and(|foreign| foreign.is_empty()) {
             match remove(checkpoints, step, &folder) {

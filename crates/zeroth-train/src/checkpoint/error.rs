@@ -11,6 +11,7 @@ use super::space::free_bytes;
 
 /// An error writing or reading a checkpoint.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum CheckpointError {
     /// Training cannot be resumed from it.
     #[error("it has weights only (--save-only-model), and no optimizer state to resume from")]
@@ -37,7 +38,6 @@ pub enum CheckpointError {
         path.display(), format_bytes(*needed), format_bytes(*limit)
     )]
     FileSizeLimit {
-        /// The file.
         path: PathBuf,
         /// Its size in bytes.
         needed: u64,
@@ -50,21 +50,17 @@ pub enum CheckpointError {
          choose another --output", path.display()
     )]
     NotWritable {
-        /// The operation.
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The error of the operating system.
         source: io::Error,
     },
     /// An I/O operation failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// The operation.
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The error of the operating system.
         source: io::Error,
     },
     /// The path is not a checkpoint.
@@ -72,10 +68,7 @@ pub enum CheckpointError {
         "{} is not a checkpoint: it has no manifest.json; give a step-N folder of a run, or the run folder",
         folder.display()
     )]
-    NotACheckpoint {
-        /// The folder.
-        folder: PathBuf,
-    },
+    NotACheckpoint { folder: PathBuf },
     /// A run folder without checkpoints.
     #[error("{} contains no checkpoint (no step-N folder): none was saved yet; --save-steps sets how often one is", folder.display())]
     NoCheckpoints {
@@ -90,21 +83,14 @@ pub enum CheckpointError {
     },
     /// The manifest is invalid.
     #[error("{} is invalid: {problem}; restore it from a backup, or resume from an older checkpoint", path.display())]
-    Manifest {
-        /// The manifest.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
+    Manifest { path: PathBuf, problem: String },
     /// The checkpoint has another format version.
     #[error(
         "{} has format {found}, but this version of zeroth reads format {known}: use the version that wrote it{}",
         path.display(), written_by.as_ref().map(|version| format!(" ({version})")).unwrap_or_default()
     )]
     Version {
-        /// The manifest.
         path: PathBuf,
-        /// Its format.
         found: u64,
         /// The format of this version.
         known: u64,
@@ -113,17 +99,13 @@ pub enum CheckpointError {
     },
     /// A listed file is missing.
     #[error("{} is listed in the manifest but missing: restore it from a backup, or resume from an older checkpoint", path.display())]
-    Missing {
-        /// The file.
-        path: PathBuf,
-    },
+    Missing { path: PathBuf },
     /// A file has the wrong length.
     #[error(
         "{} has {} bytes, but had {} when it was saved: restore it from a backup, or resume from an older checkpoint",
         path.display(), grouped(*found), grouped(*expected)
     )]
     Size {
-        /// The file.
         path: PathBuf,
         /// Its size in the manifest.
         expected: u64,
@@ -136,7 +118,6 @@ pub enum CheckpointError {
          from an older checkpoint", path.display()
     )]
     Checksum {
-        /// The file.
         path: PathBuf,
         /// Checksum in the manifest.
         expected: String,
@@ -145,36 +126,21 @@ pub enum CheckpointError {
     },
     /// A safetensors file with an invalid header.
     #[error("{}: {source}; restore it from a backup, or resume from an older checkpoint", path.display())]
-    Header {
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        source: HeaderError,
-    },
+    Header { path: PathBuf, source: HeaderError },
     /// A tensor that zeroth never writes.
     #[error(
         "{}: the tensor `{tensor}` {problem}: the file has changed since it was saved; restore it from a backup, or resume from \
          an older checkpoint", path.display()
     )]
-    Tensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The problem.
-        problem: String,
-    },
+    Tensor { path: PathBuf, tensor: String, problem: String },
     /// Elements that are missing, or stored twice.
     #[error(
         "{} is incomplete: elements {} to {} of {state}/{parameter} are {} its files; resume from an older checkpoint",
         folder.display(), grouped(*first), grouped(*end), if *twice { "stored twice in" } else { "missing from" }
     )]
     Incomplete {
-        /// The checkpoint.
         folder: PathBuf,
-        /// The state.
         state: &'static str,
-        /// The parameter.
         parameter: String,
         /// The first affected element.
         first: u64,
@@ -189,7 +155,6 @@ pub enum CheckpointError {
          from", folder.display(), differences.join("; ")
     )]
     AnotherModel {
-        /// The checkpoint.
         folder: PathBuf,
         /// The model that was saved.
         saved: String,
@@ -201,7 +166,6 @@ pub enum CheckpointError {
     /// The checkpoint has no such state.
     #[error("{} has no {state}/{parameter}: its optimizer ({optimizer}) does not keep that state", folder.display())]
     NoState {
-        /// The checkpoint.
         folder: PathBuf,
         /// The requested state.
         state: String,
@@ -215,7 +179,6 @@ pub enum CheckpointError {
         "elements {start} to {end} of `{parameter}` were requested into a buffer of {room}, but it has {elements} elements"
     )]
     Range {
-        /// The parameter.
         parameter: String,
         /// The first requested element.
         start: u64,
@@ -226,29 +189,21 @@ pub enum CheckpointError {
         /// Elements of the parameter.
         elements: u64,
     },
-    /// State with a non-finite value.
+    /// A state with a non-finite value.
     #[error(
         "{state} of `{parameter}` are not finite (element {} is {value}): resume from an earlier checkpoint with a lower \
          --learning-rate", grouped(*element)
     )]
     NotFinite {
-        /// The state.
         state: &'static str,
-        /// The parameter.
         parameter: String,
         /// The first non-finite element.
         element: u64,
-        /// Its value.
         value: f32,
     },
     /// A shard that does not match its declared pieces.
     #[error("{}: {problem}", path.display())]
-    Shard {
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
+    Shard { path: PathBuf, problem: String },
 }
 
 /// Maps an I/O error of an operation that writes `needed` bytes to `path`.

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zeroth_base::DType;
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_model::{ModelFunction, ParameterTable};
 
 use super::distill_entry::DistillEntry;
@@ -59,7 +59,7 @@ pub struct Manifest {
     pub model: ModelEntry,
     /// States in its files: weights, and those the optimizer keeps.
     #[serde(with = "state_names")]
-    pub states: Vec<State>,
+    pub states: Vec<StateKind>,
     /// Whether it has weights only (`--save-only-model`), and training cannot be resumed from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub weights_only: bool,
@@ -211,8 +211,8 @@ impl ParameterEntry {
     }
 
     /// Whether this parameter has the state.
-    pub fn has(&self, state: State) -> bool {
-        self.trained || state == State::Weights
+    pub fn has(&self, state: StateKind) -> bool {
+        self.trained || state == StateKind::Weights
     }
 }
 
@@ -249,15 +249,17 @@ mod dtype_name {
 mod state_names {
     use serde::de::{Deserialize, Deserializer, Error as _};
     use serde::ser::Serializer;
-    use zeroth_engine::State;
+    use zeroth_engine::StateKind;
 
     use crate::checkpoint::{state_from_name, state_name};
 
-    pub(super) fn serialize<S: Serializer>(states: &[State], serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(states: &[StateKind], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(states.iter().filter_map(|state| state_name(*state)))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<State>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<StateKind>, D::Error> {
         let names = Vec::<String>::deserialize(deserializer)?;
         let state = |name: &String| {
             state_from_name(name)

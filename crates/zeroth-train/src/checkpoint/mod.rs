@@ -28,8 +28,8 @@ mod verify;
 pub(crate) use bounds::MAX_SAMPLES;
 pub use commit::UnfinishedCheckpoint;
 pub use directory::{
-    CheckpointEntry, CheckpointPath, NewestValid, Pruned, clean, list, newest_resumable, newest_valid, prune,
-    resolve,
+    CheckpointPath, ListedCheckpoint, NewestValid, Pruned, clean, list, newest_resumable, newest_valid,
+    prune, resolve,
 };
 pub use distill_entry::{CacheEntry, DistillEntry};
 pub(crate) use enclosing::{enclosing_checkpoint, is_inside, is_same_folder, nearest_existing};
@@ -44,7 +44,7 @@ pub use manifest::{
 pub(crate) use model_files::{COMPANION_FILES, CONFIG, GENERATION_CONFIG};
 pub use model_files::{ModelFile, ModelFiles, ModelFilesError};
 pub use reader::Checkpoint;
-pub use shard::{Piece, ShardWriter, WrittenShard};
+pub use shard::{ShardPiece, ShardWriter, WrittenShard};
 pub use space::{free_bytes, needed_bytes};
 pub use state::{SAVED_STATES, state_from_name, state_name};
 pub use verify::{Verified, verify_folder};

@@ -32,10 +32,9 @@ pub(crate) const COMPANION_FILES: &[&str] = &[
 /// A file of a model folder could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}: {source}", path.display())]
+#[allow(missing_docs, reason = "names say what they are")]
 pub struct ModelFilesError {
-    /// The file.
     pub path: PathBuf,
-    /// The error of the operating system.
     pub source: io::Error,
 }
 

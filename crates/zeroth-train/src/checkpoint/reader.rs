@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_model::{ParameterTable, read_header, stored_to_f32};
 
 use super::bounds::{check, check_folder};
@@ -80,14 +80,14 @@ impl Checkpoint {
     }
 
     /// Whether it has a state.
-    pub fn has(&self, state: State) -> bool {
+    pub fn has(&self, state: StateKind) -> bool {
         self.manifest.states.contains(&state)
     }
 
     /// Reads a range of a parameter's elements in a state as f32, from however many files hold it.
     pub fn read_f32(
         &self,
-        state: State,
+        state: StateKind,
         parameter: &str,
         elements: Range<u64>,
         out: &mut [f32],

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 use zeroth_base::{DType, grouped};
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_model::{f32_to_stored, write_header};
 
 use super::checksums::hex;
@@ -20,9 +20,9 @@ const BUFFER: usize = 8 << 20;
 
 /// A contiguous range of a parameter's elements in one state, owned by one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct ShardPiece {
     /// The state.
-    pub state: State,
+    pub state: StateKind,
     /// The parameter's name.
     pub name: String,
     /// The first element.
@@ -33,7 +33,7 @@ pub struct Piece {
     pub dtype: DType,
 }
 
-impl Piece {
+impl ShardPiece {
     fn bytes(&self) -> u64 {
         self.count * self.dtype.bytes()
     }
@@ -56,7 +56,7 @@ pub struct ShardWriter {
     place: UnfinishedFile,
     name: String,
     file: File,
-    pieces: Vec<Piece>,
+    pieces: Vec<ShardPiece>,
     /// Index of the current piece, and how many of its bytes are written.
     piece: usize,
     done: u64,
@@ -90,7 +90,7 @@ impl ShardWriter {
         unfinished: &Path,
         rank: u64,
         world: u64,
-        pieces: Vec<Piece>,
+        pieces: Vec<ShardPiece>,
     ) -> Result<Self, CheckpointError> {
         let name = shard_name(rank, world);
         let path = unfinished.join(&name);
@@ -107,7 +107,7 @@ impl ShardWriter {
             &metadata,
             tensors.iter().map(|(name, shape, dtype)| (name.as_str(), &shape[..], *dtype)),
         );
-        let total = header.len() as u64 + pieces.iter().map(Piece::bytes).sum::<u64>();
+        let total = header.len() as u64 + pieces.iter().map(ShardPiece::bytes).sum::<u64>();
         let file = File::create_new(&path).map_err(writing("create", &path, total))?;
         let mut writer = Self {
             place: UnfinishedFile { path, is_whole: false },
@@ -126,7 +126,7 @@ impl ShardWriter {
     }
 
     /// The next element to write, as state, parameter and index; `None` when complete.
-    pub fn next(&self) -> Option<(State, &str, u64)> {
+    pub fn next(&self) -> Option<(StateKind, &str, u64)> {
         let piece = self.pieces.get(self.piece)?;
         Some((piece.state, &piece.name, piece.first + self.done / piece.dtype.bytes()))
     }
@@ -185,7 +185,7 @@ impl ShardWriter {
         Ok(WrittenShard { path: self.place.path.clone(), file: self.file, entry })
     }
 
-    fn expected(&self, given: u64) -> Result<&Piece, CheckpointError> {
+    fn expected(&self, given: u64) -> Result<&ShardPiece, CheckpointError> {
         let piece = self.pieces.get(self.piece);
         piece.ok_or_else(|| self.wrong(format!("{} more were appended than its pieces hold", grouped(given))))
     }
@@ -244,8 +244,8 @@ impl WrittenShard {
 }
 
 /// Merges adjacent pieces.
-fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
-    let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
+fn joined(pieces: Vec<ShardPiece>) -> Vec<ShardPiece> {
+    let mut joined: Vec<ShardPiece> = Vec::with_capacity(pieces.len());
     for piece in pieces.into_iter().filter(|piece| piece.count > 0) {
         match joined.last_mut() {
             Some(before) if piece.continues(before) => before.count += piece.count,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use zeroth_base::DType;
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_machine::DiskError;
 use zeroth_model::ParameterTable;
 
@@ -16,7 +16,7 @@ const BESIDE_A_MODEL: u64 = 64 << 10;
 
 /// Upper estimate of a checkpoint's size with these states, each in its dtype. `model` is the folder whose config and
 /// tokenizer files it includes.
-pub fn needed_bytes(table: &ParameterTable, states: &[(State, DType)], model: &Path) -> u64 {
+pub fn needed_bytes(table: &ParameterTable, states: &[(StateKind, DType)], model: &Path) -> u64 {
     let (elements, parameters) = (table.total(), table.iter().count() as u64);
     let of_states: u64 =
         states.iter().map(|(_, dtype)| elements * dtype.bytes() + parameters * BESIDE_A_TENSOR).sum();

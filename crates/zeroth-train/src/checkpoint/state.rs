@@ -1,27 +1,27 @@
 //! Names of the states in checkpoints.
 
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_kernel::Moment;
 
 /// The saved states, in the order a rank writes them. Gradients are not saved: a checkpoint is taken between steps.
-pub const SAVED_STATES: [State; 4] = [
-    State::Weights,
-    State::Moment(Moment::First),
-    State::Moment(Moment::Second),
-    State::Moment(Moment::Third),
+pub const SAVED_STATES: [StateKind; 4] = [
+    StateKind::Weights,
+    StateKind::Moment(Moment::First),
+    StateKind::Moment(Moment::Second),
+    StateKind::Moment(Moment::Third),
 ];
 
 /// A state's name in files; `None` for one that is not saved.
-pub const fn state_name(state: State) -> Option<&'static str> {
+pub const fn state_name(state: StateKind) -> Option<&'static str> {
     match state {
-        State::Weights => Some("weights"),
-        State::Moment(moment) => Some(moment.name()),
-        State::Gradient => None,
+        StateKind::Weights => Some("weights"),
+        StateKind::Moment(moment) => Some(moment.name()),
+        StateKind::Gradient => None,
     }
 }
 
 /// The state with a given name.
-pub fn state_from_name(name: &str) -> Option<State> {
+pub fn state_from_name(name: &str) -> Option<StateKind> {
     SAVED_STATES.into_iter().find(|state| state_name(*state) == Some(name))
 }
 
@@ -31,7 +31,7 @@ pub(super) fn tensor_name(state: &str, parameter: &str, first: u64) -> String {
 }
 
 /// Splits a tensor's name into state, parameter and first element.
-pub(super) fn parse_tensor_name(name: &str) -> Option<(State, &str, u64)> {
+pub(super) fn parse_tensor_name(name: &str) -> Option<(StateKind, &str, u64)> {
     let (state, rest) = name.split_once('/')?;
     let (parameter, first) = rest.rsplit_once('@')?;
     Some((state_from_name(state)?, parameter, first.parse().ok()?))
@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(name, "first/odd/name@7.weight@1048576");
         assert_eq!(
             parse_tensor_name(&name),
-            Some((State::Moment(Moment::First), "odd/name@7.weight", 1_048_576))
+            Some((StateKind::Moment(Moment::First), "odd/name@7.weight", 1_048_576))
         );
         for wrong in ["weights", "weights/x", "fourth/x@0", "weights/x@-1", "weights/x@"] {
             assert_eq!(parse_tensor_name(wrong), None, "{wrong}");

@@ -9,17 +9,17 @@
 //! samples on any number of ranks. Every rank computes a step's trained-token count from the sample index, without
 //! communication.
 
-use zeroth_engine::Streams;
+use zeroth_engine::StreamRows;
 use zeroth_kernel::RowKey;
 
 use super::sample_order::{EpochSample, SampleOrder};
 use crate::BatchShape;
-use crate::distill::{TeacherCache, TeacherCacheError, TeacherRows};
+use crate::distill::{TeacherCache, TeacherCacheError, TeacherRecords};
 use zeroth_data::{DataError, DecoderStart, IGNORED, Samples};
 
 /// One rank's input for one forward and backward pass. Its buffers are reused across steps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MicroBatch {
+pub struct TokenBatch {
     /// Token ids of all samples, concatenated.
     pub ids: Vec<i32>,
     /// Target of each token: the label of the next one. -100 on the last token of a sample and on untrained tokens.
@@ -34,7 +34,7 @@ pub struct MicroBatch {
     pub targets: Option<Box<Self>>,
 }
 
-impl MicroBatch {
+impl TokenBatch {
     /// Allocates buffers for up to `rows` rows and `samples` samples, so filling never allocates.
     pub fn with_capacity(rows: usize, samples: usize) -> Self {
         Self {
@@ -58,11 +58,17 @@ impl MicroBatch {
         self.ids.len() + self.targets.as_ref().map_or(0, |targets| targets.ids.len())
     }
 
-    /// The engine's view of all streams.
-    pub fn streams(&self) -> Streams<'_> {
+    /// The engine's view of the first stream.
+    pub fn view(&self) -> StreamRows<'_> {
+        let Self { ids, labels, positions, starts, keys, .. } = self;
+        StreamRows { ids, labels, positions, starts, keys }
+    }
+
+    /// Calls `body` with the engine's view of all streams.
+    pub(crate) fn view_streams<R>(&self, body: impl FnOnce(&[StreamRows<'_>]) -> R) -> R {
         match &self.targets {
-            None => Streams::One(self.view()),
-            Some(targets) => Streams::Two([self.view(), targets.view()]),
+            None => body(&[self.view()]),
+            Some(targets) => body(&[self.view(), targets.view()]),
         }
     }
 
@@ -177,12 +183,12 @@ impl<'a> Batches<'a> {
     }
 
     /// Fills `into` with a micro-batch.
-    pub fn fill(&self, step: u64, micro: u64, rank: u64, into: &mut MicroBatch) -> Result<(), DataError> {
+    pub fn fill(&self, step: u64, micro: u64, rank: u64, into: &mut TokenBatch) -> Result<(), DataError> {
         self.fill_some(self.shape.position(step, micro, rank), self.shape.micro_batch, into)
     }
 
     /// Fills `into` with `samples` samples starting at `position`; with 0 samples it is an empty batch.
-    pub fn fill_some(&self, position: u64, samples: u64, into: &mut MicroBatch) -> Result<(), DataError> {
+    pub fn fill_some(&self, position: u64, samples: u64, into: &mut TokenBatch) -> Result<(), DataError> {
         into.clear();
         for place in self.order.from(position).take(samples as usize) {
             for sample in self.samples.members(place.sample) {
@@ -201,7 +207,7 @@ impl<'a> Batches<'a> {
         step: u64,
         micro: u64,
         rank: u64,
-        into: &mut TeacherRows,
+        into: &mut TeacherRecords,
     ) -> Result<(), TeacherCacheError> {
         let Some(cache) = self.cache else { return Ok(()) };
         into.clear();

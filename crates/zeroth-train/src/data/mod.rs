@@ -7,6 +7,6 @@ mod sample_order;
 mod split;
 
 pub(crate) use batch::largest_of;
-pub use batch::{Batches, MicroBatch};
+pub use batch::{Batches, TokenBatch};
 pub use sample_order::{EpochSample, RunLength, RunLengthError, SampleOrder};
 pub use split::{SplitError, share_of, split_dataset};

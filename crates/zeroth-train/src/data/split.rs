@@ -11,6 +11,7 @@ const HELD_OUT: u32 = u32::MAX;
 
 /// A dataset that cannot be split.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum SplitError {
     /// Nothing would remain to train on.
     #[error(
@@ -18,11 +19,9 @@ pub enum SplitError {
          give a smaller ratio, more rows, or --eval-data"
     )]
     NothingToTrain {
-        /// The ratio.
         ratio: f64,
         /// Samples taken for evaluation.
         held_out: u64,
-        /// All samples.
         samples: u64,
     },
     /// The parts could not be made.

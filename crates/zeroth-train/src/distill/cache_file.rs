@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crc32c::crc32c;
 use zeroth_base::publish;
+use zeroth_engine::FurtherInput;
 
 use super::cache_manifest::{CacheManifest, KIND, MANIFEST, RECORDS};
 use super::error::TeacherCacheError;
@@ -36,7 +37,7 @@ pub struct VerifiedCache {
 
 /// A token's records: what a micro-batch holds of them.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct TeacherRows {
+pub(crate) struct TeacherRecords {
     /// The most probable ids [tokens, k].
     pub(crate) ids: Vec<i32>,
     /// Their log-probabilities [tokens, k].
@@ -45,7 +46,12 @@ pub(crate) struct TeacherRows {
     block: Vec<i32>,
 }
 
-impl TeacherRows {
+impl TeacherRecords {
+    /// The inputs of a model that is distilled from a cache.
+    pub(crate) fn inputs(&self) -> [FurtherInput<'_>; 2] {
+        [FurtherInput::Indices(&self.ids), FurtherInput::Statistics(&self.log_probs)]
+    }
+
     pub(crate) fn clear(&mut self) {
         self.ids.clear();
         self.log_probs.clear();
@@ -178,7 +184,7 @@ impl TeacherCache {
         &self,
         first: u64,
         tokens: u64,
-        into: &mut TeacherRows,
+        into: &mut TeacherRecords,
     ) -> Result<(), TeacherCacheError> {
         let k = self.manifest.k as usize;
         let from = self.records.read(first, tokens, &mut into.block)?;

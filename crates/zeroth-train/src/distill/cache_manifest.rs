@@ -22,14 +22,13 @@ pub(super) const KIND: &str = "zeroth teacher cache";
 const BLOCK: u64 = 16 << 10;
 /// What a cache was made of, and how much of it is done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub struct CacheManifest {
     /// What the folder is.
     pub kind: String,
     /// The format of its files.
     pub format_version: u64,
-    /// The data.
     pub data: CachedData,
-    /// The teacher.
     pub teacher: BaseEntry,
     /// What the teacher computes from its weights; caches of earlier versions do not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -38,7 +37,6 @@ pub struct CacheManifest {
     pub quantized: bool,
     /// The dtype that the teacher was computed in.
     pub dtype: String,
-    /// Its vocabulary.
     pub vocab: u64,
     /// Ids of a token, the most probable ones.
     pub k: u64,

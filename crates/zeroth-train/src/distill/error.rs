@@ -25,74 +25,43 @@ pub enum TeacherError {
 
 /// A cache that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum TeacherCacheError {
     /// A folder without a cache.
     #[error("{} is no teacher cache (it has no manifest.json): `zeroth distill cache --output` makes one", folder.display())]
-    None {
-        /// The folder.
-        folder: PathBuf,
-    },
+    None { folder: PathBuf },
     /// A folder with something else.
     #[error("{} holds something else ({found}): give --output a new or an empty folder", folder.display())]
     Occupied {
-        /// The folder.
         folder: PathBuf,
         /// One of its entries.
         found: String,
     },
-    /// A damaged cache.
     #[error("{} is damaged: {why}; remove the folder and make the cache again", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
+    Damaged { path: PathBuf, why: String },
     /// A cache that is not complete.
     #[error(
         "{} has {} of {}: the same `zeroth distill cache` command continues it", folder.display(), grouped(*done),
         counted(*tokens, "token")
     )]
     Incomplete {
-        /// The folder.
         folder: PathBuf,
         /// Tokens done.
         done: u64,
-        /// All tokens.
         tokens: u64,
     },
     /// A cache of something else than was asked for.
     #[error("{} is a cache of something else: {}; {remedy}", folder.display(), differences.join("; "))]
-    Other {
-        /// The folder.
-        folder: PathBuf,
-        /// What differs.
-        differences: Vec<String>,
-        /// What to do.
-        remedy: &'static str,
-    },
+    Other { folder: PathBuf, differences: Vec<String>, remedy: &'static str },
     /// Another process writes it.
     #[error("{} is being written by another process: wait until it ends, or give another --output", folder.display())]
-    Locked {
-        /// The folder.
-        folder: PathBuf,
-    },
+    Locked { folder: PathBuf },
     /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A file could not be written.
     #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
     /// The manifest could not be written.
     #[error(transparent)]
     Publish(#[from] PublishError),

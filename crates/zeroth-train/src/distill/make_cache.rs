@@ -2,7 +2,7 @@
 
 use zeroth_base::counted;
 use zeroth_data::{DataError, Samples};
-use zeroth_engine::{Engine, Rank, RunError};
+use zeroth_engine::{Engine, RankSetup, RunError};
 use zeroth_kernel::{Device, Recipe, Target};
 use zeroth_model::{BatchTokens, ModelConfig, forward};
 use zeroth_plan::{RowSizes, SizingError};
@@ -14,7 +14,7 @@ use super::cache_writer::{CacheWriter, first_not_finite};
 use super::error::{TeacherCacheError, TeacherError};
 use super::teacher_weights::{TeacherLoad, TeacherWeights};
 use crate::checkpoint::BaseEntry;
-use crate::data::{EpochSample, MicroBatch};
+use crate::data::{EpochSample, TokenBatch};
 use crate::trainer::TrainError;
 use crate::weights::{LoadProgress, param_names};
 
@@ -36,21 +36,16 @@ pub struct CacheJob<'a> {
 
 /// Progress of making a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum CacheProgress {
     /// Elements of the teacher's weights that are loaded, and all of them.
-    Loading {
-        /// Loaded.
-        loaded: u64,
-        /// All.
-        total: u64,
-    },
+    Loading { loaded: u64, total: u64 },
     /// Weights are loaded; the first micro-batch comes next.
     Loaded,
     /// Tokens that are done.
     Tokens {
         /// Done, by earlier runs too.
         done: u64,
-        /// All.
         total: u64,
     },
 }
@@ -160,7 +155,7 @@ impl CacheJob<'_> {
         stops: &dyn Fn() -> bool,
     ) -> Result<bool, MakeCacheError> {
         let rank =
-            Rank { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: self.seed };
+            RankSetup { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: self.seed };
         let mut engine = Engine::new(compiled, rank)?;
         let teacher = self.load(&mut engine, report)?;
         writer.identify(teacher.hash)?;
@@ -201,7 +196,7 @@ impl CacheJob<'_> {
         let totals = self.samples.totals();
         let mut done = writer.manifest().tokens_done;
         let mut sample = self.first_sample(done, writer)?;
-        let mut batch = MicroBatch::default();
+        let mut batch = TokenBatch::default();
         let (mut ids, mut log_probs) = (Vec::new(), Vec::new());
         let (mut own_ids, mut labels) = (Vec::new(), Vec::new());
         while sample < totals.samples {

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use zeroth_graph::DistillSpec;
 use zeroth_model::{Distilled, ModelConfig, ModelFunction, ParameterTable, TeacherForward};
 
-pub(crate) use cache_file::TeacherRows;
+pub(crate) use cache_file::TeacherRecords;
 pub use cache_file::{TeacherCache, VerifiedCache};
 pub use cache_manifest::{BlockChecksums, CacheManifest, CachedData};
 pub use cache_writer::{CacheWriter, OpenedCache};
@@ -49,12 +49,11 @@ pub enum TeacherSource {
 
 /// A teacher with its weights.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub struct TeacherModel {
     /// Its folder or Hub name, as given.
     pub name: String,
-    /// Its folder.
     pub folder: PathBuf,
-    /// Its config.
     pub config: ModelConfig,
     /// Its parameters, all frozen.
     pub table: ParameterTable,

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use zeroth_engine::{Engine, State};
+use zeroth_engine::{Engine, StateKind};
 use zeroth_model::{Parameter, TEACHER_PREFIX, WeightsError};
 
 use super::TeacherModel;
 use super::error::TeacherError;
 use crate::checkpoint::BaseEntry;
-use crate::trainer::{TrainError, all_gather};
+use crate::trainer::TrainError;
 use crate::weights::{BaseHash, InitialWeights, name_key, overlaps, sample_of};
 
 /// The weights of a teacher, opened.
@@ -93,7 +93,7 @@ impl<'a> TeacherLoad<'a> {
             known.get(own).map(|parameter| (*parameter, name_key(own)))
         };
         let mut owned: HashMap<usize, Vec<Range<u64>>> = HashMap::new();
-        for (param, range, _) in engine.owned(State::Weights) {
+        for (param, range, _) in engine.owned(StateKind::Weights) {
             owned.entry(param.index()).or_default().push(range);
         }
         let params = names.iter().map(of_teacher).collect();
@@ -124,7 +124,7 @@ impl<'a> TeacherLoad<'a> {
 
     /// The teacher's identity, once all ranks have loaded it. Collective.
     pub(crate) fn finish(self, engine: &Engine<'_>) -> Result<BaseEntry, TrainError> {
-        let all = all_gather(engine, 0, "identity of the teacher", &self.hash)?;
+        let all = engine.all_gather(0, "identity of the teacher", &self.hash)?;
         let hash = all.into_iter().fold(BaseHash::default(), BaseHash::and);
         let teacher = self.weights.teacher;
         debug_assert_eq!(hash.elements(), teacher.table.total(), "every element is hashed once");

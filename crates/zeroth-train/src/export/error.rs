@@ -11,6 +11,7 @@ use crate::checkpoint::{CheckpointError, ModelFilesError};
 
 /// An error exporting a model.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum ExportError {
     /// Gathering the weights failed.
     #[error(transparent)]
@@ -27,11 +28,9 @@ pub enum ExportError {
          export an earlier checkpoint", grouped(*element)
     )]
     NotFinite {
-        /// The parameter.
         name: String,
         /// The first non-finite element.
         element: u64,
-        /// Its value.
         value: f32,
     },
     /// The best checkpoint is missing.
@@ -39,10 +38,7 @@ pub enum ExportError {
         "the model was not written: the checkpoint of step {step}, the best one (--load-best-model-at-end), is gone. The last \
          step was saved: `zeroth checkpoint export` writes its model, or that of another checkpoint"
     )]
-    NoBest {
-        /// Its step.
-        step: u64,
-    },
+    NoBest { step: u64 },
     /// Rank 0, which writes the model, failed and reports why.
     #[error("the model was not written: rank 0 failed")]
     OtherRank,
@@ -50,18 +46,10 @@ pub enum ExportError {
     #[error(
         "`{name}` holds {value}, beyond fp16's maximum of 65504: export the model in bf16 or fp32 (--dtype bf16)"
     )]
-    OutOfRange {
-        /// The parameter.
-        name: String,
-        /// The weight.
-        value: f32,
-    },
+    OutOfRange { name: String, value: f32 },
     /// The destination is not empty.
     #[error("{} is not empty: give another folder, or replace the model in it with --overwrite", folder.display())]
-    NotEmpty {
-        /// The folder.
-        folder: PathBuf,
-    },
+    NotEmpty { folder: PathBuf },
     /// The destination cannot be locked: another command may be writing to it.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -70,25 +58,16 @@ pub enum ExportError {
         "{} is inside the checkpoint {}, and a model written there would invalidate its checksums: give a folder outside of it",
         folder.display(), checkpoint.display()
     )]
-    InsideCheckpoint {
-        /// The folder.
-        folder: PathBuf,
-        /// The checkpoint.
-        checkpoint: PathBuf,
-    },
+    InsideCheckpoint { folder: PathBuf, checkpoint: PathBuf },
     /// The destination is a run folder.
     #[error("{} is a run folder, whose config.json would be overwritten: give another folder", folder.display())]
-    HoldsARun {
-        /// The folder.
-        folder: PathBuf,
-    },
+    HoldsARun { folder: PathBuf },
     /// Adapters would lie beside a model that no export wrote.
     #[error(
         "{} holds {found}, which no export of zeroth wrote: adapters beside a model would be loaded with it; give another folder",
         folder.display()
     )]
     HoldsAModel {
-        /// The folder.
         folder: PathBuf,
         /// A file of the model.
         found: String,
@@ -98,7 +77,6 @@ pub enum ExportError {
         "{} is in the folder of the {what}, {}, which is only read: give a folder outside of it", folder.display(), input.display()
     )]
     InsideInput {
-        /// The destination.
         folder: PathBuf,
         /// What is read from there.
         what: &'static str,
@@ -110,7 +88,6 @@ pub enum ExportError {
         "a merged model needs {} in {}, but the disk has {}: nothing was written; give a folder on a larger disk, or a smaller          --dtype", format_bytes(*needed), folder.display(), format_bytes(*free)
     )]
     NoSpace {
-        /// The destination.
         folder: PathBuf,
         /// Bytes needed.
         needed: u64,
@@ -137,10 +114,7 @@ pub enum ExportError {
     },
     /// A checkpoint of full training.
     #[error("{} is a checkpoint of full training and has no adapters to merge: leave out --merge", checkpoint.display())]
-    NoAdapters {
-        /// The checkpoint.
-        checkpoint: PathBuf,
-    },
+    NoAdapters { checkpoint: PathBuf },
     /// The base could not be read.
     #[error(transparent)]
     Base(#[from] ModelError),
@@ -152,12 +126,7 @@ pub enum ExportError {
     ModelFiles(#[from] ModelFilesError),
     /// A file could not be written.
     #[error("cannot write {}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
 impl From<ExclusiveFolderError> for ExportError {

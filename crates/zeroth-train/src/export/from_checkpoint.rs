@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use zeroth_base::{DType, ExclusiveFolder};
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_model::{
     ModelConfig, NewTensor, Parameter, WeightWriter, WrittenWeights, adapter_config_json, adapter_parameters,
     lora_table, table,
@@ -19,7 +19,7 @@ use crate::run_folder::{MARKERS, exists, is_of_a_model};
 
 /// Handling of a non-empty destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Destination {
+pub enum ExportDestination {
     /// Refuse it.
     New,
     /// Replace the model in it; other files stay.
@@ -32,7 +32,7 @@ pub enum Destination {
 pub fn export_checkpoint(
     checkpoint: &Checkpoint,
     to: &Path,
-    destination: Destination,
+    destination: ExportDestination,
     dtype: DType,
     shard_bytes: u64,
 ) -> Result<WrittenWeights, ExportError> {
@@ -43,7 +43,7 @@ pub fn export_checkpoint(
 pub(crate) fn export_from(
     checkpoint: &Checkpoint,
     to: &Path,
-    destination: Destination,
+    destination: ExportDestination,
     dtype: DType,
     shard_bytes: u64,
     source: &ExportSource,
@@ -83,7 +83,7 @@ pub(crate) fn export_from(
     };
     for parameter in parameters {
         stream(parameter, dtype, Some(&mut writer), &mut |range, elements| {
-            Ok(checkpoint.read_f32(State::Weights, &parameter.name, range, elements)?)
+            Ok(checkpoint.read_f32(StateKind::Weights, &parameter.name, range, elements)?)
         })?;
     }
     beside.publish(writer, source)
@@ -99,9 +99,12 @@ fn model_config(checkpoint: &Checkpoint, files: &ModelFiles) -> Result<ModelConf
 
 /// Opens the folder that a model is written to. Refuses a run folder and, unless it is to be overwritten, a folder that is not
 /// empty.
-pub(crate) fn open_destination(to: &Path, destination: Destination) -> Result<ExclusiveFolder, ExportError> {
+pub(crate) fn open_destination(
+    to: &Path,
+    destination: ExportDestination,
+) -> Result<ExclusiveFolder, ExportError> {
     if MARKERS.iter().any(|mark| exists(&to.join(mark))) {
         return Err(ExportError::HoldsARun { folder: to.to_owned() });
     }
-    Ok(ExclusiveFolder::open(to, destination == Destination::Overwrite, is_of_a_model)?)
+    Ok(ExclusiveFolder::open(to, destination == ExportDestination::Overwrite, is_of_a_model)?)
 }

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use zeroth_base::{DType, ExclusiveFolder};
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_model::{
     Adapter, Lora, ModelConfig, NewTensor, Parameter, ParameterTable, WeightFiles, WeightWriter,
     WeightsError, WrittenWeights, has_weights, lora_table, table,
 };
 
 use super::error::ExportError;
-use super::from_checkpoint::{Destination, open_destination};
+use super::from_checkpoint::{ExportDestination, open_destination};
 use super::record::{ExportSource, exported_step, recorded_base};
 use super::staged_files::StagedFiles;
 use super::stream::stream;
@@ -40,7 +40,7 @@ pub struct MergeOutput<'a> {
     /// The folder.
     pub folder: &'a Path,
     /// Handling of a non-empty one.
-    pub destination: Destination,
+    pub destination: ExportDestination,
     /// The dtype of all weights; that of the base, tensor by tensor, if it is not given.
     pub dtype: Option<DType>,
     /// Maximum size of a weight file in bytes.
@@ -52,8 +52,8 @@ pub struct MergeOutput<'a> {
 /// Reads a range of an adapter's matrix, by its name.
 type ReadMatrix<'a> = &'a dyn Fn(&str, Range<u64>, &mut [f32]) -> Result<(), ExportError>;
 
-/// Adapters to merge.
-struct Adapters<'a> {
+/// AdapterSource to merge.
+struct AdapterSource<'a> {
     /// Their matrices, as [`lora_table`] lists them.
     table: &'a ParameterTable,
     lora: &'a Lora,
@@ -113,7 +113,7 @@ impl MergeBase {
     ) -> Result<WrittenWeights, ExportError> {
         let step = exported_step(folder).unwrap_or(0);
         let base = recorded_base(folder).filter(|_| !output.allows_other_base);
-        let adapters = Adapters {
+        let adapters = AdapterSource {
             table: adapter.table(),
             lora: adapter.lora(),
             read: &|name, range, out| Ok(adapter.read_f32(name, range, out)?),
@@ -135,10 +135,10 @@ impl MergeBase {
         let lora = entry.lora();
         let table = lora_table(&self.table, &lora)?;
         checkpoint.check_model(self.model.family.model_type(), &table)?;
-        let adapters = Adapters {
+        let adapters = AdapterSource {
             table: &table,
             lora: &lora,
-            read: &|name, range, out| Ok(checkpoint.read_f32(State::Weights, name, range, out)?),
+            read: &|name, range, out| Ok(checkpoint.read_f32(StateKind::Weights, name, range, out)?),
             folder: ("checkpoint", checkpoint.folder()),
             base: Some(&entry.base).filter(|_| !output.allows_other_base),
         };
@@ -148,7 +148,7 @@ impl MergeBase {
 
     fn merge(
         &self,
-        adapters: &Adapters<'_>,
+        adapters: &AdapterSource<'_>,
         source: &ExportSource,
         output: MergeOutput<'_>,
     ) -> Result<WrittenWeights, ExportError> {
@@ -174,7 +174,7 @@ impl MergeBase {
     /// Streams the merged tensors into files beside the final ones, and publishes them.
     fn write(
         &self,
-        adapters: &Adapters<'_>,
+        adapters: &AdapterSource<'_>,
         source: &ExportSource,
         output: MergeOutput<'_>,
         folder: ExclusiveFolder,
@@ -241,7 +241,7 @@ struct Product {
 }
 
 impl Product {
-    fn read(a: &Parameter, b: &Parameter, adapters: &Adapters<'_>) -> Result<Self, ExportError> {
+    fn read(a: &Parameter, b: &Parameter, adapters: &AdapterSource<'_>) -> Result<Self, ExportError> {
         let whole = |parameter: &Parameter| -> Result<Vec<f32>, ExportError> {
             let mut elements = vec![0.0; parameter.elements() as usize];
             (adapters.read)(&parameter.name, 0..parameter.elements(), &mut elements)?;

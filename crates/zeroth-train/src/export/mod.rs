@@ -9,7 +9,7 @@ mod stream;
 
 pub use error::ExportError;
 pub(crate) use from_checkpoint::export_from;
-pub use from_checkpoint::{Destination, export_checkpoint};
+pub use from_checkpoint::{ExportDestination, export_checkpoint};
 pub use merge::{MergeBase, MergeOutput};
 pub(crate) use record::{ExportSource, RECORD, is_exported, recorded_base};
 pub use record::{RunEnd, check_export, completed_run, exported_step};

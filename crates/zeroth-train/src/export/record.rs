@@ -51,7 +51,7 @@ impl ExportSource {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+struct ExportRecord {
     step: u64,
     checkpoint: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,7 +87,7 @@ pub(crate) fn write(
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         lengths.insert(name.to_owned(), length);
     }
-    let record = Record {
+    let record = ExportRecord {
         step: source.step,
         checkpoint: source.checkpoint.clone(),
         end: source.end,
@@ -147,7 +147,7 @@ pub fn exported_step(model: &Path) -> Option<u64> {
 }
 
 /// Checks that all files of a record exist, weights with their sizes.
-fn check_files(model: &Path, record: &Record) -> Result<(), String> {
+fn check_files(model: &Path, record: &ExportRecord) -> Result<(), String> {
     let weights = record.weights.iter().map(|(name, bytes)| (name, Some(*bytes)));
     for (name, expected) in weights.chain(record.files.iter().map(|name| (name, None))) {
         let path = model.join(name);
@@ -176,10 +176,10 @@ pub(crate) fn is_exported(folder: &Path) -> bool {
 }
 
 /// Reads a record; `None` if it is missing or invalid.
-fn read(path: &Path) -> Option<Record> {
+fn read(path: &Path) -> Option<ExportRecord> {
     let mut text = String::new();
     File::open(path).ok()?.take(LARGEST).read_to_string(&mut text).ok()?;
-    let record: Record = serde_json::from_str(&text).ok()?;
+    let record: ExportRecord = serde_json::from_str(&text).ok()?;
     let is_name = |name: &String| {
         let mut parts = Path::new(name).components();
         matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use half::f16;
 use zeroth_base::{DType, ExclusiveFolder};
-use zeroth_engine::{Engine, State};
+use zeroth_engine::{Engine, StateKind};
 use zeroth_graph::ParamId;
 use zeroth_model::{
     DEFAULT_SHARD_BYTES, NewTensor, Parameter, ParameterKind, WeightWriter, adapter_config_json,
@@ -20,7 +20,6 @@ use super::record::ExportSource;
 use super::staged_files::StagedFiles;
 use crate::job::{Job, LoraJob, base_table};
 use crate::run_folder::is_of_a_model;
-use crate::trainer::all_gather;
 use crate::weights::first_not_finite;
 
 /// Elements gathered at once.
@@ -67,7 +66,7 @@ pub(crate) fn export(
     for parameter in parameters {
         let Some(&param) = by_name.get(parameter.name.as_str()) else { continue };
         let streamed = stream(parameter, dtype, writer.as_mut(), &mut |range, elements| {
-            Ok(engine.gather(State::Weights, param, range, elements)?)
+            Ok(engine.gather(StateKind::Weights, param, range, elements)?)
         });
         propagate_failure(engine, source.step, streamed)?;
     }
@@ -86,7 +85,7 @@ pub(crate) fn propagate_failure<T>(
     if let Err(ExportError::Run(_)) = own {
         return own;
     }
-    let all = all_gather(engine, step, "export", &u64::from(own.is_ok()))?;
+    let all = engine.all_gather(step, "export", &u64::from(own.is_ok()))?;
     if all[0] == 0 && own.is_ok() { Err(ExportError::OtherRank) } else { own }
 }
 

@@ -50,16 +50,15 @@ impl Lanes {
 
 /// A source that is being answered.
 struct Active {
-    /// Its index.
     source: usize,
-    search: Search,
+    search: AnswerSearch,
     rows: CacheRange,
     /// Tokens in the cache of each beam.
     slots: Vec<Vec<i32>>,
 }
 
 /// The state of an answer.
-enum Search {
+enum AnswerSearch {
     /// Tokens, the decoder's first included, chosen one by one.
     Single {
         ids: Vec<i32>,
@@ -140,7 +139,7 @@ impl Generator<'_> {
                 let Some((source, ids)) = waiting.next() else { break };
                 let rows = lanes.sources(lane, ids.len());
                 joining.push((&ids[..], rows.first));
-                let search = Search::new(generation, beams, start);
+                let search = AnswerSearch::new(generation, beams, start);
                 *place = Some(Active { source, search, rows, slots: vec![Vec::new(); lanes.beams as usize] });
             }
             self.encode(&joining)?;
@@ -215,7 +214,7 @@ impl Generator<'_> {
             let count = active.search.running();
             let of_beams: Vec<Vec<f32>> = logits.by_ref().take(count).collect();
             match &mut active.search {
-                Search::Beams(search) => {
+                AnswerSearch::Beams(search) => {
                     let mut log_probs: Vec<Vec<f32>> =
                         of_beams.iter().map(|logits| log_softmax(logits)).collect();
                     // transformers penalises log-probabilities in a beam search, else logits.
@@ -224,7 +223,7 @@ impl Generator<'_> {
                     }
                     search.advance(&log_probs);
                 }
-                Search::Single { ids, end } => {
+                AnswerSearch::Single { ids, end } => {
                     let Some(logits) = of_beams.first() else { continue };
                     let id = sample::choose(logits, generation, active.source, ids);
                     ids.push(id);
@@ -289,7 +288,7 @@ impl Fed {
     }
 }
 
-impl Search {
+impl AnswerSearch {
     fn new(generation: &Generation, beams: BeamSettings, start: i32) -> Self {
         match beams.beams {
             0 | 1 => Self::Single { ids: vec![start], end: None },

@@ -6,7 +6,9 @@ use zeroth_base::DType;
 use zeroth_kernel::Target;
 use zeroth_program::Compiled;
 
-use super::{End, GenerateError, Generated, Generation, Generator, Inference, ProgramSize, Sequence, sample};
+use super::{
+    End, GenerateError, Generated, Generation, Generator, Inference, ProgramSize, SequenceState, sample,
+};
 
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +27,7 @@ impl Default for BatchSize {
 }
 
 /// The first cache row of `needed` free ones, where `active` sequences leave so many side by side.
-fn free_rows(active: &[Sequence], needed: u64, rows: u64) -> Option<u64> {
+fn free_rows(active: &[SequenceState], needed: u64, rows: u64) -> Option<u64> {
     let mut taken: Vec<_> = active.iter().map(|sequence| sequence.rows.clone()).collect();
     taken.sort_unstable_by_key(|rows| rows.start);
     let mut first = 0;
@@ -81,12 +83,12 @@ impl Generator<'_> {
         let most_sequences = self.compiled.program.logits().map_or(1, |(_, sequences)| sequences as usize);
         let mut waiting = prompts.iter().enumerate().peekable();
         // Those that wait for their prefill are last.
-        let mut active: Vec<Sequence> = Vec::new();
+        let mut active: Vec<SequenceState> = Vec::new();
         loop {
             while active.len() < most_sequences {
                 let Some((_, ids)) = waiting.peek() else { break };
                 let needed = self.model.cached_tokens(ids, generation.max_new_tokens);
-                let is_new = |sequence: &&Sequence| sequence.cached == 0;
+                let is_new = |sequence: &&SequenceState| sequence.cached == 0;
                 let prefill: usize = active.iter().filter(is_new).map(|sequence| sequence.ids.len()).sum();
                 let fits = (prefill + ids.len()) as u64 <= most_rows;
                 let first = free_rows(&active, needed, cache_rows).filter(|_| fits);
@@ -94,7 +96,7 @@ impl Generator<'_> {
                 let Some(first) = first.or(active.is_empty().then_some(0)) else { break };
                 let Some((prompt, ids)) = waiting.next() else { break };
                 let rows = first..first + needed;
-                active.push(Sequence { prompt, ids: ids.clone(), rows, cached: 0, is_stopped: false });
+                active.push(SequenceState { prompt, ids: ids.clone(), rows, cached: 0, is_stopped: false });
             }
             if active.is_empty() {
                 return Ok(());
@@ -119,7 +121,7 @@ impl Generator<'_> {
     }
 
     /// The finish reason of a sequence with these new tokens; `None` if it is not complete.
-    fn end(&self, new: &[i32], sequence: &Sequence, generation: &Generation) -> Option<End> {
+    fn end(&self, new: &[i32], sequence: &SequenceState, generation: &Generation) -> Option<End> {
         let stop = new.last().filter(|id| generation.stops.contains(id));
         let positions = self.model.model.max_positions.unwrap_or(u64::MAX);
         match stop {
@@ -138,8 +140,8 @@ mod tests {
 
     #[test]
     fn a_sequence_gets_the_first_free_rows_that_are_enough() {
-        let active = |rows: &[std::ops::Range<u64>]| -> Vec<Sequence> {
-            let sequence = |rows: &std::ops::Range<u64>| Sequence {
+        let active = |rows: &[std::ops::Range<u64>]| -> Vec<SequenceState> {
+            let sequence = |rows: &std::ops::Range<u64>| SequenceState {
                 prompt: 0,
                 ids: Vec::new(),
                 rows: rows.clone(),

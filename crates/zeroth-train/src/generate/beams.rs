@@ -42,7 +42,7 @@ struct Beam {
 
 /// A continuation of a beam by one token.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Candidate {
+struct BeamCandidate {
     score: f32,
     beam: usize,
     id: i32,
@@ -89,7 +89,7 @@ impl BeamSearch {
         let is_full = length >= self.max_new_tokens;
         let mut next = Vec::with_capacity(beams);
         for (rank, candidate) in candidates.into_iter().enumerate() {
-            let Candidate { score, beam, id } = candidate;
+            let BeamCandidate { score, beam, id } = candidate;
             let is_stop = self.stops.contains(&id);
             if is_stop || is_full {
                 if rank < beams {
@@ -142,8 +142,8 @@ impl BeamSearch {
 }
 
 /// The most likely continuations, the best first; among equals, those of better beams and lower ids.
-fn most_likely(running: &[Beam], log_probs: &[Vec<f32>], count: usize) -> Vec<Candidate> {
-    let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
+fn most_likely(running: &[Beam], log_probs: &[Vec<f32>], count: usize) -> Vec<BeamCandidate> {
+    let mut best: Vec<BeamCandidate> = Vec::with_capacity(count + 1);
     for (beam, (from, log_probs)) in running.iter().zip(log_probs).enumerate() {
         for (id, log_prob) in log_probs.iter().enumerate() {
             let score = from.score + log_prob;
@@ -151,7 +151,7 @@ fn most_likely(running: &[Beam], log_probs: &[Vec<f32>], count: usize) -> Vec<Ca
                 continue;
             }
             let place = best.partition_point(|known| known.score >= score);
-            best.insert(place, Candidate { score, beam, id: id as i32 });
+            best.insert(place, BeamCandidate { score, beam, id: id as i32 });
             best.truncate(count);
         }
     }

@@ -20,7 +20,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 
 use zeroth_base::{DType, counted};
-use zeroth_engine::{Engine, NewToken, Rank, RunError, StreamRows};
+use zeroth_engine::{Engine, NewToken, RankSetup, RunError, StreamRows};
 use zeroth_kernel::{Device, Recipe, Target};
 use zeroth_model::{
     Adapter, AdapterError, BatchTokens, ForwardError, Lora, LoraError, ModelConfig, ModelError, Parameter,
@@ -83,6 +83,7 @@ pub enum End {
 
 /// An error generating text.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum GenerateError {
     /// The prompt is empty.
     #[error("the prompt has no tokens: give at least one")]
@@ -95,7 +96,6 @@ pub enum GenerateError {
     BeyondVocabulary {
         /// Its index in the prompt.
         place: usize,
-        /// The token.
         id: i32,
         /// Size of the vocabulary.
         vocab: u64,
@@ -111,19 +111,14 @@ pub enum GenerateError {
     /// A parameter out of range.
     #[error("{name} is {value}: it must be {range}")]
     Setting {
-        /// Its name.
         name: &'static str,
-        /// Its value.
         value: f64,
         /// The accepted range.
         range: &'static str,
     },
     /// The model folder has no weights.
     #[error("{} has no *.safetensors: generating text needs trained weights, such as model/ in a run folder", folder.display())]
-    NoWeights {
-        /// The folder.
-        folder: PathBuf,
-    },
+    NoWeights { folder: PathBuf },
     /// Non-finite logits.
     #[error(
         "the logits of position {position} are not finite: the weights are not finite, or overflow in {run}"
@@ -286,7 +281,7 @@ impl Inference {
         compiled: &'c Compiled,
         device: Box<dyn Device>,
     ) -> Result<Generator<'c>, GenerateError> {
-        let rank = Rank { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 0 };
+        let rank = RankSetup { comm: None, device, recipe: Recipe::default(), decayed: &|_| false, seed: 0 };
         let mut engine = Engine::new(compiled, rank)?;
         let names: Vec<String> = compiled.graph.params.iter().map(|param| param.spec.name.clone()).collect();
         let known = self.table.by_name();
@@ -318,7 +313,7 @@ struct ProgramSize {
 }
 
 /// A sequence that is being generated.
-struct Sequence {
+struct SequenceState {
     /// Index of its prompt in the request.
     prompt: usize,
     /// Prompt and generated tokens.
@@ -352,12 +347,12 @@ impl Generator<'_> {
 
     /// Next-token logits `[sequences, vocab]`: by decode of those whose prefix is cached, which come first, and by prefill
     /// of the others.
-    fn next_logits(&mut self, sequences: &mut [Sequence]) -> Result<Vec<f32>, GenerateError> {
+    fn next_logits(&mut self, sequences: &mut [SequenceState]) -> Result<Vec<f32>, GenerateError> {
         let new = sequences.partition_point(|sequence| sequence.cached > 0);
         let (decoded, prefilled) = sequences.split_at(new);
         let mut logits = Vec::new();
         if !decoded.is_empty() {
-            let token = |sequence: &Sequence| NewToken {
+            let token = |sequence: &SequenceState| NewToken {
                 id: sequence.ids[sequence.cached],
                 position: sequence.cached as u32,
                 first_row: sequence.rows.start as u32,
@@ -401,7 +396,7 @@ impl Generator<'_> {
     /// Continues a sequence of the first cache rows until it ends.
     fn continue_sequence(
         &mut self,
-        sequence: &mut Sequence,
+        sequence: &mut SequenceState,
         generation: &Generation,
         each: &mut dyn FnMut(i32) -> ControlFlow<()>,
     ) -> Result<End, GenerateError> {

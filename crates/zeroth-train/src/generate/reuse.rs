@@ -7,7 +7,7 @@ use zeroth_engine::NewToken;
 use zeroth_kernel::Target;
 use zeroth_program::Compiled;
 
-use super::{GenerateError, Generated, Generation, Generator, Inference, ProgramSize, Sequence};
+use super::{GenerateError, Generated, Generation, Generator, Inference, ProgramSize, SequenceState};
 
 /// New tokens are decoded one by one if the whole prompt has at least this many times as many; otherwise the prompt is
 /// prefilled. A prefill reads the weights once for all tokens, a decode once per token.
@@ -41,7 +41,7 @@ impl Generator<'_> {
         self.model.check(prompt)?;
         let rows = 0..self.compiled.program.cached_tokens;
         let mut sequence =
-            Sequence { prompt: turn, ids: prompt.to_vec(), rows, cached: 0, is_stopped: false };
+            SequenceState { prompt: turn, ids: prompt.to_vec(), rows, cached: 0, is_stopped: false };
         // Invalid until the call succeeds.
         let before = std::mem::take(&mut self.cached);
         let shared = before.iter().zip(prompt).take_while(|(before, now)| before == now).count();

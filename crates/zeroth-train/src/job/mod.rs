@@ -38,6 +38,7 @@ const PACKED: u64 = 8;
 
 /// What is trained, on which data, and with which settings.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub struct Job {
     /// The model folder, with its weights.
     pub folder: PathBuf,
@@ -45,13 +46,11 @@ pub struct Job {
     pub files: ModelFiles,
     /// The model's config.
     pub model: ModelConfig,
-    /// Its parameter table.
     pub table: ParameterTable,
     /// The training data.
     pub samples: Samples,
     /// The first inputs of an encoder-decoder's decoder.
     pub decoder_start: Option<DecoderStart>,
-    /// The sample order.
     pub order: SampleOrder,
     /// The batch decomposition.
     pub shape: BatchShape,

@@ -10,7 +10,7 @@ use zeroth_program::{Action, Program, SectionKind};
 
 /// A phase of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum StepPhase {
     /// Assembling micro-batches.
     Data,
     /// The forward pass.
@@ -33,7 +33,7 @@ pub enum Phase {
     Save,
 }
 
-impl Phase {
+impl StepPhase {
     /// All phases; the last two are between steps.
     pub const ALL: [Self; 10] = [
         Self::Data,
@@ -110,7 +110,7 @@ impl Phase {
 /// Accumulated times by phase.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Breakdown {
-    seconds: [f64; Phase::ALL.len()],
+    seconds: [f64; StepPhase::ALL.len()],
     steps: u64,
     of_steps: f64,
 }
@@ -120,13 +120,13 @@ impl Breakdown {
     pub fn add(&mut self, program: &Program, times: &[InstructionTime]) {
         for timed in times {
             let section = &program.sections[timed.section];
-            let part = Phase::of(section.kind, &section.instructions[timed.instruction].action);
+            let part = StepPhase::of(section.kind, &section.instructions[timed.instruction].action);
             self.seconds[part as usize] += timed.seconds;
         }
     }
 
     /// Adds time spent outside of instructions, on data or saving.
-    pub fn add_time(&mut self, part: Phase, time: Duration) {
+    pub fn add_time(&mut self, part: StepPhase, time: Duration) {
         self.seconds[part as usize] += time.as_secs_f64();
     }
 
@@ -137,8 +137,8 @@ impl Breakdown {
     }
 
     /// Milliseconds of a phase: the mean per step, or the total for phases between steps.
-    pub fn milliseconds(&self, part: Phase) -> f64 {
-        let of = if (part as usize) < Phase::PER_STEP { self.steps.max(1) as f64 } else { 1.0 };
+    pub fn milliseconds(&self, part: StepPhase) -> f64 {
+        let of = if (part as usize) < StepPhase::PER_STEP { self.steps.max(1) as f64 } else { 1.0 };
         1e3 * self.seconds[part as usize] / of
     }
 
@@ -148,8 +148,8 @@ impl Breakdown {
             return None;
         }
         let all = 1e3 * self.of_steps / self.steps as f64;
-        let (inside, between) = Phase::ALL.split_at(Phase::PER_STEP);
-        let taken = |parts: &[Phase]| -> Vec<String> {
+        let (inside, between) = StepPhase::ALL.split_at(StepPhase::PER_STEP);
+        let taken = |parts: &[StepPhase]| -> Vec<String> {
             let took = parts.iter().map(|part| (part.name(), self.milliseconds(*part)));
             took.filter(|(_, ms)| *ms > 0.0).map(|(name, ms)| format!("{name} {ms:.1}")).collect()
         };
@@ -175,17 +175,17 @@ mod tests {
         let mut breakdown = Breakdown::default();
         assert_eq!(breakdown.line(), None);
         for step_ms in [40.0, 60.0] {
-            breakdown.add_time(Phase::Data, Duration::from_micros(500));
-            breakdown.add_time(Phase::Forward, Duration::from_millis(10));
-            breakdown.add_time(Phase::Backward, Duration::from_millis(20));
+            breakdown.add_time(StepPhase::Data, Duration::from_micros(500));
+            breakdown.add_time(StepPhase::Forward, Duration::from_millis(10));
+            breakdown.add_time(StepPhase::Backward, Duration::from_millis(20));
             breakdown.step(step_ms);
         }
         assert_eq!(
             breakdown.line().unwrap(),
             "time of a step: 50.0 ms · data 0.5 · forward 10.0 · backward 20.0 · rest 19.5"
         );
-        breakdown.add_time(Phase::Save, Duration::from_millis(70));
-        breakdown.add_time(Phase::Save, Duration::from_millis(30));
+        breakdown.add_time(StepPhase::Save, Duration::from_millis(70));
+        breakdown.add_time(StepPhase::Save, Duration::from_millis(30));
         let line = breakdown.line().unwrap();
         assert!(line.ends_with("rest 19.5 · between steps: save 100.0"), "{line}");
     }
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn overlapping_phases_leave_no_negative_rest() {
         let mut breakdown = Breakdown::default();
-        breakdown.add_time(Phase::Gather, Duration::from_millis(9));
+        breakdown.add_time(StepPhase::Gather, Duration::from_millis(9));
         breakdown.step(5.0);
         assert_eq!(breakdown.line().unwrap(), "time of a step: 5.0 ms · gather 9.0 · rest 0.0");
     }
@@ -201,8 +201,8 @@ mod tests {
     #[test]
     fn evaluation_sections_count_as_evaluation() {
         let gather = Action::AllGather(0);
-        assert_eq!(Phase::of(SectionKind::Eval, &gather), Phase::Evaluate);
-        assert_eq!(Phase::of(SectionKind::Only, &gather), Phase::Gather);
-        assert_eq!(Phase::of(SectionKind::Update, &Action::AllGatherReports), Phase::Update);
+        assert_eq!(StepPhase::of(SectionKind::Eval, &gather), StepPhase::Evaluate);
+        assert_eq!(StepPhase::of(SectionKind::Only, &gather), StepPhase::Gather);
+        assert_eq!(StepPhase::of(SectionKind::Update, &Action::AllGatherReports), StepPhase::Update);
     }
 }

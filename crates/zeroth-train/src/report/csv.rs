@@ -14,12 +14,12 @@ use super::metrics::{EvalMetrics, MetricsError, StepMetrics, io_error};
 
 /// An open CSV file. Its first column is a non-decreasing integer.
 #[derive(Debug)]
-struct Table {
+struct CsvTable {
     file: AppendFile,
     ending: &'static str,
 }
 
-impl Table {
+impl CsvTable {
     /// Opens a file with this header. Keeps rows whose first cell is at most `last`, or none without `last`.
     fn open(path: &Path, head: &str, ending: &'static str, last: Option<u64>) -> Result<Self, MetricsError> {
         let old = match last.map(|last| (last, fs::read_to_string(path))) {
@@ -70,7 +70,7 @@ fn number(value: f64) -> String {
 /// All metrics in one table, with the column names of metrics.jsonl. Evaluation rows fill only their own columns.
 #[derive(Debug)]
 pub(super) struct MetricsTable {
-    table: Table,
+    table: CsvTable,
     /// Parts of the loss, which have the last columns.
     parts: usize,
 }
@@ -88,7 +88,7 @@ impl MetricsTable {
         }
         let head: String =
             std::iter::once(HEAD.to_owned()).chain(parts.iter().map(|part| format!(",{part}"))).collect();
-        Ok(Self { table: Table::open(path, &head, "\n", last)?, parts: parts.len() })
+        Ok(Self { table: CsvTable::open(path, &head, "\n", last)?, parts: parts.len() })
     }
 
     /// Whether a file is such a table without rows.
@@ -144,7 +144,7 @@ impl MetricsTable {
 
 /// DeepSpeed's csv_monitor: a folder with one file per event, indexed by samples instead of steps.
 #[derive(Debug)]
-pub(super) struct DeepSpeedTables(Vec<Table>);
+pub(super) struct DeepSpeedTables(Vec<CsvTable>);
 
 impl DeepSpeedTables {
     /// Opens the files of these events, such as `Train/Samples/lr`.
@@ -154,7 +154,7 @@ impl DeepSpeedTables {
             let metric = tag.rsplit('/').next().unwrap_or(tag);
             let path = folder.join(format!("{}.csv", tag.replace(['/', ' '], "_")));
             // Python's csv module writes CRLF.
-            Table::open(&path, &format!("step,{metric}"), "\r\n", last)
+            CsvTable::open(&path, &format!("step,{metric}"), "\r\n", last)
         };
         Ok(Self(tags.iter().map(table).collect::<Result<_, _>>()?))
     }

@@ -14,6 +14,7 @@ use super::status::RunState;
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum RunEvent {
     /// The run started.
     Start {
@@ -33,7 +34,6 @@ pub enum RunEvent {
     },
     /// A checkpoint was committed.
     Save {
-        /// Its step.
         step: u64,
         /// How long training was stalled by it.
         stalled_ms: f64,
@@ -46,27 +46,21 @@ pub enum RunEvent {
         eval_loss: f64,
     },
     /// The update of a step was skipped.
-    Skip {
-        /// The step.
-        step: u64,
-    },
+    Skip { step: u64 },
     /// A timeline of a step was written.
     Trace {
-        /// The step.
         step: u64,
         /// The file, relative to the run folder.
         file: String,
     },
     /// A rank was lost.
     RankLost {
-        /// The rank.
         rank: u64,
         /// How it ended, and where.
         reason: String,
     },
     /// The run ended.
     End {
-        /// How.
         state: RunState,
         /// Completed steps.
         step: u64,
@@ -74,7 +68,7 @@ pub enum RunEvent {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct EventLine<'a> {
     time: f64,
     #[serde(flatten)]
     event: &'a RunEvent,
@@ -96,7 +90,7 @@ impl EventLog {
     /// Appends an event in one write. Best effort: on a full disk it is tried again with the next one.
     pub fn append(&mut self, event: &RunEvent) {
         let Some(file) = &mut self.0 else { return };
-        let Ok(mut line) = serde_json::to_vec(&Line { time: now(), event }) else { return };
+        let Ok(mut line) = serde_json::to_vec(&EventLine { time: now(), event }) else { return };
         line.push(b'\n');
         file.append(&line);
     }

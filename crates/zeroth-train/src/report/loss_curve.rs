@@ -21,18 +21,18 @@ const BACKGROUND: &str = "#ffffff";
 const INK: &str = "#24292f";
 const GRID: &str = "#d0d7de";
 /// Training and evaluation: blue and orange, distinguishable by colour-blind readers, and by dashes in print.
-const SERIES: [Series; 2] = [
-    Series { class: "loss", colour: "#0969da", dashes: "" },
-    Series { class: "eval", colour: "#bc4c00", dashes: " stroke-dasharray=\"5 3\"" },
+const SERIES: [LossSeries; 2] = [
+    LossSeries { class: "loss", colour: "#0969da", dashes: "" },
+    LossSeries { class: "eval", colour: "#bc4c00", dashes: " stroke-dasharray=\"5 3\"" },
 ];
 
-struct Series {
+struct LossSeries {
     class: &'static str,
     colour: &'static str,
     dashes: &'static str,
 }
 
-impl Series {
+impl LossSeries {
     /// The stroke attributes of its line.
     fn stroke(&self) -> String {
         let Self { colour, dashes, .. } = self;
@@ -67,7 +67,7 @@ pub fn loss_curves(trained: &[(u64, f64)], evaluated: &[(u64, f64)], title: &str
         svg += &format!("<text x=\"{}\" y=\"{}\">no finite loss</text>\n", WIDTH / 2.0, HEIGHT / 2.0);
     }
     for (points, look) in series.iter().zip(&SERIES) {
-        let Series { class, colour, .. } = *look;
+        let LossSeries { class, colour, .. } = *look;
         let at = |&(step, loss): &(f64, f64)| (x(step), y(loss));
         if points.len() > 1 {
             let line: Vec<String> = points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
@@ -137,7 +137,7 @@ fn axes(steps: &Axis, values: &Axis, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> 
 
 /// The legend, right of the title.
 fn legend() -> String {
-    let entry = |at: f64, look: &Series, text: &str| {
+    let entry = |at: f64, look: &LossSeries, text: &str| {
         format!(
             "<line x1=\"{at}\" y1=\"18\" x2=\"{}\" y2=\"18\" {}/><text x=\"{}\" y=\"22\">{text}</text>\n",
             at + 24.0,

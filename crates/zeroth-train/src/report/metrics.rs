@@ -17,17 +17,11 @@ use super::router_load::RouterLoad;
 
 /// An error writing or reading metrics.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum MetricsError {
     /// An I/O operation failed.
     #[error("cannot {doing} {}: {source}", path.display())]
-    Io {
-        /// The operation.
-        doing: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
     /// The truncated file could not be replaced.
     #[error(transparent)]
     Publish(#[from] PublishError),
@@ -37,7 +31,6 @@ pub enum MetricsError {
          --output", path.display()
     )]
     Foreign {
-        /// The file.
         path: PathBuf,
         /// The line, counted from 1.
         line: usize,

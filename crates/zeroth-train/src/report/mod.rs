@@ -45,7 +45,7 @@ use crate::run_folder::{event_files, exists, missing};
 
 /// A report that `--report-to` accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
+pub enum ReportTo {
     /// Event files in `tensorboard/`.
     TensorBoard,
     /// One table, metrics.csv.
@@ -56,8 +56,8 @@ pub enum Report {
 
 /// An invalid `--report-to`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum ReportToError {
-    /// An unknown report.
     #[error(
         "--report-to {name}: unknown report{}; available are tensorboard, csv, jsonl (always written) and none. A run \
          connects to no service", nearest.map(|name| format!(" (did you mean `{name}`?)")).unwrap_or_default()
@@ -72,10 +72,7 @@ pub enum ReportToError {
     #[error(
         "{} is there already: move it away, or give another --logging-dir for this run", path.display()
     )]
-    Exists {
-        /// Its path.
-        path: PathBuf,
-    },
+    Exists { path: PathBuf },
     /// `none` combined with another report.
     #[error("--report-to none and {other}: leave one of them out")]
     NoneAnd {
@@ -84,7 +81,7 @@ pub enum ReportToError {
     },
 }
 
-impl Report {
+impl ReportTo {
     const NAMES: [(&'static str, Self); 3] =
         [("tensorboard", Self::TensorBoard), ("csv", Self::Csv), ("jsonl", Self::Jsonl)];
 
@@ -129,15 +126,15 @@ pub struct ReportPlan {
 
 impl ReportPlan {
     /// The reports enabled by the config and `--report-to`; `folder` is the run folder.
-    pub fn new(resolved: &Resolved, reports: &[Report], folder: &Path) -> Self {
+    pub fn new(resolved: &Resolved, reports: &[ReportTo], folder: &Path) -> Self {
         let Values { tensorboard, csv_monitor, fp16, .. } = &resolved.values;
         let monitor = |enabled: bool, path: &str, job: &str| {
             let base = if path.is_empty() { folder } else { Path::new(path) };
             enabled.then(|| base.join(job))
         };
         Self {
-            tensorboard: reports.contains(&Report::TensorBoard).then(|| folder.join("tensorboard")),
-            csv: reports.contains(&Report::Csv).then(|| folder.join("metrics.csv")),
+            tensorboard: reports.contains(&ReportTo::TensorBoard).then(|| folder.join("tensorboard")),
+            csv: reports.contains(&ReportTo::Csv).then(|| folder.join("metrics.csv")),
             is_elsewhere: false,
             deepspeed_tensorboard: monitor(
                 tensorboard.enabled,
@@ -386,25 +383,25 @@ mod tests {
 
     #[test]
     fn reports_are_parsed_from_names_and_lists() {
-        assert_eq!(Report::parse(["tensorboard"]), Ok(vec![Report::TensorBoard]));
+        assert_eq!(ReportTo::parse(["tensorboard"]), Ok(vec![ReportTo::TensorBoard]));
         assert_eq!(
-            Report::parse(["csv,TensorBoard", "jsonl"]),
-            Ok(vec![Report::Csv, Report::TensorBoard, Report::Jsonl])
+            ReportTo::parse(["csv,TensorBoard", "jsonl"]),
+            Ok(vec![ReportTo::Csv, ReportTo::TensorBoard, ReportTo::Jsonl])
         );
-        assert_eq!(Report::parse(["none"]), Ok(vec![]));
-        assert_eq!(Report::parse([]), Ok(vec![]));
+        assert_eq!(ReportTo::parse(["none"]), Ok(vec![]));
+        assert_eq!(ReportTo::parse([]), Ok(vec![]));
     }
 
     #[test]
     fn unknown_reports_are_refused_with_a_suggestion() {
-        let message = Report::parse(["tensorbord"]).unwrap_err().to_string();
+        let message = ReportTo::parse(["tensorbord"]).unwrap_err().to_string();
         assert!(
             message.starts_with("--report-to tensorbord: unknown report (did you mean `tensorboard`?)"),
             "{message}"
         );
-        let message = Report::parse(["wandb"]).unwrap_err().to_string();
+        let message = ReportTo::parse(["wandb"]).unwrap_err().to_string();
         assert!(message.contains("connects to no service") && !message.contains("did you mean"), "{message}");
-        let both = Report::parse(["none", "csv"]).unwrap_err();
+        let both = ReportTo::parse(["none", "csv"]).unwrap_err();
         assert_eq!(both, ReportToError::NoneAnd { other: "csv".to_owned() });
     }
 }

@@ -47,7 +47,7 @@ impl ProfileSettings {
 
 /// A row of the table.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Row {
+struct ProfileRow {
     name: String,
     parameters: u64,
     /// Forward and backward.
@@ -56,7 +56,7 @@ struct Row {
     backward: f64,
 }
 
-impl Row {
+impl ProfileRow {
     fn seconds(&self) -> f64 {
         self.forward + self.backward
     }
@@ -80,8 +80,8 @@ pub fn profile(
 ) -> String {
     let graph = &compiled.graph;
     let ops = ops(compiled, times, lengths);
-    let sum = |name: &str, rows: &[Row]| {
-        let mut all = Row { name: name.to_owned(), ..Row::default() };
+    let sum = |name: &str, rows: &[ProfileRow]| {
+        let mut all = ProfileRow { name: name.to_owned(), ..ProfileRow::default() };
         for row in rows {
             all.add(row);
         }
@@ -90,9 +90,12 @@ pub fn profile(
     // A tied head shows the embedding's weights at its op, but the model counts them once.
     let of_unit = |unit: usize| {
         let params = graph.units[unit].params.iter().map(|id| graph.param(*id));
-        Row { parameters: params.map(Param::elements).sum(), ..sum(&graph.units[unit].name, &ops[unit]) }
+        ProfileRow {
+            parameters: params.map(Param::elements).sum(),
+            ..sum(&graph.units[unit].name, &ops[unit])
+        }
     };
-    let units: Vec<Row> = (0..graph.units.len()).map(of_unit).collect();
+    let units: Vec<ProfileRow> = (0..graph.units.len()).map(of_unit).collect();
     let model = sum("model", &units);
     let on_gpu = !compiled.target.is_host();
 
@@ -117,10 +120,10 @@ pub fn profile(
         let mut rows = vec![model.clone()];
         for (unit, ops) in units.into_iter().zip(ops) {
             if settings.depth >= 1 {
-                rows.push(Row { name: format!("  {}", unit.name), ..unit });
+                rows.push(ProfileRow { name: format!("  {}", unit.name), ..unit });
             }
             if settings.depth >= 2 {
-                rows.extend(ops.into_iter().map(|op| Row { name: format!("    {}", op.name), ..op }));
+                rows.extend(ops.into_iter().map(|op| ProfileRow { name: format!("    {}", op.name), ..op }));
             }
         }
         text += &table(&rows, &model, on_gpu);
@@ -129,9 +132,9 @@ pub fn profile(
 }
 
 /// The ops of each unit, in execution order.
-fn ops(compiled: &Compiled, times: &[InstructionTime], lengths: &[Vec<u64>; 2]) -> Vec<Vec<Row>> {
+fn ops(compiled: &Compiled, times: &[InstructionTime], lengths: &[Vec<u64>; 2]) -> Vec<Vec<ProfileRow>> {
     let graph = &compiled.graph;
-    let mut nodes: Vec<Row> = (0..graph.nodes.len()).map(|node| row(graph, node, lengths)).collect();
+    let mut nodes: Vec<ProfileRow> = (0..graph.nodes.len()).map(|node| row(graph, node, lengths)).collect();
     for timed in times {
         let section = &compiled.program.sections[timed.section];
         if !section.is_micro_batch() {
@@ -151,7 +154,7 @@ fn ops(compiled: &Compiled, times: &[InstructionTime], lengths: &[Vec<u64>; 2]) 
     units
 }
 
-fn row(graph: &Graph, node: usize, lengths: &[Vec<u64>; 2]) -> Row {
+fn row(graph: &Graph, node: usize, lengths: &[Vec<u64>; 2]) -> ProfileRow {
     let node = &graph.nodes[node];
     // The sequences of a value's rows.
     let of = |value: Value| match graph.info(value).rows {
@@ -177,32 +180,32 @@ fn row(graph: &Graph, node: usize, lengths: &[Vec<u64>; 2]) -> Row {
     };
     // The module name distinguishes several linears.
     let module = params().next().and_then(|param| param.spec.name.rsplit('.').nth(1));
-    Row {
+    ProfileRow {
         name: module
             .map_or_else(|| node.op.name().to_owned(), |module| format!("{} {module}", node.op.name())),
         parameters: params().map(Param::elements).sum(),
         flops: 3.0 * forward,
-        ..Row::default()
+        ..ProfileRow::default()
     }
 }
 
 /// All ops, grouped by kind.
-fn by_name(graph: &Graph, ops: &[Vec<Row>]) -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
+fn by_name(graph: &Graph, ops: &[Vec<ProfileRow>]) -> Vec<ProfileRow> {
+    let mut rows: Vec<ProfileRow> = Vec::new();
     let mut next: Vec<_> = ops.iter().map(|ops| ops.iter()).collect();
     for node in &graph.nodes {
         let Some(op) = next[node.unit.index()].next() else { continue };
         match rows.iter_mut().find(|row| row.name == node.op.name()) {
             Some(row) => row.add(op),
-            None => rows.push(Row { name: node.op.name().to_owned(), ..op.clone() }),
+            None => rows.push(ProfileRow { name: node.op.name().to_owned(), ..op.clone() }),
         }
     }
     rows
 }
 
-fn top(what: &str, rows: &[Row], count: u64) -> String {
-    let largest = |value: &dyn Fn(&Row) -> f64, text: &dyn Fn(&Row) -> String| {
-        let mut sorted: Vec<&Row> = rows.iter().filter(|row| value(row) > 0.0).collect();
+fn top(what: &str, rows: &[ProfileRow], count: u64) -> String {
+    let largest = |value: &dyn Fn(&ProfileRow) -> f64, text: &dyn Fn(&ProfileRow) -> String| {
+        let mut sorted: Vec<&ProfileRow> = rows.iter().filter(|row| value(row) > 0.0).collect();
         // Stable, so ties keep their order.
         sorted.sort_by(|a, b| value(b).total_cmp(&value(a)));
         let named = sorted.iter().take(count as usize).map(|row| format!("{} {}", row.name, text(row)));
@@ -211,14 +214,14 @@ fn top(what: &str, rows: &[Row], count: u64) -> String {
     let lines = [
         ("parameters", largest(&|row| row.parameters as f64, &|row| format_count(row.parameters))),
         ("operations", largest(&|row| row.flops, &|row| scaled(row.flops, "FLOP"))),
-        ("time", largest(&Row::seconds, &|row| format!("{:.1} ms", 1e3 * row.seconds()))),
+        ("time", largest(&ProfileRow::seconds, &|row| format!("{:.1} ms", 1e3 * row.seconds()))),
     ];
     let lines = lines.iter().filter(|(_, named)| !named.is_empty());
     lines.map(|(by, named)| format!("top {what} by {by}: {named}\n")).collect::<Vec<_>>().concat()
 }
 
 /// On a GPU, times are those of enqueueing, so the table shows the share of FLOPs instead of rates.
-fn table(rows: &[Row], model: &Row, on_gpu: bool) -> String {
+fn table(rows: &[ProfileRow], model: &ProfileRow, on_gpu: bool) -> String {
     let share =
         |part: f64, of: f64| if of > 0.0 { format!("{:.1}%", 100.0 * part / of) } else { String::new() };
     let head = ["unit or op", "parameters", "FLOP", "forward ms", "backward ms"].map(str::to_owned);

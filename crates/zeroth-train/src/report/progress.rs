@@ -49,22 +49,25 @@ impl Progress {
     }
 
     /// The fields of a line, with the order in which they are dropped on narrow terminals.
-    fn fields(&self, step: String, tokens: &str, memory: String) -> Vec<Field> {
+    fn fields(&self, step: String, tokens: &str, memory: String) -> Vec<ProgressField> {
         let mut fields = vec![
-            Field::new(0, step),
-            Field::new(1, self.loss_text()),
-            Field::new(4, format!("norm {}", figures(self.grad_norm))),
-            Field::new(5, format!("lr {:.2e}", self.lr)),
-            Field::new(3, format!("{} {tokens}", grouped(self.tokens_per_second.max(0.0).round() as u64))),
+            ProgressField::new(0, step),
+            ProgressField::new(1, self.loss_text()),
+            ProgressField::new(4, format!("norm {}", figures(self.grad_norm))),
+            ProgressField::new(5, format!("lr {:.2e}", self.lr)),
+            ProgressField::new(
+                3,
+                format!("{} {tokens}", grouped(self.tokens_per_second.max(0.0).round() as u64)),
+            ),
         ];
-        fields.extend(self.rate.as_ref().map(|rate| Field::new(6, rate.text())));
-        fields.push(Field::new(7, memory));
+        fields.extend(self.rate.as_ref().map(|rate| ProgressField::new(6, rate.text())));
+        fields.push(ProgressField::new(7, memory));
         let left = if self.step >= self.total_steps {
             "done".to_owned()
         } else {
             format!("{} left", duration(self.time_left()))
         };
-        fields.push(Field::new(2, left));
+        fields.push(ProgressField::new(2, left));
         fields
     }
 }
@@ -93,14 +96,14 @@ pub fn bar(now: &Progress) -> Bar {
 
 /// A field of a progress line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Field {
+pub struct ProgressField {
     /// Drop priority: 0 is never dropped; of the others the largest goes first.
     pub order: u8,
     /// Its text.
     pub text: String,
 }
 
-impl Field {
+impl ProgressField {
     /// A field with `text`.
     pub fn new(order: u8, text: impl Into<String>) -> Self {
         Self { order, text: text.into() }
@@ -115,7 +118,7 @@ pub struct Bar {
     /// Total units.
     pub total: u64,
     /// The fields beside the bar.
-    pub fields: Vec<Field>,
+    pub fields: Vec<ProgressField>,
 }
 
 impl Bar {
@@ -129,7 +132,7 @@ impl Bar {
     pub fn line(&self, columns: usize) -> String {
         let room = columns.saturating_sub(1);
         let mut fields = self.fields.clone();
-        let width = |fields: &[Field]| joined(fields).chars().count();
+        let width = |fields: &[ProgressField]| joined(fields).chars().count();
         while width(&fields) + 1 + LEAST_BAR > room {
             let last = (0..fields.len()).max_by_key(|&at| fields[at].order);
             match last.filter(|&at| fields[at].order > 0) {
@@ -148,7 +151,7 @@ impl Bar {
 const LEAST_BAR: usize = 4;
 const MOST_BAR: usize = 20;
 
-fn joined(fields: &[Field]) -> String {
+fn joined(fields: &[ProgressField]) -> String {
     fields.iter().map(|field| field.text.as_str()).collect::<Vec<_>>().join(" · ")
 }
 

@@ -65,16 +65,16 @@ pub type WriteGate = Box<dyn Fn(&mut dyn FnMut()) + Send>;
 
 /// Writes status.json and the launcher's events. Dropped without [`Self::finish`], the run has failed.
 pub struct StatusWriter {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedState {
+    state: Mutex<WriterState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WriterState {
     observer: Option<Box<dyn RankObserver>>,
     events: Vec<RunEvent>,
     lost: Option<u64>,
@@ -89,10 +89,10 @@ impl StatusWriter {
         let mut events =
             vec![RunEvent::Start { ranks: facts.ranks, steps: facts.steps, host: host.clone(), pid }];
         events.extend(facts.resumed_after.map(|step| RunEvent::Resume { step }));
-        let state = State { events, ..State::default() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let state = WriterState { events, ..WriterState::default() };
+        let shared = Arc::new(SharedState { state: Mutex::new(state), changed: Condvar::new() });
         let inside = Arc::clone(&shared);
-        let mut writer = Writer {
+        let mut writer = StatusThread {
             path: folder.join(STATUS),
             unfinished: unfinished_path(folder, STATUS),
             events: folder.join(EVENTS),
@@ -165,9 +165,9 @@ impl Drop for StatusWriter {
     }
 }
 
-impl Shared {
+impl SharedState {
     /// No holder of the lock panics.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WriterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -186,7 +186,7 @@ fn machine() -> Option<String> {
 }
 
 #[derive(Serialize)]
-struct Status<'a> {
+struct RunStatus<'a> {
     #[serde(rename = "zeroth_status")]
     version: u32,
     time: f64,
@@ -225,7 +225,7 @@ struct RankHistory {
     pss: Option<u64>,
 }
 
-struct Writer {
+struct StatusThread {
     path: PathBuf,
     unfinished: PathBuf,
     events: PathBuf,
@@ -239,8 +239,8 @@ struct Writer {
     last: Option<Vec<RankObservation>>,
 }
 
-impl Writer {
-    fn run(&mut self, shared: &Shared, gate: &WriteGate) {
+impl StatusThread {
+    fn run(&mut self, shared: &SharedState, gate: &WriteGate) {
         let (machine, is_ours) = (machine(), self.is_ours());
         let mut log = None;
         let mut state = shared.lock();
@@ -280,7 +280,7 @@ impl Writer {
                 shared.changed.notify_all();
                 return;
             }
-            let is_idle = |state: &mut State| {
+            let is_idle = |state: &mut WriterState| {
                 state.end.is_none() && state.events.is_empty() && state.observer.is_some() == is_observed
             };
             let waited = shared.changed.wait_timeout_while(state, PERIOD, is_idle);
@@ -371,7 +371,7 @@ impl Writer {
                 .as_ref()
                 .and_then(|gpus| gpus.used((rank as usize).checked_rem(self.facts.gpus.len())?)),
         });
-        let status = Status {
+        let status = RunStatus {
             version: VERSION,
             time: now(),
             period: PERIOD.as_secs_f64(),

@@ -40,7 +40,7 @@ impl EventFile {
         for what in begin {
             // PyTorch's writer also puts the step on the version event after a crash.
             let step = if newest.is_some() { first } else { 0 };
-            Event { wall_time: wall_time(), step, what: *what }.frame(&mut bytes);
+            TensorBoardEvent { wall_time: wall_time(), step, what: *what }.frame(&mut bytes);
         }
         file.file.append(&bytes);
         Ok(file)
@@ -49,7 +49,7 @@ impl EventFile {
     /// Appends the scalars of a step, unbuffered.
     pub(super) fn scalars(&mut self, step: u64, values: &[(&str, f64)]) {
         let mut bytes = Vec::new();
-        Event { wall_time: wall_time(), step, what: What::Scalars(values) }.frame(&mut bytes);
+        TensorBoardEvent { wall_time: wall_time(), step, what: What::Scalars(values) }.frame(&mut bytes);
         self.file.append(&bytes);
     }
 
@@ -82,7 +82,7 @@ fn host() -> String {
 }
 
 /// The fields of `tensorboard.Event` that are used.
-struct Event<'a> {
+struct TensorBoardEvent<'a> {
     wall_time: f64,
     step: u64,
     what: What<'a>,
@@ -101,7 +101,7 @@ const EIGHT_BYTES: u8 = 1;
 const LENGTH: u8 = 2;
 const FOUR_BYTES: u8 = 5;
 
-impl Event<'_> {
+impl TensorBoardEvent<'_> {
     /// Appends the event as a TFRecord: length, its checksum, message, its checksum.
     fn frame(&self, into: &mut Vec<u8>) {
         let message = self.message();
@@ -172,7 +172,7 @@ mod tests {
     fn framed(events: &[(f64, u64, What<'_>)]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for &(wall_time, step, what) in events {
-            Event { wall_time, step, what }.frame(&mut bytes);
+            TensorBoardEvent { wall_time, step, what }.frame(&mut bytes);
         }
         bytes
     }

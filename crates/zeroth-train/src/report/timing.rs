@@ -7,7 +7,7 @@ use zeroth_config::resolve::Resolved;
 use zeroth_engine::InstructionTime;
 use zeroth_program::Compiled;
 
-use super::breakdown::{Breakdown, Phase};
+use super::breakdown::{Breakdown, StepPhase};
 use super::metrics::{MetricsError, StepMetrics};
 use super::profile::{ProfileSettings, profile};
 
@@ -54,7 +54,7 @@ impl StepTiming {
         let StepProfile { metrics, data, lengths, times } = step;
         if let Some(breakdown) = &mut self.breakdown {
             breakdown.add(&compiled.program, times);
-            breakdown.add_time(Phase::Data, data);
+            breakdown.add_time(StepPhase::Data, data);
             breakdown.step(metrics.step_ms);
         }
         let Some(settings) = self.profile.as_ref().filter(|settings| settings.step == metrics.step) else {
@@ -76,7 +76,7 @@ impl StepTiming {
     /// Adds the time of a save.
     pub fn save(&mut self, time: Duration) {
         if let Some(breakdown) = &mut self.breakdown {
-            breakdown.add_time(Phase::Save, time);
+            breakdown.add_time(StepPhase::Save, time);
         }
     }
 

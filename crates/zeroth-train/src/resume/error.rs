@@ -7,23 +7,14 @@ use crate::checkpoint::CheckpointError;
 
 /// An error saving a checkpoint.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum SaveError {
     /// A file could not be written.
     #[error("cannot save step {step}: {source}")]
-    Checkpoint {
-        /// The step.
-        step: u64,
-        /// The cause.
-        source: Box<CheckpointError>,
-    },
+    Checkpoint { step: u64, source: Box<CheckpointError> },
     /// Another rank could not write its shard, and reports why.
     #[error("cannot save step {step}: rank {rank} failed")]
-    OtherRank {
-        /// The step.
-        step: u64,
-        /// The rank.
-        rank: usize,
-    },
+    OtherRank { step: u64, rank: usize },
     /// The engine failed.
     #[error(transparent)]
     Run(#[from] RunError),
@@ -31,6 +22,7 @@ pub enum SaveError {
 
 /// A checkpoint that cannot be resumed with this command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum ResumeError {
     /// The train batch is not divisible by the ranks.
     #[error(
@@ -70,7 +62,6 @@ pub enum ResumeError {
          --adapter"
     )]
     Base {
-        /// The checkpoint.
         checkpoint: String,
         /// The base it was trained over.
         saved: String,
@@ -87,7 +78,6 @@ pub enum ResumeError {
         kind(*is_lora), kind(!is_lora), if *is_lora { "lora" } else { "full" }
     )]
     TrainType {
-        /// The checkpoint.
         checkpoint: String,
         /// Whether it is of LoRA.
         is_lora: bool,
@@ -98,7 +88,6 @@ pub enum ResumeError {
          --adapter", differences.join("; ")
     )]
     Adapters {
-        /// The checkpoint.
         checkpoint: String,
         /// What differs, as `--lora-alpha is 16, that of the checkpoint 32`.
         differences: Vec<String>,
@@ -109,7 +98,6 @@ pub enum ResumeError {
          (`zeroth checkpoint export`) and start a new run from that model", differences.join("; ")
     )]
     Distillation {
-        /// The checkpoint.
         checkpoint: String,
         /// What differs, as `--kd-alpha is 0.5, that of the checkpoint 0.3`.
         differences: Vec<String>,
@@ -121,7 +109,6 @@ pub enum ResumeError {
         differences.join("; ")
     )]
     Function {
-        /// The checkpoint.
         checkpoint: String,
         /// What differs, as `num_experts_per_tok is 1, that of the checkpoint 2`.
         differences: Vec<String>,

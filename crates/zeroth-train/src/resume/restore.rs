@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use zeroth_engine::{Engine, RunError, State};
+use zeroth_engine::{Engine, RunError, StateKind};
 use zeroth_kernel::Control;
 use zeroth_model::{ModelConfig, ParameterTable, adapted_module};
 
@@ -139,7 +139,7 @@ pub(crate) fn restore(
     engine.load(&mut |param, range, elements| {
         let end = range.end;
         if !read_teacher(teacher, param.index(), &range, elements)? {
-            checkpoint.read_f32(State::Weights, &names[param.index()], range, elements)?;
+            checkpoint.read_f32(StateKind::Weights, &names[param.index()], range, elements)?;
         }
         progress.loaded(param.index(), end);
         Ok(())
@@ -157,7 +157,7 @@ pub(crate) fn restore_optimizer(
     let manifest = checkpoint.manifest();
     for state in engine.states() {
         // A different optimizer starts with fresh state.
-        if state != State::Weights && manifest.states.contains(&state) {
+        if state != StateKind::Weights && manifest.states.contains(&state) {
             progress.next_state();
             engine.restore(state, &mut |param, range, elements| {
                 let end = range.end;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use bytemuck::{Pod, Zeroable};
-use zeroth_engine::{Engine, RunError, State};
+use zeroth_engine::{Engine, RunError, StateKind};
 use zeroth_graph::ParamId;
 use zeroth_kernel::{Control, Moment};
 
@@ -19,12 +19,12 @@ use super::error::SaveError;
 use super::restore::{control_state, data_hash};
 use crate::checkpoint::{
     BaseEntry, BatchEntry, BestEntry, Checkpoint, CheckpointError, DataEntry, DistillEntry, FORMAT_VERSION,
-    FileEntry, LoraEntry, Manifest, ModelEntry, ModelFiles, Piece, ShardWriter, UnfinishedCheckpoint,
+    FileEntry, LoraEntry, Manifest, ModelEntry, ModelFiles, ShardPiece, ShardWriter, UnfinishedCheckpoint,
     WrittenShard, ZEROTH_VERSION, now, prune, shard_name, step_folder,
 };
 use crate::job::{Interval, Job};
 use crate::report::StepMetrics;
-use crate::trainer::{ControlRequest, StepStatus, all_gather};
+use crate::trainer::{ControlRequest, StepStatus};
 use crate::weights::first_not_finite;
 
 /// Checkpoint settings.
@@ -137,7 +137,6 @@ struct Pending {
 enum Syncing {
     /// On a thread, overlapping the next steps.
     Thread(JoinHandle<Result<(), CheckpointError>>),
-    /// Finished.
     Finished(Result<(), CheckpointError>),
 }
 
@@ -221,7 +220,7 @@ impl<'a> CheckpointSaver<'a> {
         own: ControlRequest,
     ) -> Result<(ControlRequest, Option<u64>), SaveError> {
         let is_synced = self.pending.as_ref().is_none_or(|pending| pending.syncing.is_finished());
-        let all = all_gather(engine, step, "end of a step", &StepStatus::new(own, is_synced))?;
+        let all = engine.all_gather(step, "end of a step", &StepStatus::new(own, is_synced))?;
         let all_synced = all.iter().all(|rank| rank.is_synced != 0);
         let committed = if all_synced { self.finish(engine)? } else { None };
         Ok((all.iter().map(|rank| rank.request()).max().unwrap_or_default(), committed))
@@ -239,7 +238,7 @@ impl<'a> CheckpointSaver<'a> {
         let (step, rank) = (line.step, engine.rank());
         let begun = (rank == 0).then(|| UnfinishedCheckpoint::begin(&options.folder, step)).transpose();
         let own = SaveFolder::new(begun.as_ref().ok().and_then(Option::as_ref));
-        let all = all_gather(engine, step, "beginning of a checkpoint", &own)?;
+        let all = engine.all_gather(step, "beginning of a checkpoint", &own)?;
         let begun = begun.map_err(failed(step))?;
         self.note(begun.iter().flat_map(UnfinishedCheckpoint::not_removed));
         let Some(folder) = all[0].folder(&options.folder) else {
@@ -294,9 +293,9 @@ impl<'a> CheckpointSaver<'a> {
     }
 
     /// The states to save.
-    fn states(&self, engine: &Engine<'_>) -> Vec<State> {
+    fn states(&self, engine: &Engine<'_>) -> Vec<StateKind> {
         let weights_only = self.options.is_some_and(|options| options.weights_only);
-        engine.states().into_iter().filter(|state| !weights_only || *state == State::Weights).collect()
+        engine.states().into_iter().filter(|state| !weights_only || *state == StateKind::Weights).collect()
     }
 
     /// Streams this rank's shard to its file. A device error ends the run; a disk error only fails the save.
@@ -313,7 +312,7 @@ impl<'a> CheckpointSaver<'a> {
             } else {
                 engine.owned(state).into_iter()
             };
-            pieces.extend(owned.map(|(param, range, dtype)| Piece {
+            pieces.extend(owned.map(|(param, range, dtype)| ShardPiece {
                 state,
                 name: self.names[param.index()].clone(),
                 first: range.start,
@@ -366,7 +365,7 @@ impl<'a> CheckpointSaver<'a> {
         let mut sha256 = [0; 64];
         sha256[..entry.sha256.len()].copy_from_slice(entry.sha256.as_bytes());
         let own = ShardReport { is_ok: u64::from(synced.is_ok()), bytes: entry.bytes, sha256 };
-        let all = all_gather(engine, step, "end of a checkpoint", &own)?;
+        let all = engine.all_gather(step, "end of a checkpoint", &own)?;
         synced.map_err(failed(step))?;
         if let Some(rank) = all.iter().position(|part| part.is_ok == 0) {
             return Err(SaveError::OtherRank { step, rank });
@@ -379,7 +378,7 @@ impl<'a> CheckpointSaver<'a> {
             prune(&options.folder, options.limit, Some(step), best)
         });
         let committed = committed.transpose();
-        let is_committed = all_gather(engine, step, "checkpoint", &u64::from(committed.is_ok()))?;
+        let is_committed = engine.all_gather(step, "checkpoint", &u64::from(committed.is_ok()))?;
         let pruned = committed.map_err(failed(step))?;
         self.note(pruned.iter().flat_map(|pruned| &pruned.failed));
         if is_committed[0] == 0 {
@@ -429,13 +428,13 @@ impl ShardReport {
 }
 
 /// A state's name for messages.
-const fn state_words(state: State) -> &'static str {
+const fn state_words(state: StateKind) -> &'static str {
     match state {
-        State::Weights => "weights",
-        State::Moment(Moment::First) => "first moments",
-        State::Moment(Moment::Second) => "second moments",
-        State::Moment(Moment::Third) => "third moments",
-        State::Gradient => "gradients",
+        StateKind::Weights => "weights",
+        StateKind::Moment(Moment::First) => "first moments",
+        StateKind::Moment(Moment::Second) => "second moments",
+        StateKind::Moment(Moment::Third) => "third moments",
+        StateKind::Gradient => "gradients",
     }
 }
 

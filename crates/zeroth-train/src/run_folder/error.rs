@@ -7,6 +7,7 @@ use zeroth_base::LockError;
 
 /// A run folder that cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum RunFolderError {
     /// It contains a run.
     #[error(
@@ -14,7 +15,6 @@ pub enum RunFolderError {
          --overwrite-output-dir, or choose another --output", folder.display(), found.join(", ")
     )]
     HoldsARun {
-        /// The folder.
         folder: PathBuf,
         /// The files found.
         found: Vec<String>,
@@ -25,7 +25,6 @@ pub enum RunFolderError {
          another --output", folder.display(), found.join(", ")
     )]
     NotARun {
-        /// The folder.
         folder: PathBuf,
         /// The files found.
         found: Vec<String>,
@@ -36,7 +35,6 @@ pub enum RunFolderError {
         folder.display(), found.join(", "), and_more(*more), folder.join("run").display()
     )]
     HoldsOthers {
-        /// The folder.
         folder: PathBuf,
         /// The first of the files found.
         found: Vec<String>,
@@ -48,23 +46,16 @@ pub enum RunFolderError {
         "--output {} is {what}: a new run needs a folder of its own; choose another --output, such as {}", folder.display(),
         folder.join("run").display()
     )]
-    Shared {
-        /// The folder.
-        folder: PathBuf,
-        /// What it is.
-        what: &'static str,
-    },
+    Shared { folder: PathBuf, what: &'static str },
     /// This user may not write there.
     #[error(
         "cannot write to --output {}: {}: {source}; grant this user write permission, or choose another --output",
         output.display(), folder.display()
     )]
     NotWritable {
-        /// The output folder.
         output: PathBuf,
         /// It, or the nearest folder around it that exists.
         folder: PathBuf,
-        /// The error of the operating system.
         source: io::Error,
     },
     /// It, or its model folder, is inside a checkpoint.
@@ -75,7 +66,6 @@ pub enum RunFolderError {
     InsideCheckpoint {
         /// The run folder, or its model folder.
         path: PathBuf,
-        /// The checkpoint.
         checkpoint: PathBuf,
     },
     /// An input of the run would be removed.
@@ -90,7 +80,6 @@ pub enum RunFolderError {
         input: PathBuf,
         /// The path that would be removed.
         removed: PathBuf,
-        /// The run folder.
         folder: PathBuf,
     },
     /// A folder has the name of a run's file, or vice versa.
@@ -98,7 +87,6 @@ pub enum RunFolderError {
     InTheWay {
         /// The conflicting path.
         path: PathBuf,
-        /// Its kind.
         found: &'static str,
         /// The expected kind.
         made: &'static str,
@@ -115,11 +103,9 @@ pub enum RunFolderError {
     /// An I/O operation failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// The operation.
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The error of the operating system.
         source: io::Error,
     },
 }

@@ -29,13 +29,13 @@ impl RunInput {
 
 /// A file, or a folder with its contents.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct InputTree {
     pub(crate) path: PathBuf,
     /// Device and inode of everything in it that has no other hard link.
     identities: HashSet<(u64, u64)>,
 }
 
-impl Tree {
+impl InputTree {
     /// Scans a path, which has all symlinks resolved but the last.
     pub(crate) fn at(path: &Path) -> Self {
         let mut identities = HashSet::new();
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     fn holds(tree: &Path, input: &Path) -> bool {
-        Tree::at(tree).holds(&RunInput::new("--data", input))
+        InputTree::at(tree).holds(&RunInput::new("--data", input))
     }
 
     #[test]

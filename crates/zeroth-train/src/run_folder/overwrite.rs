@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{RunFolderError, failed};
 use super::files::{FILES, MARKERS, is_event_file_name, is_log_name};
-use super::input::{RunInput, Tree};
+use super::input::{InputTree, RunInput};
 use super::stale_files::is_of_an_export;
 use crate::checkpoint::{StaleName, foreign_files, parse_step_folder};
 use crate::export::is_exported;
@@ -88,7 +88,7 @@ impl OverwritePlan {
             let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
             folder.zip(path.file_name()).map_or_else(|| path.clone(), |(folder, name)| folder.join(name))
         };
-        let removed: Vec<Tree> = self.removed.iter().map(|name| Tree::at(&real(name))).collect();
+        let removed: Vec<InputTree> = self.removed.iter().map(|name| InputTree::at(&real(name))).collect();
         for input in inputs {
             if let Some(tree) = removed.iter().find(|tree| tree.holds(input)) {
                 return Err(RunFolderError::HoldsInput {

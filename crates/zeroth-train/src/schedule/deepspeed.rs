@@ -19,7 +19,7 @@ pub struct Warmup {
 }
 
 /// The phase of a schedule.
-enum Phase {
+enum CyclePhase {
     /// Before the first step: the minimum rate, whatever the shape.
     Before,
     /// Progress of the warm-up, 0 to 1.
@@ -33,13 +33,13 @@ impl Warmup {
         if self.steps == 0 { 0 } else { self.steps.max(2) }
     }
 
-    fn phase(self, applied: u64) -> Phase {
+    fn phase(self, applied: u64) -> CyclePhase {
         let length = self.length();
         match applied.checked_sub(1) {
-            None if length == 0 => Phase::After(0),
-            None => Phase::Before,
-            Some(n) if n >= length => Phase::After(n),
-            Some(n) => Phase::Rising(match self.shape {
+            None if length == 0 => CyclePhase::After(0),
+            None => CyclePhase::Before,
+            Some(n) if n >= length => CyclePhase::After(n),
+            Some(n) => CyclePhase::Rising(match self.shape {
                 WarmupType::Log => 1.0 / (length as f64).ln() * ((n + 1) as f64).ln(),
                 WarmupType::Linear => n as f64 / length as f64,
             }),
@@ -66,9 +66,9 @@ impl WarmupLr {
 
     pub(super) fn rate(&self, applied: u64) -> f64 {
         self.between(match self.warmup.phase(applied) {
-            Phase::Before => return self.min,
-            Phase::Rising(share) => share,
-            Phase::After(_) => 1.0,
+            CyclePhase::Before => return self.min,
+            CyclePhase::Rising(share) => share,
+            CyclePhase::After(_) => 1.0,
         })
     }
 
@@ -92,7 +92,7 @@ impl WarmupDecayLr {
     }
 
     pub(super) fn rate(&self, applied: u64) -> f64 {
-        let Phase::After(n) = self.rise.warmup.phase(applied) else { return self.rise.rate(applied) };
+        let CyclePhase::After(n) = self.rise.warmup.phase(applied) else { return self.rise.rate(applied) };
         let falling = self.total_steps.saturating_sub(self.rise.warmup.length()).max(1);
         self.rise.between(self.total_steps.saturating_sub(n) as f64 / falling as f64)
     }
@@ -122,9 +122,9 @@ impl WarmupCosineLr {
 
     pub(super) fn rate(&self, applied: u64) -> f64 {
         let ratio = match self.warmup.phase(applied) {
-            Phase::Before => 0.0,
-            Phase::Rising(share) => self.warmup_min_ratio + share * (1.0 - self.warmup_min_ratio),
-            Phase::After(_) => {
+            CyclePhase::Before => 0.0,
+            CyclePhase::Rising(share) => self.warmup_min_ratio + share * (1.0 - self.warmup_min_ratio),
+            CyclePhase::After(_) => {
                 let length = self.warmup.length();
                 let falling = self.total_steps.saturating_sub(length).max(1);
                 // n - length + 1, without underflow when there is no warm-up.

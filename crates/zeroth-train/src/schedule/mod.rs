@@ -14,6 +14,7 @@ use zeroth_config::schema::HF_SCHEDULES;
 
 /// An invalid schedule.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum ScheduleError {
     /// An unknown Hugging Face schedule.
     #[error(
@@ -22,7 +23,6 @@ pub enum ScheduleError {
         HF_SCHEDULES.join(", ")
     )]
     Unknown {
-        /// The name.
         name: String,
         /// The closest known name.
         near: Option<&'static str>,
@@ -33,9 +33,7 @@ pub enum ScheduleError {
         if known.is_empty() { "none".to_owned() } else { known.join(", ") }
     )]
     NoSuchParameter {
-        /// The schedule.
         schedule: &'static str,
-        /// The parameter.
         parameter: String,
         /// Those of the schedule.
         known: &'static [&'static str],
@@ -43,19 +41,14 @@ pub enum ScheduleError {
     /// A parameter without a default.
     #[error("{schedule} needs {parameter}: give --lr-scheduler-kwargs '{example}'")]
     MissingParameter {
-        /// The schedule.
         schedule: &'static str,
-        /// The parameter.
         parameter: &'static str,
         /// A value for the flag.
         example: &'static str,
     },
     /// A minimum given twice.
     #[error("{schedule}: min_lr and min_lr_rate say the same; give one of them")]
-    TwoMinima {
-        /// The schedule.
-        schedule: &'static str,
-    },
+    TwoMinima { schedule: &'static str },
     /// A polynomial schedule that would rise.
     #[error(
         "the polynomial schedule decays from the learning rate {from} to {end}: give a --learning-rate above {end}"
@@ -77,21 +70,17 @@ pub enum ScheduleError {
     /// A parameter that must be positive.
     #[error("{schedule}: {parameter} is {found}; it must be above 0")]
     NotPositive {
-        /// The schedule.
         schedule: &'static str,
         /// The parameter, as the config spells it.
         parameter: &'static str,
-        /// Its value.
         found: f64,
     },
     /// An invalid learning rate.
     #[error("{schedule}: {parameter} is {found}; it must be finite and not negative")]
     NotARate {
-        /// The schedule.
         schedule: &'static str,
         /// The parameter, as the config or the flag spells it.
         parameter: &'static str,
-        /// Its value.
         found: f64,
     },
 }

@@ -1,24 +1,6 @@
 //! Requests from outside a run, and how ranks agree on them between steps.
 
-use bytemuck::{Pod, Zeroable, bytes_of, cast_slice_mut};
-use zeroth_comm::{Handle, OpName};
-use zeroth_engine::{Engine, RunError};
-
-/// All-gathers one value per rank, in rank order. Collective; all ranks pass the same `name`.
-pub(crate) fn all_gather<T: Pod>(
-    engine: &Engine<'_>,
-    step: u64,
-    name: &'static str,
-    own: &T,
-) -> Result<Vec<T>, RunError> {
-    let Some(comm) = engine.comm() else { return Ok(vec![*own]) };
-    let counts = vec![size_of::<T>(); comm.world()];
-    let mut all = vec![T::zeroed(); comm.world()];
-    let gathered =
-        comm.all_gather(OpName::new(step, name, 0), bytes_of(own), cast_slice_mut(&mut all), &counts);
-    gathered.and_then(Handle::wait).map_err(|source| RunError::Comm { step, op: name.to_owned(), source })?;
-    Ok(all)
-}
+use bytemuck::{Pod, Zeroable};
 
 /// A request to a running job, polled after every step. The strongest request of all ranks wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -11,6 +11,7 @@ use crate::weights::LoraWeightsError;
 
 /// An error that ends a rank's training.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum TrainError {
     /// The engine or another rank failed.
     #[error(transparent)]
@@ -45,11 +46,9 @@ pub enum TrainError {
          bf16, or with a lower learning rate"
     )]
     AtMinScale {
-        /// The step.
         step: u64,
         /// The non-finite quantity, as a phrase.
         what: String,
-        /// The scale.
         scale: f64,
     },
     /// A loss or a gradient is not finite.
@@ -59,7 +58,6 @@ pub enum TrainError {
          samples, or tolerate N such steps with --max-skipped-steps N", step - 1
     )]
     NotFinite {
-        /// The step.
         step: u64,
         /// The non-finite quantity, as a phrase.
         what: String,

@@ -2,9 +2,8 @@
 
 use zeroth_engine::{Engine, StreamBatch};
 
-use super::control::all_gather;
 use super::error::TrainError;
-use crate::data::{Batches, MicroBatch, SampleOrder};
+use crate::data::{Batches, SampleOrder, TokenBatch};
 use crate::job::{Evaluation, Job};
 use crate::report::EvalMetrics;
 
@@ -13,7 +12,7 @@ pub(crate) fn evaluate(
     job: &Job,
     evaluation: &Evaluation,
     engine: &mut Engine<'_>,
-    buffer: &mut MicroBatch,
+    buffer: &mut TokenBatch,
     step: u64,
 ) -> Result<EvalMetrics, TrainError> {
     let samples = &evaluation.samples;
@@ -27,11 +26,11 @@ pub(crate) fn evaluate(
         // The last round may have fewer samples, or none, for this rank.
         let own = count.saturating_sub(first).min(shape.micro_batch);
         batches.fill_some(first, own, buffer)?;
-        let streams = buffer.streams();
-        loss += engine.evaluate_streams(&StreamBatch { streams: streams.as_slice(), inputs: &[] })?;
+        loss +=
+            buffer.view_streams(|streams| engine.evaluate_streams(&StreamBatch { streams, inputs: &[] }))?;
     }
     // Summed in rank order, so every rank gets the same bits.
-    let loss: f64 = all_gather(engine, step, "evaluation", &loss)?.iter().sum();
+    let loss: f64 = engine.all_gather(step, "evaluation", &loss)?.iter().sum();
     let totals = samples.totals();
     let eval_loss = loss / totals.trained_tokens.max(1) as f64;
     Ok(EvalMetrics {

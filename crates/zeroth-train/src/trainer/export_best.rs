@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use zeroth_engine::Engine;
 use zeroth_model::DEFAULT_SHARD_BYTES;
 
-use super::control::all_gather;
 use super::error::TrainError;
 use super::options::TrainOptions;
 use crate::checkpoint::{Checkpoint, step_folder};
-use crate::export::{Destination, ExportError, ExportSource, RunEnd, export_from, propagate_failure};
+use crate::export::{ExportDestination, ExportError, ExportSource, RunEnd, export_from, propagate_failure};
 use crate::job::Job;
 
 /// The folder of a step's checkpoint: in the run's own folder or, if it was resumed from another run, in that one.
@@ -23,7 +22,7 @@ fn folder_of(step: u64, options: &TrainOptions<'_>) -> Option<PathBuf> {
 /// Whether a step's checkpoint exists, as rank 0 sees it. Collective.
 pub(crate) fn exists(engine: &Engine<'_>, step: u64, options: &TrainOptions<'_>) -> Result<bool, TrainError> {
     let own = u64::from(folder_of(step, options).is_some());
-    Ok(all_gather(engine, step, "best checkpoint", &own)?[0] != 0)
+    Ok(engine.all_gather(step, "best checkpoint", &own)?[0] != 0)
 }
 
 /// Writes the model of a step's checkpoint to `to`, on rank 0; collective over all ranks.
@@ -41,7 +40,7 @@ pub(crate) fn export_best(
         let checkpoint = Checkpoint::open(&folder)?;
         checkpoint.verify()?;
         let source = ExportSource { end, ..ExportSource::of(&checkpoint) };
-        export_from(&checkpoint, to, Destination::Overwrite, dtype, DEFAULT_SHARD_BYTES, &source)
+        export_from(&checkpoint, to, ExportDestination::Overwrite, dtype, DEFAULT_SHARD_BYTES, &source)
     };
     let exported = (engine.rank() == 0).then(export).transpose();
     propagate_failure(engine, step, exported).map(drop)

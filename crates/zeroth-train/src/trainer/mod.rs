@@ -14,7 +14,7 @@ mod train;
 mod trained_model;
 
 pub use control::ControlRequest;
-pub(crate) use control::{StepStatus, all_gather};
+pub(crate) use control::StepStatus;
 pub use error::TrainError;
 pub use heap::release_freed_memory;
 pub use options::{OnTrainEvent, TrainEvent, TrainHooks, TrainOptions, TrainOutcome};

@@ -44,6 +44,7 @@ pub struct TrainHooks<'a> {
 
 /// An event of a rank's training loop.
 #[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum TrainEvent<'a> {
     /// The transport between GPU ranks, described; once, before the first step.
     TransportChosen(&'a str),
@@ -58,7 +59,6 @@ pub enum TrainEvent<'a> {
     Loaded,
     /// The timeline of a step as requested by [`ControlRequest::Trace`], as lines of this rank.
     Timeline {
-        /// The step.
         step: u64,
         /// Events in Chrome's trace format, one per line.
         lines: &'a str,
@@ -79,7 +79,6 @@ pub enum TrainEvent<'a> {
     CheckpointStarting(u64),
     /// A checkpoint was committed.
     CheckpointSaved {
-        /// Its step.
         step: u64,
         /// How long training was stalled by it.
         stalled: Duration,

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use zeroth_engine::{CachedTeacher, MicroBatches, StreamRows, Streams};
+use zeroth_engine::{Feed, MicroBatches, StreamBatch};
 
 use super::error::TrainError;
-use crate::data::{Batches, MicroBatch};
-use crate::distill::TeacherRows;
+use crate::data::{Batches, TokenBatch};
+use crate::distill::TeacherRecords;
 
 /// A rank's micro-batches of one step.
 pub(crate) struct StepBatches<'a> {
@@ -15,8 +15,8 @@ pub(crate) struct StepBatches<'a> {
     rank: u64,
     /// Index of the next one.
     micro: u64,
-    buffer: &'a mut MicroBatch,
-    teacher: &'a mut TeacherRows,
+    buffer: &'a mut TokenBatch,
+    teacher: &'a mut TeacherRecords,
     time: Duration,
     lengths: Option<&'a mut [Vec<u64>; 2]>,
 }
@@ -28,8 +28,8 @@ impl<'a> StepBatches<'a> {
         batches: Batches<'a>,
         step: u64,
         rank: u64,
-        buffer: &'a mut MicroBatch,
-        teacher: &'a mut TeacherRows,
+        buffer: &'a mut TokenBatch,
+        teacher: &'a mut TeacherRecords,
     ) -> Self {
         Self { batches, step, rank, micro: 0, buffer, teacher, time: Duration::ZERO, lengths: None }
     }
@@ -49,31 +49,21 @@ impl<'a> StepBatches<'a> {
 impl MicroBatches for StepBatches<'_> {
     type Error = TrainError;
 
-    fn next(&mut self) -> Result<Streams<'_>, TrainError> {
+    fn next(&mut self, feed: Feed<'_>) -> Result<(), TrainError> {
         let begun = Instant::now();
         self.batches.fill(self.step, self.micro, self.rank, self.buffer)?;
         self.batches.fill_teacher(self.step, self.micro, self.rank, self.teacher)?;
         self.micro += 1;
-        if let Some(lengths) = &mut self.lengths {
-            let streams = std::iter::once(&*self.buffer).chain(self.buffer.targets.as_deref());
-            for (stream, lengths) in streams.zip(lengths.iter_mut()) {
-                lengths.extend(stream.starts.windows(2).map(|ends| u64::from(ends[1] - ends[0])));
+        let inputs = self.teacher.inputs();
+        let inputs = if self.batches.has_cache() { &inputs[..] } else { &[] };
+        self.buffer.view_streams(|streams| {
+            if let Some(lengths) = &mut self.lengths {
+                for (stream, lengths) in streams.iter().zip(lengths.iter_mut()) {
+                    lengths.extend(stream.starts.windows(2).map(|ends| u64::from(ends[1] - ends[0])));
+                }
             }
-        }
-        self.time += begun.elapsed();
-        Ok(self.buffer.streams())
-    }
-
-    fn teacher(&self) -> Option<CachedTeacher<'_>> {
-        let TeacherRows { ids, log_probs, .. } = &*self.teacher;
-        self.batches.has_cache().then_some(CachedTeacher { ids, log_probs })
-    }
-}
-
-impl MicroBatch {
-    /// The engine's view of the first stream.
-    pub fn view(&self) -> StreamRows<'_> {
-        let Self { ids, labels, positions, starts, keys, .. } = self;
-        StreamRows { ids, labels, positions, starts, keys }
+            self.time += begun.elapsed();
+            Ok(feed(&StreamBatch { streams, inputs })?)
+        })
     }
 }

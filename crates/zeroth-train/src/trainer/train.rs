@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use zeroth_comm::Comm;
-use zeroth_engine::{Engine, Rank, RunError, StepRecord};
+use zeroth_engine::{Engine, RankSetup, RunError, StepRecord};
 use zeroth_graph::{LossPart, ParamId};
 use zeroth_kernel::{Device, RATES, Tier};
 use zeroth_program::Compiled;
@@ -19,8 +19,8 @@ use super::options::{OnTrainEvent, TrainEvent, TrainHooks, TrainOptions, TrainOu
 use super::step_batches::StepBatches;
 use super::trained_model::TrainedModel;
 use crate::checkpoint::{BestEntry, Checkpoint};
-use crate::data::{Batches, MicroBatch};
-use crate::distill::TeacherRows;
+use crate::data::{Batches, TokenBatch};
+use crate::distill::TeacherRecords;
 use crate::job::{Evaluation, Interval, Job};
 use crate::report::timing::StepProfile;
 use crate::report::{EvalMetrics, LossParts, RouterLoad, RouterWatch, StepMetrics, resident_bytes};
@@ -40,7 +40,7 @@ pub fn train(
     let TrainHooks { on_event, control } = hooks;
     let decays = job.decays(compiled);
     let decayed = |param: ParamId| decays[param.index()];
-    let rank = Rank { comm, device, recipe: job.recipe, decayed: &decayed, seed: job.seed };
+    let rank = RankSetup { comm, device, recipe: job.recipe, decayed: &decayed, seed: job.seed };
     let mut engine = Engine::new(compiled, rank)?;
     if let Some(how) = engine.transport_note() {
         on_event(TrainEvent::TransportChosen(how))?;
@@ -206,9 +206,9 @@ struct StepRunner<'a> {
     job: &'a Job,
     batches: Batches<'a>,
     /// The micro-batch being fed.
-    buffer: MicroBatch,
+    buffer: TokenBatch,
     /// What a cache has of the teacher.
-    teacher: TeacherRows,
+    teacher: TeacherRecords,
     record: StepRecord,
     /// Time spent assembling the last step's micro-batches.
     data: Duration,
@@ -272,8 +272,8 @@ impl<'a> StepRunner<'a> {
         Ok(Self {
             job,
             batches,
-            buffer: MicroBatch::with_streams(most_rows, sequences as usize),
-            teacher: TeacherRows::default(),
+            buffer: TokenBatch::with_streams(most_rows, sequences as usize),
+            teacher: TeacherRecords::default(),
             record: engine.record()?,
             data: Duration::ZERO,
             lengths: Default::default(),

@@ -16,12 +16,11 @@ use crate::distill::{TeacherLoad, read_teacher};
 pub(crate) const AT_ONCE: usize = 1 << 14;
 
 /// The source of initial weights.
+#[allow(missing_docs, reason = "names say what they are")]
 pub enum InitialWeights {
-    /// Weight files.
     Files(WeightFiles),
     /// Random initialisation.
     Random {
-        /// The seed.
         seed: u64,
         /// The model, which says how they are drawn.
         model: Box<ModelConfig>,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use rayon::prelude::*;
-use zeroth_engine::{Engine, State};
+use zeroth_engine::{Engine, StateKind};
 use zeroth_model::{Adapter, Parameter, ParameterTable, WeightsError, fill_adapter};
 
 use super::adapter_base::{differs, sample_of};
@@ -17,7 +17,7 @@ use crate::distill::{TeacherLoad, read_teacher};
 use crate::export::recorded_base;
 use crate::job::{Job, LoraJob, base_table};
 use crate::resume::{ResumeError, restore_optimizer};
-use crate::trainer::{TrainError, all_gather};
+use crate::trainer::TrainError;
 
 /// The sources of a LoRA run's weights.
 pub struct LoraWeights {
@@ -74,7 +74,7 @@ impl LoraWeights {
         let keys: Vec<u64> = names.iter().map(|name| name_key(name)).collect();
         // Where weights are whole on every rank, each rank reads all of them and hashes its share.
         let mut owned: HashMap<usize, Vec<Range<u64>>> = HashMap::new();
-        for (param, range, _) in engine.owned(State::Weights) {
+        for (param, range, _) in engine.owned(StateKind::Weights) {
             owned.entry(param.index()).or_default().push(range);
         }
         let mut hash = BaseHash::default();
@@ -87,7 +87,7 @@ impl LoraWeights {
             let Some(parameter) = found[param.index()] else { return Ok(()) };
             match from {
                 Some(from) if parameter.is_adapter() => {
-                    from.read_f32(State::Weights, &parameter.name, range, elements)?;
+                    from.read_f32(StateKind::Weights, &parameter.name, range, elements)?;
                 }
                 _ if parameter.is_adapter() => self.start_adapter(job, lora, parameter, range, elements)?,
                 _ => {
@@ -102,7 +102,7 @@ impl LoraWeights {
             progress.loaded(param.index(), end);
             Ok(())
         })?;
-        let all = all_gather(engine, 0, "identity of the base", &hash)?;
+        let all = engine.all_gather(0, "identity of the base", &hash)?;
         let hash = all.into_iter().fold(BaseHash::default(), BaseHash::and);
         debug_assert_eq!(hash.elements(), self.base_table.total(), "every element is hashed once");
         let base = BaseEntry {

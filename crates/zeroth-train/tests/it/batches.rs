@@ -9,7 +9,7 @@ use zeroth_data::{
     Truncation, prepare,
 };
 use zeroth_kernel::RowKey;
-use zeroth_train::{BatchShape, Batches, MicroBatch, RowSizes, SampleOrder};
+use zeroth_train::{BatchShape, Batches, RowSizes, SampleOrder, TokenBatch};
 
 /// Samples of these lengths; sample i is i, i + 1, …, all trained.
 fn samples(lengths: &[usize]) -> Samples {
@@ -34,12 +34,12 @@ fn micro_batches_concatenate_samples_and_shift_labels() {
     let samples = builder.finish().unwrap();
     let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(2, 1, 1));
 
-    let mut batch = MicroBatch::default();
+    let mut batch = TokenBatch::default();
     batches.fill(1, 0, 0, &mut batch).unwrap(); // the third sample, and the first one again in the next epoch
     let key = |sample, position, epoch| RowKey { sample, position, epoch };
     assert_eq!(
         batch,
-        MicroBatch {
+        TokenBatch {
             ids: vec![9, 10, 5, 6, 7],
             labels: vec![10, -100, 6, 7, -100],
             positions: vec![0, 1, 0, 1, 2],
@@ -63,12 +63,12 @@ fn packed_samples_are_separate_sequences() {
     assert_eq!(samples.count().get(), 2);
     let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(1, 2, 1));
 
-    let mut batch = MicroBatch::with_capacity(4, batches.most_sequences() as usize);
+    let mut batch = TokenBatch::with_capacity(4, batches.most_sequences() as usize);
     let key = |sample, position| RowKey { sample, position, epoch: 3 };
     batches.fill(3, 0, 0, &mut batch).unwrap();
     assert_eq!(
         batch,
-        MicroBatch {
+        TokenBatch {
             ids: vec![1, 2, 7, 8],
             labels: vec![2, -100, 8, -100],
             positions: vec![0, 1, 0, 1],
@@ -95,10 +95,10 @@ fn pairs_fill_two_streams_and_shift_the_labels_right() {
     let start = DecoderStart { token: 2, pad: Some(0) };
     let batches = Batches::new(&samples, SampleOrder::new(samples.count(), None), shape(2, 1, 1))
         .with_decoder_start(Some(start));
-    let mut batch = MicroBatch::with_streams([16, 16], 2);
+    let mut batch = TokenBatch::with_streams([16, 16], 2);
     batches.fill(0, 0, 0, &mut batch).unwrap();
     let key = |sample, position| RowKey { sample, position, epoch: 0 };
-    let targets = MicroBatch {
+    let targets = TokenBatch {
         ids: vec![2, 7, 2, 0, 9],
         labels: vec![7, 1, -100, 9, 1],
         positions: vec![0, 1, 0, 1, 2],
@@ -106,7 +106,7 @@ fn pairs_fill_two_streams_and_shift_the_labels_right() {
         keys: vec![key(0, 0), key(0, 1), key(1, 0), key(1, 1), key(1, 2)],
         targets: None,
     };
-    let sources = MicroBatch {
+    let sources = TokenBatch {
         ids: vec![5, 6, 1, 8, 1],
         labels: vec![-100; 5],
         positions: vec![0, 1, 2, 0, 1],
@@ -140,8 +140,8 @@ fn pairs_fill_two_streams_and_shift_the_labels_right() {
 fn refilling_reuses_buffers() {
     let samples = samples(&[3, 5, 2, 7]);
     let batches = Batches::new(&samples, SampleOrder::new(samples.count(), Some(1)), shape(2, 2, 1));
-    let mut batch = MicroBatch::with_capacity(16, 2);
-    let places = |batch: &MicroBatch| {
+    let mut batch = TokenBatch::with_capacity(16, 2);
+    let places = |batch: &TokenBatch| {
         (
             batch.ids.as_ptr(),
             batch.labels.as_ptr(),
@@ -211,7 +211,7 @@ proptest! {
         let train_batch = batches.shape().train_batch();
         // As many steps as samples: a whole number of epochs.
         let mut taken = vec![0_u64; lengths.len()];
-        let mut batch = MicroBatch::default();
+        let mut batch = TokenBatch::default();
         for step in 0..count {
             let (mut tokens, mut trained) = (0, 0);
             for micro in 0..accumulation {

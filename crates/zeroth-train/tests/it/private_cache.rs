@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use zeroth_data::{
     CacheFolder, DataError, Encoder, EncoderOptions, PrepareOptions, Prepared, Truncation, prepare,
 };
-use zeroth_train::{BatchShape, Batches, MicroBatch, SampleOrder};
+use zeroth_train::{BatchShape, Batches, SampleOrder, TokenBatch};
 
 const OPTIONS: PrepareOptions =
     PrepareOptions { max_length: 64, truncation: Truncation::Drop, max_samples: None, packing: false };
@@ -186,7 +186,7 @@ fn a_truncated_cache_is_an_error() {
     let samples = &prepared.samples;
     let shape = BatchShape { micro_batch: 2, accumulation: 1, ranks: 1 };
     let batches = Batches::new(samples, SampleOrder::new(samples.count(), None), shape);
-    let mut batch = MicroBatch::default();
+    let mut batch = TokenBatch::default();
     batches.fill(0, 0, 0, &mut batch).unwrap();
     assert_eq!(batch.ids, [0, 1, 2, 3, 1, 1, 2, 3]);
     fs::File::options().write(true).open(&prepared.path).unwrap().set_len(300).unwrap();

@@ -13,10 +13,10 @@ use zeroth_model::{BatchTokens, ModelConfig, ParameterTable, forward, table};
 use zeroth_program::Compiled;
 use zeroth_program::{Action, Settings};
 use zeroth_train::report::ResumePosition;
-use zeroth_train::report::breakdown::{Breakdown, Phase};
+use zeroth_train::report::breakdown::{Breakdown, StepPhase};
 use zeroth_train::report::flops::ModelFlops;
 use zeroth_train::report::timing::{StepProfile, StepTiming};
-use zeroth_train::{EvalMetrics, Report, ReportPlan, Reporters, StepMetrics};
+use zeroth_train::{EvalMetrics, ReportPlan, ReportTo, Reporters, StepMetrics};
 
 fn resolved(text: &str) -> Resolved {
     let asked =
@@ -81,7 +81,7 @@ fn holds(folder: &Path, tag: &str) -> usize {
 #[test]
 fn only_metrics_jsonl_is_written_by_default() {
     let folder = tempfile::tempdir().expect("what this test made itself is right");
-    let plan = ReportPlan::new(&resolved("{}"), &[Report::Jsonl], folder.path());
+    let plan = ReportPlan::new(&resolved("{}"), &[ReportTo::Jsonl], folder.path());
     let mut reporters =
         Reporters::open(&plan, folder.path(), None).expect("what this test made itself is right");
     reporters.step(&step(1), None);
@@ -100,7 +100,7 @@ fn flags_and_config_sections_write_separate_folders() {
     );
     let run = folder.path().join("run");
     fs::create_dir(&run).expect("what this test made itself is right");
-    let plan = ReportPlan::new(&resolved(&text), &[Report::TensorBoard, Report::Csv], &run);
+    let plan = ReportPlan::new(&resolved(&text), &[ReportTo::TensorBoard, ReportTo::Csv], &run);
     let mut reporters = Reporters::open(&plan, &run, None).expect("what this test made itself is right");
     reporters.step(&step(1), None);
     reporters.evaluation(&evaluation(1));
@@ -130,7 +130,7 @@ fn resuming_writes_each_step_once() {
     let folder = tempfile::tempdir().expect("what this test made itself is right");
     let plan = ReportPlan::new(
         &resolved(r#"{"csv_monitor": {"enabled": true}}"#),
-        &[Report::TensorBoard, Report::Csv],
+        &[ReportTo::TensorBoard, ReportTo::Csv],
         folder.path(),
     );
     let mut reporters =
@@ -186,9 +186,9 @@ fn a_breakdown_counts_every_instruction_once() {
     breakdown.step(times.len() as f64);
     let ms = |part| breakdown.milliseconds(part).round() as usize;
     // All nodes except the head, whose loss comes with its gradient; and clearing the loss.
-    assert_eq!(ms(Phase::Forward), compiled.graph.nodes.len());
-    assert!(ms(Phase::Backward) >= compiled.backward.nodes.len() && ms(Phase::Update) > 0);
-    assert_eq!(Phase::ALL.into_iter().map(ms).sum::<usize>(), times.len());
+    assert_eq!(ms(StepPhase::Forward), compiled.graph.nodes.len());
+    assert!(ms(StepPhase::Backward) >= compiled.backward.nodes.len() && ms(StepPhase::Update) > 0);
+    assert_eq!(StepPhase::ALL.into_iter().map(ms).sum::<usize>(), times.len());
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn reports_go_to_the_logging_folder_and_leave_it_as_it_was_before_the_first_step
     let folder = tempfile::tempdir().unwrap();
     let (run, logs) = (folder.path().join("run"), folder.path().join("a/logs"));
     fs::create_dir(&run).unwrap();
-    let plan = ReportPlan::new(&resolved("{}"), &[Report::TensorBoard, Report::Csv], &run);
+    let plan = ReportPlan::new(&resolved("{}"), &[ReportTo::TensorBoard, ReportTo::Csv], &run);
     assert_eq!(plan.clone().named("x").paths(), [run.join("tensorboard/x"), run.join("metrics.csv")]);
     let plan = plan.in_folder(&logs).named("x");
     assert_eq!(plan.paths(), [logs.join("x"), logs.join("metrics.csv")]);

@@ -17,9 +17,9 @@ use zeroth_machine::probe;
 use zeroth_model::{BatchTokens, Family, ForwardError, ModelConfig, ModelError, ModelSizes, forward, table};
 use zeroth_program::Action;
 use zeroth_program::Compiled;
-use zeroth_train::report::breakdown::Phase;
+use zeroth_train::report::breakdown::StepPhase;
 use zeroth_train::report::flops::ModelFlops;
-use zeroth_train::{EpochSample, MicroBatch};
+use zeroth_train::{EpochSample, TokenBatch};
 
 use crate::{Session, SessionError};
 
@@ -213,7 +213,7 @@ pub fn whole_step(
         let pool = Pool::new(options.threads);
         let trained = (options.ranks * sequences * (length - 1)) as u64;
         let mut found = Found { seconds: Vec::new(), limit: Vec::new(), loss: 0.0, timed: (0.0, Vec::new()) };
-        let mut batch = MicroBatch::with_capacity(rows, sequences);
+        let mut batch = TokenBatch::with_capacity(rows, sequences);
         for step in 0..steps.get() {
             if rank.rank() == 0 {
                 progress(step as usize);
@@ -307,12 +307,12 @@ fn shares(compiled: &Compiled, seconds: f64, times: &[InstructionTime]) -> StepS
             Action::Backward(node) => Some(compiled.backward.nodes[*node].of),
             _ => None,
         };
-        let share = match (node.map(|node| &graph.nodes[node].op), Phase::of(section.kind, action)) {
+        let share = match (node.map(|node| &graph.nodes[node].op), StepPhase::of(section.kind, action)) {
             (Some(Op::Linear | Op::LinearAdd { .. } | Op::HeadLoss { .. }), _) => &mut shares.matmuls,
             (Some(Op::Attention { .. }), _) => &mut shares.attention,
-            (_, Phase::Gather) => &mut shares.gather,
-            (_, Phase::Reduce) => &mut shares.reduce,
-            (_, Phase::Update) => &mut shares.update,
+            (_, StepPhase::Gather) => &mut shares.gather,
+            (_, StepPhase::Reduce) => &mut shares.reduce,
+            (_, StepPhase::Update) => &mut shares.update,
             _ => &mut shares.other_ops,
         };
         *share += 100.0 * timed.seconds / seconds;

@@ -56,7 +56,7 @@ pub enum JobError {
     EmptyBatch,
     /// Keys of the config that affect training.
     #[error("the config uses features that are not yet built:\n{}", .0.join("\n"))]
-    NotBuilt(Vec<String>),
+    UnsupportedKeys(Vec<String>),
 }
 
 impl From<DataRequestError> for JobError {

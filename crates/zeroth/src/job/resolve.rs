@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use serde_json::Map;
 use zeroth_config::checked::CheckedConfig;
 use zeroth_config::resolve::{Flags, ModelFacts, ResolveError, ResolveRequest, Resolved};
-use zeroth_config::unimplemented::unimplemented;
+use zeroth_config::unsupported::unsupported_keys;
 use zeroth_data::Samples;
 use zeroth_model::{ModelConfig, ParameterTable, hidden_size_for_auto, table};
 use zeroth_plan::BatchShape;
@@ -51,7 +51,7 @@ pub fn resolve(
     let steps = order.total_steps(length, train_batch)?;
     let resolved = config.resolve_all(steps)?;
     notes.extend(data_notes(&reading, &model, &samples));
-    refuse_unbuilt(&resolved, &mut notes)?;
+    refuse_unsupported(&resolved, &mut notes)?;
     let strategies = Strategies::new(&request.strategies, steps);
     let evaluation = evaluation_of(request, &strategies, evaluation, &reading, &mut notes);
     notes.extend(resolved.notes.iter().map(ToString::to_string));
@@ -374,13 +374,13 @@ fn data_notes(reading: &Reading, model: &ModelConfig, samples: &Samples) -> Vec<
 }
 
 /// Refuses config keys that are not built and affect training, all at once; notes the others.
-fn refuse_unbuilt(resolved: &Resolved, notes: &mut Vec<String>) -> Result<(), JobError> {
-    let lacking = unimplemented(resolved);
-    notes.extend(lacking.noted.iter().map(|lack| format!("not yet built: {lack}")));
-    if lacking.refused.is_empty() {
+fn refuse_unsupported(resolved: &Resolved, notes: &mut Vec<String>) -> Result<(), JobError> {
+    let found = unsupported_keys(resolved);
+    notes.extend(found.noted.iter().map(|lack| format!("not yet built: {lack}")));
+    if found.refused.is_empty() {
         return Ok(());
     }
-    Err(JobError::NotBuilt(lacking.refused.iter().map(|lack| format!("  {lack}")).collect()))
+    Err(JobError::UnsupportedKeys(found.refused.iter().map(|lack| format!("  {lack}")).collect()))
 }
 
 /// Whether the run continues one in its own folder.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use zeroth::Session;
 use zeroth::engine::StreamBatch;
 use zeroth::graph::{AttentionOptions, Builder, Graph, ParamSpec, Role};
-use zeroth::train::{EpochSample, MicroBatch};
+use zeroth::train::{EpochSample, TokenBatch};
 
 const LENGTH: usize = 12;
 
@@ -89,7 +89,7 @@ fn translated(probability: f64, ranks: u64, mut config: Value) -> Vec<f64> {
             for step in 0..6 {
                 let first = (step * ranks + rank.rank()) * pairs;
                 let [source, target] = [LENGTH, LENGTH - 4].map(|length| {
-                    let mut batch = MicroBatch::default();
+                    let mut batch = TokenBatch::default();
                     for sample in first..first + pairs {
                         let row: Vec<i32> =
                             (0..length).map(|at| (sample as usize * 7 + at * at) as i32 % 40).collect();
@@ -134,7 +134,7 @@ fn trained(probability: f64, ranks: u64, config: &Value) -> Vec<(f64, f64)> {
     let all = session.run(|rank| {
         let mut found = Vec::new();
         for step in 0..5 {
-            let mut batch = MicroBatch::default();
+            let mut batch = TokenBatch::default();
             for place in 0..micro_batch {
                 let sample = (step * ranks + rank.rank()) * micro_batch + place;
                 let row: Vec<i32> =

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use zeroth::base::{DType, counted, format_bytes};
-use zeroth::engine::State;
+use zeroth::engine::StateKind;
 use zeroth::job::{ResolvedJob, nearest_existing};
 use zeroth::train::checkpoint::{Checkpoint, free_bytes, list, needed_bytes};
 use zeroth::train::{CheckpointOptions, Interval, RunSteps};
@@ -125,13 +125,13 @@ impl DiskNeeds {
     fn new(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> Self {
         let (job, strategies) = (&resolved_job.job, resolved_job.strategies);
         let done = resolved_job.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step);
-        let states: Vec<_> = State::of_optimizer(job.settings.optimizer)
-            .filter(|state| *state == State::Weights || !arguments.evaluation.save_only_model)
+        let states: Vec<_> = StateKind::of_optimizer(job.settings.optimizer)
+            .filter(|state| *state == StateKind::Weights || !arguments.evaluation.save_only_model)
             .map(|state| {
-                (state, if state == State::Weights { DType::F32 } else { job.settings.moment_dtype })
+                (state, if state == StateKind::Weights { DType::F32 } else { job.settings.moment_dtype })
             })
             .collect();
-        let (table, model) = (job.saved_table(), [(State::Weights, job.export_dtype())]);
+        let (table, model) = (job.saved_table(), [(StateKind::Weights, job.export_dtype())]);
         Self {
             checkpoint: needed_bytes(&table, &states, &job.folder),
             model: if resolved_job.writes_model { needed_bytes(&table, &model, &job.folder) } else { 0 },

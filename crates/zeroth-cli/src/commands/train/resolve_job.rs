@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use zeroth::base::{counted, grouped};
 use zeroth::data::Prepared;
 use zeroth::job::{self, LauncherHandoff, ResolveEvent, ResolvedJob};
-use zeroth::train::Report;
+use zeroth::train::ReportTo;
 
 use super::trainer_note::Compared;
 use crate::cli::TrainArgs;
@@ -31,8 +31,8 @@ pub(super) fn resolve_job(
 }
 
 /// The reports of `--report-to`.
-pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<Report>> {
-    Ok(Report::parse(arguments.report_to.iter().map(String::as_str))?)
+pub(super) fn report_to(arguments: &TrainArgs) -> anyhow::Result<Vec<ReportTo>> {
+    Ok(ReportTo::parse(arguments.report_to.iter().map(String::as_str))?)
 }
 
 /// Shows the progress of tokenisation, and keeps notes that depend on the command line.

@@ -10,7 +10,7 @@ use zeroth::job::ResolvedJob;
 use zeroth::kernel::{ByTier, Tier};
 use zeroth::machine::DeviceKind;
 use zeroth::program::Compiled;
-use zeroth::train::{Distillation, Job, MicroBatch, base_table};
+use zeroth::train::{Distillation, Job, TokenBatch, base_table};
 
 use super::{lora, teacher};
 use crate::output::{self, Colour, Output};
@@ -199,7 +199,7 @@ pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Valu
 /// Prints the first micro-batch of rank 0 with trained tokens marked, as text if the model has a tokenizer.
 pub(super) fn first_batch(resolved_job: &ResolvedJob, output: &Output) -> anyhow::Result<()> {
     let encoder = resolved_job.reading.encoder()?;
-    let mut batch = MicroBatch::default();
+    let mut batch = TokenBatch::default();
     resolved_job.job.batches().fill(0, 0, 0, &mut batch)?;
     if let Some(targets) = &batch.targets {
         first_pairs(&batch, targets, &encoder, output);
@@ -230,7 +230,7 @@ pub(super) fn first_batch(resolved_job: &ResolvedJob, output: &Output) -> anyhow
 }
 
 /// Prints sources, decoder inputs and labels of a micro-batch, with trained labels marked.
-fn first_pairs(sources: &MicroBatch, targets: &MicroBatch, encoder: &Encoder, output: &Output) {
+fn first_pairs(sources: &TokenBatch, targets: &TokenBatch, encoder: &Encoder, output: &Output) {
     output::text("first micro-batch, with trained labels in [brackets]:\n");
     let word = |id: i32| encoder.token_text(id).unwrap_or_else(|| id.to_string());
     let label = |label: i32| match label {

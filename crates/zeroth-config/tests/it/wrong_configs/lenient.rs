@@ -168,7 +168,7 @@ fn deprecated_keys_set_their_replacements() {
 }
 
 #[test]
-fn parameters_of_unimplemented_optimizers_and_schedulers_are_not_yet() {
+fn parameters_of_unsupported_optimizers_and_schedulers_are_not_yet() {
     let report = checked(
         r#"{"optimizer": {"type": "onebitadam", "params": {"lr": 1e-3, "freeze_step": 400, "pipe": {"a": 1}}}}"#,
     );
@@ -177,9 +177,9 @@ fn parameters_of_unimplemented_optimizers_and_schedulers_are_not_yet() {
         ["optimizer.type", "optimizer.params.lr", "optimizer.params.freeze_step", "optimizer.params.pipe"]
     {
         let verdict = verdict(&report, path);
-        assert_eq!(verdict.status, KeyStatus::NotYet, "{path}: {}", verdict.message);
+        assert_eq!(verdict.status, KeyStatus::Unsupported, "{path}: {}", verdict.message);
     }
     let torch = checked(r#"{"scheduler": {"type": "CosineAnnealingLR", "params": {"T_max": 100}}}"#);
-    assert_eq!(verdict(&torch, "scheduler.type").status, KeyStatus::NotYet);
-    assert_eq!(verdict(&torch, "scheduler.params.T_max").status, KeyStatus::NotYet);
+    assert_eq!(verdict(&torch, "scheduler.type").status, KeyStatus::Unsupported);
+    assert_eq!(verdict(&torch, "scheduler.params.T_max").status, KeyStatus::Unsupported);
 }

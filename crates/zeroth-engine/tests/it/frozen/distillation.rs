@@ -1,7 +1,7 @@
 //! Students with a teacher: every program and every placement of the teacher trains them to the same bits, and a teacher takes
 //! nothing but its weights and, during forward, one layer. `golden.rs` compares distillations with TRL.
 
-use zeroth_engine::{CachedTeacher, FurtherInput, RunError, StreamBatch};
+use zeroth_engine::{FurtherInput, RunError, StreamBatch};
 use zeroth_graph::Group;
 use zeroth_kernel::Tier;
 use zeroth_program::{
@@ -294,7 +294,7 @@ fn what_a_cache_has_of_a_teacher_is_checked() {
             let batch = StreamBatch { streams: &[*batch], inputs };
             engine.step_streams(&[batch], 1, 0, &[1e-3]).map_err(|error| error.to_string()).unwrap_err()
         };
-        let [right_ids, right_probs] = CachedTeacher { ids: &ids, log_probs: &log_probs }.inputs();
+        let (right_ids, right_probs) = (FurtherInput::Indices(&ids), FurtherInput::Statistics(&log_probs));
         assert_eq!(refused(&[]), "a micro-batch has 0 further inputs, and the model has 2");
         let message = refused(&[right_ids, right_ids]);
         assert!(message.contains("should be of kind Statistic"), "{message}");

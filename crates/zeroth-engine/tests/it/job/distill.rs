@@ -1,7 +1,7 @@
 //! Golden distillations: a student, and its teacher or a cache of it.
 
 use zeroth_cpu::CpuTarget;
-use zeroth_engine::{CachedTeacher, MicroBatches, RunError, StreamRows, Streams};
+use zeroth_engine::{Feed, FurtherInput, MicroBatches, RunError, StreamBatch, StreamRows};
 use zeroth_graph::{DistillSpec, Graph};
 use zeroth_kernel::RowKey;
 use zeroth_model::{BatchTokens, Distilled, Objective, TeacherForward, forward};
@@ -170,13 +170,10 @@ pub(crate) struct CachedBatches<'a> {
 impl MicroBatches for CachedBatches<'_> {
     type Error = RunError;
 
-    fn next(&mut self) -> Result<Streams<'_>, RunError> {
+    fn next(&mut self, feed: Feed<'_>) -> Result<(), RunError> {
+        let (ids, log_probs) = &self.cached[self.next];
         self.next += 1;
-        Ok(Streams::One(*self.batches.next().unwrap()))
-    }
-
-    fn teacher(&self) -> Option<CachedTeacher<'_>> {
-        let (ids, log_probs) = &self.cached[self.next - 1];
-        Some(CachedTeacher { ids, log_probs })
+        let inputs = [FurtherInput::Indices(ids), FurtherInput::Statistics(log_probs)];
+        feed(&StreamBatch { streams: &[*self.batches.next().unwrap()], inputs: &inputs })
     }
 }

@@ -15,7 +15,7 @@ use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::{CpuDevice, CpuTarget};
 use zeroth_cuda::CudaTarget;
-use zeroth_engine::{Engine, Rank, State, StreamRows};
+use zeroth_engine::{Engine, RankSetup, StateKind, StreamRows};
 use zeroth_graph::Graph;
 use zeroth_graph::reference::{Data, Interpreter};
 use zeroth_kernel::{Optimizer, Recipe, Record, Target};
@@ -162,7 +162,7 @@ impl Golden {
     /// An engine on a single CPU rank, loaded with the golden weights.
     pub(crate) fn single_rank_engine<'c>(&self, compiled: &'c Compiled) -> Engine<'c> {
         let arenas = compiled.memory.arenas();
-        let rank = Rank {
+        let rank = RankSetup {
             comm: None,
             device: Box::new(CpuDevice::new(2, arenas).unwrap()),
             recipe: Recipe::default(),
@@ -399,7 +399,7 @@ impl Golden {
         let target: &dyn Target =
             if compiled.target.is_host() { &CpuTarget { threads } } else { &CudaTarget };
         let device = target.open(0, arenas).unwrap();
-        let rank = Rank {
+        let rank = RankSetup {
             comm,
             device,
             recipe: scaling.unwrap_or_else(|| self.recipe()),
@@ -481,12 +481,12 @@ impl Golden {
                 outcome.losses.push(record.losses);
             }
             if step == 0 {
-                collect(&mut engine, State::Gradient, &places, &|| outcome, &|outcome| {
+                collect(&mut engine, StateKind::Gradient, &places, &|| outcome, &|outcome| {
                     &mut outcome.gradients
                 });
             }
         }
-        collect(&mut engine, State::Weights, &places, &|| outcome, &|outcome| &mut outcome.weights);
+        collect(&mut engine, StateKind::Weights, &places, &|| outcome, &|outcome| &mut outcome.weights);
     }
 }
 
@@ -515,7 +515,7 @@ pub(crate) fn tensor(file: &Path, name: &str) -> Vec<f32> {
 
 fn collect<'o>(
     engine: &mut Engine<'_>,
-    state: State,
+    state: StateKind,
     places: &[Option<usize>],
     outcome: &dyn Fn() -> &'o Mutex<Outcome>,
     of: &dyn Fn(&mut Outcome) -> &mut Vec<Vec<f32>>,

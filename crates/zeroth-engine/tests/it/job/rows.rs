@@ -1,7 +1,7 @@
 //! Rows of golden data, and the micro-batches that they are packed into.
 
 use serde_json::Value;
-use zeroth_engine::{MicroBatches, RunError, StreamRows, Streams};
+use zeroth_engine::{Feed, MicroBatches, RunError, StreamBatch, StreamRows};
 use zeroth_kernel::RowKey;
 use zeroth_model::ModelConfig;
 
@@ -73,9 +73,9 @@ pub(super) struct PairBatches<'a>(pub(super) std::slice::Iter<'a, Vec<Packed>>);
 impl MicroBatches for PairBatches<'_> {
     type Error = RunError;
 
-    fn next(&mut self) -> Result<Streams<'_>, RunError> {
+    fn next(&mut self, feed: Feed<'_>) -> Result<(), RunError> {
         let [source, target] = &self.0.next().unwrap()[..] else { panic!("a pair has two streams") };
-        Ok(Streams::Two([source.view(), target.view()]))
+        feed(&StreamBatch { streams: &[source.view(), target.view()], inputs: &[] })
     }
 }
 

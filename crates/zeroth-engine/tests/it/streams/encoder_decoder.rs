@@ -7,7 +7,7 @@ use zeroth_base::PositionBuckets;
 use zeroth_comm::local::LocalJob;
 use zeroth_comm::{Comm, JoinOptions};
 use zeroth_cpu::{CpuDevice, CpuTarget};
-use zeroth_engine::{Engine, MicroBatches, Rank, RunError, State, StreamBatch, StreamRows, Streams};
+use zeroth_engine::{Engine, Feed, MicroBatches, RankSetup, RunError, StateKind, StreamBatch, StreamRows};
 use zeroth_graph::reference::Interpreter;
 use zeroth_graph::{ActivationFn, AttentionOptions, Builder, Graph, ParamId, Role, Value};
 use zeroth_kernel::{Recipe, RowKey, Target};
@@ -224,9 +224,9 @@ struct PairBatches<'a>(std::slice::Iter<'a, Pairs>);
 impl MicroBatches for PairBatches<'_> {
     type Error = RunError;
 
-    fn next(&mut self) -> Result<Streams<'_>, RunError> {
+    fn next(&mut self, feed: Feed<'_>) -> Result<(), RunError> {
         let Pairs { streams: [source, target] } = self.0.next().unwrap();
-        Ok(Streams::Two([source.view(), target.view()]))
+        feed(&StreamBatch { streams: &[source.view(), target.view()], inputs: &[] })
     }
 }
 
@@ -241,7 +241,7 @@ fn engine(compiled: &Compiled, comm: Option<Box<dyn Comm>>) -> Engine<'_> {
     let memory = &compiled.memory;
     let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let recipe = Recipe { momentum: 0.0, weight_decay: [0.0, 0.0], max_norm: 0.0, ..Recipe::default() };
-    let parts = Rank { comm, device, recipe, decayed: &|_| false, seed: 5 };
+    let parts = RankSetup { comm, device, recipe, decayed: &|_| false, seed: 5 };
     let mut engine = Engine::new(compiled, parts).unwrap();
     engine
         .load(&mut |param, range, elements| {
@@ -279,7 +279,7 @@ fn trained_bits(graph: &Graph, ranks: usize, settings: &Settings, chaos: Option<
             }
         }
         engine
-            .read(State::Weights, &mut |param, range, elements| {
+            .read(StateKind::Weights, &mut |param, range, elements| {
                 let to = &mut found.lock().unwrap().weights[param.index()];
                 let bits = elements.iter().map(|element| element.to_bits());
                 to[range.start as usize..range.end as usize]

@@ -7,7 +7,7 @@ use zeroth_comm::JoinOptions;
 use zeroth_comm::local::LocalJob;
 use zeroth_cpu::{CpuDevice, CpuTarget};
 use zeroth_cuda::CudaTarget;
-use zeroth_engine::{Engine, Rank, StepRecord};
+use zeroth_engine::{Engine, RankSetup, StepRecord};
 use zeroth_graph::reference::Data;
 use zeroth_graph::{ActivationFn, BalanceSums, Builder, Graph, Op, ParamSpec, Role, Routing, Value};
 use zeroth_kernel::Recipe;
@@ -202,7 +202,7 @@ fn trained(graph: &Graph, settings: &Settings, ranks: usize, chaos: Option<u64>)
             }
         }
         engine
-            .read(zeroth_engine::State::Weights, &mut |param, range, elements| {
+            .read(zeroth_engine::StateKind::Weights, &mut |param, range, elements| {
                 let to = &mut weights.lock().unwrap()[param.index()];
                 let to = &mut to[range.start as usize..range.end as usize];
                 to.iter_mut().zip(elements.iter()).for_each(|(to, from)| *to = from.to_bits());
@@ -218,7 +218,7 @@ fn engine(compiled: &Compiled, comm: Option<Box<dyn zeroth_comm::Comm>>, tolerat
     let memory = &compiled.memory;
     let device = Box::new(CpuDevice::new(1, memory.arenas()).unwrap());
     let recipe = Recipe { momentum: 0.0, tolerated: tolerated as u64, ..Recipe::default() };
-    let parts = Rank { comm, device, recipe, decayed: &|_| false, seed: 1 };
+    let parts = RankSetup { comm, device, recipe, decayed: &|_| false, seed: 1 };
     let mut engine = Engine::new(compiled, parts).unwrap();
     engine
         .load(&mut |param, range, elements| {

@@ -5,10 +5,10 @@ use std::fs;
 use half::{bf16, f16};
 use serde_json::Value;
 use zeroth_base::DType;
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_model::{DEFAULT_SHARD_BYTES, WeightFiles};
 use zeroth_train::checkpoint::{Checkpoint, SAVED_STATES, ShardWriter, UnfinishedCheckpoint};
-use zeroth_train::{Destination, ExportError, export_checkpoint};
+use zeroth_train::{ExportDestination, ExportError, export_checkpoint};
 
 use super::sample::{Model, names_in, number};
 
@@ -21,7 +21,8 @@ fn exports_round_trip_in_every_dtype() {
     for (dtype, name) in [(DType::F32, "float32"), (DType::Bf16, "bfloat16"), (DType::F16, "float16")] {
         for shard_bytes in [DEFAULT_SHARD_BYTES, 600] {
             let to = folder.path().join(format!("{dtype}-{shard_bytes}"));
-            let written = export_checkpoint(&checkpoint, &to, Destination::New, dtype, shard_bytes).unwrap();
+            let written =
+                export_checkpoint(&checkpoint, &to, ExportDestination::New, dtype, shard_bytes).unwrap();
             assert_eq!(written.bytes, model.table.total() * dtype.bytes());
             assert_eq!(to.join("model.safetensors.index.json").exists(), shard_bytes == 600);
 
@@ -32,7 +33,7 @@ fn exports_round_trip_in_every_dtype() {
                 let mut found = vec![0.0; parameter.elements() as usize];
                 files.read_f32(&parameter.name, 0..parameter.elements(), &mut found).unwrap();
                 for (element, found) in found.into_iter().enumerate() {
-                    let exact = number(3, State::Weights, &parameter.name, element as u64);
+                    let exact = number(3, StateKind::Weights, &parameter.name, element as u64);
                     let expected = match dtype {
                         DType::F32 => exact,
                         DType::Bf16 => bf16::from_f32(exact).to_f32(),
@@ -63,11 +64,11 @@ fn non_empty_folders_need_overwrite() {
     let export =
         |destination, shard_bytes| export_checkpoint(&checkpoint, &to, destination, DType::F32, shard_bytes);
     fs::create_dir(&to).unwrap();
-    export(Destination::New, 600).unwrap();
+    export(ExportDestination::New, 600).unwrap();
     fs::write(to.join("notes.txt"), "mine").unwrap();
-    let error = export(Destination::New, 600).unwrap_err();
+    let error = export(ExportDestination::New, 600).unwrap_err();
     assert!(error.to_string().contains("is not empty"), "{error}");
-    export(Destination::Overwrite, DEFAULT_SHARD_BYTES).unwrap();
+    export(ExportDestination::Overwrite, DEFAULT_SHARD_BYTES).unwrap();
     assert_eq!(
         names_in(&to),
         [
@@ -80,7 +81,7 @@ fn non_empty_folders_need_overwrite() {
         ]
     );
     fs::write(to.join("metrics.jsonl"), "").unwrap();
-    let error = export(Destination::Overwrite, DEFAULT_SHARD_BYTES).unwrap_err();
+    let error = export(ExportDestination::Overwrite, DEFAULT_SHARD_BYTES).unwrap_err();
     assert!(matches!(error, ExportError::HoldsARun { .. }), "{error}");
 }
 
@@ -98,14 +99,14 @@ fn fp16_overflow_is_refused() {
     manifest.files.push(part.finish().unwrap().entry().clone());
     let checkpoint = Checkpoint::open(&unfinished.commit(manifest, &model.files()).unwrap()).unwrap();
     let to = folder.path().join("to");
-    let error =
-        export_checkpoint(&checkpoint, &to, Destination::New, DType::F16, DEFAULT_SHARD_BYTES).unwrap_err();
+    let error = export_checkpoint(&checkpoint, &to, ExportDestination::New, DType::F16, DEFAULT_SHARD_BYTES)
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "`model.embed_tokens.weight` holds 70000, beyond fp16's maximum of 65504: export the model in bf16 or fp32 (--dtype bf16)"
     );
     assert!(!to.exists());
-    export_checkpoint(&checkpoint, &to, Destination::New, DType::Bf16, DEFAULT_SHARD_BYTES).unwrap();
+    export_checkpoint(&checkpoint, &to, ExportDestination::New, DType::Bf16, DEFAULT_SHARD_BYTES).unwrap();
 }
 
 #[test]
@@ -120,9 +121,14 @@ fn exports_into_checkpoints_are_refused() {
     let kept = folder.path().join("kept");
     fs::rename(&other, &kept).unwrap();
     for to in [step.join("model"), step.clone(), step.join("new/model"), link, kept.join("new")] {
-        let error =
-            export_checkpoint(&checkpoint, &to, Destination::Overwrite, DType::F32, DEFAULT_SHARD_BYTES)
-                .unwrap_err();
+        let error = export_checkpoint(
+            &checkpoint,
+            &to,
+            ExportDestination::Overwrite,
+            DType::F32,
+            DEFAULT_SHARD_BYTES,
+        )
+        .unwrap_err();
         assert!(matches!(error, ExportError::InsideCheckpoint { .. }), "{}: {error}", to.display());
     }
     for whole in [&step, &kept] {
@@ -131,7 +137,7 @@ fn exports_into_checkpoints_are_refused() {
     }
     // Beside the checkpoints it is allowed.
     let to = folder.path().join("model");
-    export_checkpoint(&checkpoint, &to, Destination::New, DType::F32, DEFAULT_SHARD_BYTES).unwrap();
+    export_checkpoint(&checkpoint, &to, ExportDestination::New, DType::F32, DEFAULT_SHARD_BYTES).unwrap();
 }
 
 #[test]
@@ -141,7 +147,7 @@ fn failed_exports_keep_the_old_model() {
     let checkpoint = Checkpoint::open(&step).unwrap();
     let to = folder.path().join("to");
     let export =
-        |dtype| export_checkpoint(&checkpoint, &to, Destination::Overwrite, dtype, DEFAULT_SHARD_BYTES);
+        |dtype| export_checkpoint(&checkpoint, &to, ExportDestination::Overwrite, dtype, DEFAULT_SHARD_BYTES);
     export(DType::F32).unwrap();
     let files = |folder: &std::path::Path| -> Vec<(String, Vec<u8>)> {
         names_in(folder)

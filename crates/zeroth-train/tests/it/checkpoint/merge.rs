@@ -11,7 +11,7 @@ use zeroth_model::{
     read_header, stored_to_f32, table,
 };
 use zeroth_train::checkpoint::Checkpoint;
-use zeroth_train::{Destination, ExportError, MergeBase, MergeOutput};
+use zeroth_train::{ExportDestination, ExportError, MergeBase, MergeOutput};
 
 use super::sample::{Model, names_in};
 
@@ -22,7 +22,7 @@ fn golden() -> PathBuf {
 fn output(folder: &Path) -> MergeOutput<'_> {
     MergeOutput {
         folder,
-        destination: Destination::New,
+        destination: ExportDestination::New,
         dtype: None,
         shard_bytes: DEFAULT_SHARD_BYTES,
         allows_other_base: false,
@@ -154,7 +154,7 @@ fn folders_that_are_read_are_never_written_to() {
     symlink(at("adapter"), at("link")).unwrap();
     let before = (names_in(&at("base")), names_in(&at("adapter")));
     for to in ["base", "base/merged", "adapter", "adapter/merged/here", "link", "link/merged"] {
-        for destination in [Destination::New, Destination::Overwrite] {
+        for destination in [ExportDestination::New, ExportDestination::Overwrite] {
             let folder = at(to);
             let to = MergeOutput { destination, ..output(&folder) };
             let error = merge(&at("base"), &at("adapter"), to).unwrap_err();

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use proptest::prelude::*;
 use zeroth_base::DType;
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_kernel::Moment;
 use zeroth_train::checkpoint::{
-    Checkpoint, CheckpointError, Piece, SAVED_STATES, ShardWriter, UnfinishedCheckpoint, free_bytes,
+    Checkpoint, CheckpointError, SAVED_STATES, ShardPiece, ShardWriter, UnfinishedCheckpoint, free_bytes,
     needed_bytes,
 };
 
@@ -73,19 +73,19 @@ fn checksums_match_sha256sum() {
 fn adjacent_pieces_are_merged() {
     let folder = tempfile::tempdir().unwrap();
     let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
-    let piece = |first, count| Piece {
-        state: State::Moment(Moment::First),
+    let piece = |first, count| ShardPiece {
+        state: StateKind::Moment(Moment::First),
         name: "a.weight".to_owned(),
         first,
         count,
-        dtype: dtype_of(State::Moment(Moment::First)),
+        dtype: dtype_of(StateKind::Moment(Moment::First)),
     };
     let pieces = vec![piece(10, 5), piece(15, 0), piece(15, 7), piece(30, 2)];
     let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(1, piece)).collect();
     let mut part = ShardWriter::create(unfinished.path(), 3, 11, pieces.clone()).unwrap();
-    assert_eq!(part.next(), Some((State::Moment(Moment::First), "a.weight", 10)));
+    assert_eq!(part.next(), Some((StateKind::Moment(Moment::First), "a.weight", 10)));
     part.append_f32(&numbers[..6]).unwrap();
-    assert_eq!(part.next(), Some((State::Moment(Moment::First), "a.weight", 16)));
+    assert_eq!(part.next(), Some((StateKind::Moment(Moment::First), "a.weight", 16)));
     let rest: Vec<u8> =
         numbers[6..].iter().flat_map(|number| half::bf16::from_f32(*number).to_le_bytes()).collect();
     part.append(&rest).unwrap();
@@ -104,7 +104,7 @@ fn adjacent_pieces_are_merged() {
     assert_eq!(header["first/a.weight@10"]["shape"], serde_json::json!([12]));
     assert_eq!(header["first/a.weight@30"]["data_offsets"], serde_json::json!([24, 28]));
     assert_eq!(header.as_object().unwrap().len(), 3);
-    let last = half::bf16::from_f32(number(1, State::Moment(Moment::First), "a.weight", 31));
+    let last = half::bf16::from_f32(number(1, StateKind::Moment(Moment::First), "a.weight", 31));
     assert_eq!(bytes[bytes.len() - 2..], last.to_le_bytes());
 }
 
@@ -132,7 +132,7 @@ fn shards_take_exactly_their_declared_pieces() {
     drop(torn);
     assert_eq!(files_in(unfinished.path()).len(), 0);
 
-    let gradient = Piece { state: State::Gradient, ..model.pieces(0..total)[0].clone() };
+    let gradient = ShardPiece { state: StateKind::Gradient, ..model.pieces(0..total)[0].clone() };
     assert!(ShardWriter::create(unfinished.path(), 0, 1, vec![gradient]).is_err());
     drop(unfinished);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -147,12 +147,15 @@ fn missing_ranges_and_states_are_refused() {
         checkpoint.read_f32(state, name, range, &mut vec![0.0; room]).unwrap_err()
     };
     for (range, room) in [(0..9, 9), (0..4, 3), (Range { start: u64::MAX, end: 3 }, 3)] {
-        let error = read(State::Moment(Moment::First), name, range, room);
+        let error = read(StateKind::Moment(Moment::First), name, range, room);
         assert!(matches!(error, CheckpointError::Range { elements: 8, .. }), "{error}");
     }
-    assert!(matches!(read(State::Gradient, name, 0..1, 1), CheckpointError::NoState { .. }));
-    assert!(matches!(read(State::Weights, "model.nrom.weight", 0..1, 1), CheckpointError::NoState { .. }));
-    checkpoint.read_f32(State::Moment(Moment::First), name, 3..3, &mut []).unwrap();
+    assert!(matches!(read(StateKind::Gradient, name, 0..1, 1), CheckpointError::NoState { .. }));
+    assert!(matches!(
+        read(StateKind::Weights, "model.nrom.weight", 0..1, 1),
+        CheckpointError::NoState { .. }
+    ));
+    checkpoint.read_f32(StateKind::Moment(Moment::First), name, 3..3, &mut []).unwrap();
 }
 
 #[test]
@@ -161,7 +164,7 @@ fn frozen_parameters_have_weights_only() {
     let frozen = "model.norm.weight";
     let unfinished = UnfinishedCheckpoint::begin(folder.path(), 1).unwrap();
     let mut pieces = model.pieces(0..model.table.total());
-    pieces.retain(|piece| piece.state == State::Weights || piece.name != frozen);
+    pieces.retain(|piece| piece.state == StateKind::Weights || piece.name != frozen);
     let numbers: Vec<f32> = pieces.iter().flat_map(|piece| numbers_of(1, piece)).collect();
     let mut part = ShardWriter::create(unfinished.path(), 0, 1, pieces).unwrap();
     part.append_f32(&numbers).unwrap();
@@ -173,8 +176,8 @@ fn frozen_parameters_have_weights_only() {
     let path = unfinished.commit(manifest, &model.files()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let mut one = [0.0];
-    checkpoint.read_f32(State::Weights, frozen, 0..1, &mut one).unwrap();
-    assert!(checkpoint.read_f32(State::Moment(Moment::Second), frozen, 0..1, &mut one).is_err());
+    checkpoint.read_f32(StateKind::Weights, frozen, 0..1, &mut one).unwrap();
+    assert!(checkpoint.read_f32(StateKind::Moment(Moment::Second), frozen, 0..1, &mut one).is_err());
 }
 
 #[test]
@@ -183,9 +186,9 @@ fn needed_bytes_is_an_upper_bound() {
     let path = model.save_cut(folder.path(), 1, &[100, 200, 300, 400], 50).unwrap();
     let taken: u64 = files_in(&path).iter().map(|path| path.metadata().unwrap().len()).sum();
     let states = [
-        (State::Weights, DType::F32),
-        (State::Moment(Moment::First), DType::Bf16),
-        (State::Moment(Moment::Second), DType::F32),
+        (StateKind::Weights, DType::F32),
+        (StateKind::Moment(Moment::First), DType::Bf16),
+        (StateKind::Moment(Moment::Second), DType::F32),
     ];
     let needed = needed_bytes(&model.table, &states, model.folder.path());
     assert!(needed > taken && needed < taken + (128 << 10), "{needed} for {taken}");

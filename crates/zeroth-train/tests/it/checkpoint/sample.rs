@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use half::bf16;
 use serde_json::json;
 use zeroth_base::DType;
-use zeroth_engine::State;
+use zeroth_engine::StateKind;
 use zeroth_kernel::Moment;
 use zeroth_model::{Family, ModelConfig, ModelSizes, NewFolder, ParameterTable, new_folder, table};
 use zeroth_train::ModelFiles;
 use zeroth_train::checkpoint::{
     BatchEntry, BestEntry, Checkpoint, CheckpointError, ControlState, DataEntry, Evaluated, FORMAT_VERSION,
-    Manifest, ModelEntry, Piece, SAVED_STATES, ShardWriter, UnfinishedCheckpoint, ZEROTH_VERSION, state_name,
+    Manifest, ModelEntry, SAVED_STATES, ShardPiece, ShardWriter, UnfinishedCheckpoint, ZEROTH_VERSION,
+    state_name,
 };
 
 /// A loss scale that 15 decimal digits cannot represent.
@@ -93,14 +94,14 @@ impl Model {
     }
 
     /// The pieces of all states for a range of the concatenated parameters.
-    pub(crate) fn pieces(&self, owned: std::ops::Range<u64>) -> Vec<Piece> {
+    pub(crate) fn pieces(&self, owned: std::ops::Range<u64>) -> Vec<ShardPiece> {
         let mut pieces = Vec::new();
         for state in SAVED_STATES {
             let mut begin = 0;
             for parameter in self.table.iter() {
                 let end = begin + parameter.elements();
                 let (first, last) = (owned.start.clamp(begin, end), owned.end.clamp(begin, end));
-                pieces.push(Piece {
+                pieces.push(ShardPiece {
                     state,
                     name: parameter.name.clone(),
                     first: first - begin,
@@ -176,12 +177,12 @@ impl Model {
 }
 
 /// The dtype of a state; one of them has 16 bits.
-pub(crate) fn dtype_of(state: State) -> DType {
-    if state == State::Moment(Moment::First) { DType::Bf16 } else { DType::F32 }
+pub(crate) fn dtype_of(state: StateKind) -> DType {
+    if state == StateKind::Moment(Moment::First) { DType::Bf16 } else { DType::F32 }
 }
 
 /// An element of a state: an arbitrary value representable in its dtype.
-pub(crate) fn number(step: u64, state: State, name: &str, element: u64) -> f32 {
+pub(crate) fn number(step: u64, state: StateKind, name: &str, element: u64) -> f32 {
     let text = format!("{step} {} {name} {element}", state_name(state).unwrap());
     // FNV-1a.
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -191,7 +192,7 @@ pub(crate) fn number(step: u64, state: State, name: &str, element: u64) -> f32 {
     if dtype_of(state) == DType::Bf16 { bf16::from_f32(number).to_f32() } else { number }
 }
 
-pub(crate) fn numbers_of(step: u64, piece: &Piece) -> Vec<f32> {
+pub(crate) fn numbers_of(step: u64, piece: &ShardPiece) -> Vec<f32> {
     (piece.first..piece.first + piece.count)
         .map(|element| number(step, piece.state, &piece.name, element))
         .collect()

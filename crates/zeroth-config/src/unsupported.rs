@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::check::{KeyStatus, effect, unbuilt_switch};
+use crate::check::{KeyStatus, effect, unsupported_switch};
 use crate::read::Location;
 use crate::resolve::{Origin, Resolved, ResolvedSetting};
 use crate::schema::{DefaultValue, Effect, Support};
@@ -10,16 +10,16 @@ use crate::view::ConfigView;
 
 /// The keys of a config that are "not yet", by how a run treats them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unimplemented {
+pub struct UnsupportedKeys {
     /// They would change what is trained or how memory is used, so a run refuses them.
-    pub refused: Vec<MissingFeature>,
+    pub refused: Vec<UnsupportedKey>,
     /// They tune, report or save: a run without them trains the same, and notes them.
-    pub noted: Vec<MissingFeature>,
+    pub noted: Vec<UnsupportedKey>,
 }
 
 /// A key whose value is not implemented.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MissingFeature {
+pub struct UnsupportedKey {
     /// The canonical path of its key.
     pub path: &'static str,
     /// The value as JSON writes it.
@@ -30,7 +30,7 @@ pub struct MissingFeature {
     pub instead: String,
 }
 
-impl MissingFeature {
+impl UnsupportedKey {
     /// Its location in the file.
     pub const fn location(&self) -> Option<Location> {
         match self.origin {
@@ -40,20 +40,20 @@ impl MissingFeature {
     }
 }
 
-impl fmt::Display for MissingFeature {
+impl fmt::Display for UnsupportedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} ({}): {}", self.path, self.value, self.origin, self.instead)
     }
 }
 
 /// The keys of a resolved config that no run implements yet, in schema order.
-pub fn unimplemented(config: &Resolved) -> Unimplemented {
+pub fn unsupported_keys(config: &Resolved) -> UnsupportedKeys {
     let view = ConfigView::new(config);
-    let mut found = Unimplemented { refused: Vec::new(), noted: Vec::new() };
+    let mut found = UnsupportedKeys { refused: Vec::new(), noted: Vec::new() };
     for setting in config.settings() {
         let (status, message) = effect(setting.key, &setting.value, view);
         // Keys below a switch that is not implemented: the switch itself is named.
-        if status != KeyStatus::NotYet || unbuilt_switch(setting.key, view).is_some() {
+        if status != KeyStatus::Unsupported || unsupported_switch(setting.key, view).is_some() {
             continue;
         }
         let list = match weight(setting) {
@@ -62,10 +62,10 @@ pub fn unimplemented(config: &Resolved) -> Unimplemented {
             Weight::Refusal => &mut found.refused,
         };
         let instead = match setting.key.effect {
-            Effect::Lacking(_) => format!("not yet: {message}; leave it out"),
+            Effect::Unsupported(_) => format!("not yet: {message}; leave it out"),
             _ => message,
         };
-        list.push(MissingFeature {
+        list.push(UnsupportedKey {
             path: setting.key.path,
             value: setting.value.to_string(),
             origin: setting.origin.clone(),

@@ -58,68 +58,68 @@ pub(super) const KEYS: &[Key] = &[
         .does("Applies expert parallelism's pass to dense models.")
         .as_section(),
     Key::new("compile.passes", KeyType::Texts).does("The passes to run.").as_section(),
-    Key::unsupported(
+    Key::without_effect(
         "autotuning",
         "Runs the job many times to find faster settings.",
         "`zeroth plan` computes what fits without running the job",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "tensor_parallel",
         "Cuts single matrices over ranks.",
         "there is no tensor parallelism; stage 3 holds the same memory",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "expert_parallel",
         "Gives ranks different experts.",
         "experts are sharded like all parameters; there is no expert parallelism",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "pipeline",
         "Gives ranks different blocks.",
         "there is no pipeline parallelism; stage 3 holds the same memory",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "sequence_parallel_size",
         "Gives ranks parts of a sequence.",
         "there is no sequence parallelism",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "hybrid_engine",
         "Switches between training and generation for RLHF.",
         "zeroth trains; it has no generation inside the loop",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "data_efficiency",
         "Chooses and shortens samples while training.",
         "samples are taken in the order of the seed; choose and shorten them in the data file",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "curriculum_learning",
         "Lengthens sequences while training.",
         "sequences are taken as they are; sort the data file and use --shuffle false",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "progressive_layer_drop",
         "Leaves out blocks at random.",
         "every block runs in every step",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "compression_training",
         "Prunes and quantises while training.",
         "zeroth has no compression of models",
     ),
-    Key::unsupported("quantize_training", "Quantises while training.", "zeroth has no quantised training"),
-    Key::unsupported(
+    Key::without_effect("quantize_training", "Quantises while training.", "zeroth has no quantised training"),
+    Key::without_effect(
         "weight_quantization",
         "Quantises weights for inference.",
         "zeroth trains; it has no quantised inference",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "sparse_attention",
         "Attends to a pattern of places.",
         "attention is whole, windowed or by segments, as the model says",
     ),
-    Key::unsupported(
+    Key::without_effect(
         "eigenvalue",
         "Estimates curvature for quantisation.",
         "zeroth has no quantised training",
