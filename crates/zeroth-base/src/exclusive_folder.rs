@@ -12,22 +12,15 @@ use crate::unfinished::{
 
 /// A folder that cannot be written to.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ExclusiveFolderError {
-    /// It holds something, and is not to be overwritten.
     #[error("{} is not empty", folder.display())]
-    NotEmpty {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// It cannot be locked; another command may be writing to it.
+    NotEmpty { folder: PathBuf },
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// It cannot be made or read.
     #[error("cannot {doing} the folder {}: {source}", folder.display())]
     Io {
-        /// The operation.
         doing: &'static str,
-        /// The folder.
         folder: PathBuf,
         /// The error of the operating system.
         source: io::Error,

@@ -20,28 +20,17 @@ const LONGEST: u64 = 4096;
 
 /// A folder could not be locked.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum LockError {
-    /// Another command holds the lock.
     #[error(
         "{} is in use by another command{}: wait for it, stop it, or choose another --output",
         folder.display(), pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
     )]
-    Held {
-        /// The folder.
-        folder: PathBuf,
-        /// Its process id, if readable.
-        pid: Option<u32>,
-    },
-    /// Something else has the name of the lock.
+    Held { folder: PathBuf, pid: Option<u32> },
     #[error("cannot lock {}: it is not a file; move it away", path.display())]
-    NotAFile {
-        /// The lock file.
-        path: PathBuf,
-    },
-    /// An I/O operation failed.
+    NotAFile { path: PathBuf },
     #[error("cannot lock {}: {source}", path.display())]
     Io {
-        /// The lock file.
         path: PathBuf,
         /// The error of the operating system.
         source: io::Error,

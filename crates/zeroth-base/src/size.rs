@@ -4,21 +4,12 @@
 
 /// A size that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum SizeError {
-    /// The text does not start with a number.
     #[error("`{0}` is not a size: write a number and a unit, as in {1}")]
     NotANumber(String, &'static str),
-    /// The unit is unknown.
     #[error("`{text}` has the unit `{unit}`, which is not one of {known}")]
-    Unit {
-        /// The whole text.
-        text: String,
-        /// Its unit.
-        unit: String,
-        /// The known units.
-        known: &'static str,
-    },
-    /// Negative, not whole, or beyond 2^63.
+    Unit { text: String, unit: String, known: &'static str },
     #[error("`{0}` is {1}")]
     OutOfRange(String, &'static str),
 }

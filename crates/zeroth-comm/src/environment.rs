@@ -62,39 +62,32 @@ pub struct LaunchedRank {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum LauncherError {
-    /// A variable is missing while others of the same launcher are set.
     #[error(
         "{launcher} started this process, but {name} is not set; start it through the launcher, or unset {because}"
     )]
     Missing {
         launcher: ExternalLauncher,
-        /// The variable, or alternatives.
         name: String,
         /// The variable that identifies the launcher.
         because: &'static str,
     },
-    /// A variable is not a number.
     #[error("{name} of {launcher} is {value:?}, which is not a number of ranks or a rank")]
     NotANumber { launcher: ExternalLauncher, name: &'static str, value: String },
-    /// Variables contradict each other.
     #[error("{below} of {launcher} is {value}, but {above} is {bound}; ranks are numbered from 0")]
     Contradiction {
         launcher: ExternalLauncher,
         /// The variable that is too large.
         below: &'static str,
         value: usize,
-        /// The variable that bounds it.
         above: &'static str,
         bound: usize,
     },
-    /// The job spans several machines.
     #[error(
         "not yet: many machines ({launcher} has {world} rank(s), of which this machine runs {}); start all ranks on one",
         here.map_or_else(|| "a part".to_owned(), |here| here.to_string())
     )]
     ManyMachines {
         launcher: ExternalLauncher,
-        /// Ranks of the job.
         world: usize,
         /// Those on this machine, where known.
         here: Option<usize>,

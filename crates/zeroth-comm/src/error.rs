@@ -14,16 +14,8 @@ pub enum CommError {
     RankLost(#[from] Box<RankLost>),
     #[error("{kind} in {op}: {given} {what} given, its counts ask for {needed}")]
     Operands { op: OpName, kind: &'static str, what: &'static str, given: usize, needed: usize },
-    /// A root outside the world.
     #[error("{kind} in {op}: there is no root {root} among {world} rank(s), numbered from 0")]
-    Root {
-        op: OpName,
-        kind: &'static str,
-        root: usize,
-        /// The number of ranks.
-        world: usize,
-    },
-    /// Handles were not waited for in call order.
+    Root { op: OpName, kind: &'static str, root: usize, world: usize },
     #[error(
         "{op} was waited for before a collective that was started earlier; wait in the order of the calls"
     )]
@@ -118,51 +110,28 @@ impl fmt::Display for RankLost {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum JoinError {
-    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
-    /// An unsupported job size.
     #[error(
         "a job of {world} rank(s) with {region} bytes each: ranks must be 1 to {most}, and the whole must fit the \
          address space"
     )]
     Size {
         world: usize,
-        /// Requested bytes per rank.
         region: usize,
         /// The maximum number of ranks on one machine.
         most: usize,
     },
-    /// The descriptor is not a job's segment.
     #[error("the file handed over is not the segment of a job of this version: {why}")]
-    NotASegment {
-        /// What is wrong with it.
-        why: String,
-    },
-    /// The token is not the job's.
+    NotASegment { why: String },
     #[error("the job token does not match the segment's: this rank belongs to another job")]
     Token,
-    /// There is no such rank.
     #[error("rank {rank} does not exist in a job of {world} rank(s), numbered from 0")]
-    Rank {
-        rank: usize,
-        /// The number of ranks.
-        world: usize,
-    },
-    /// The rank is already taken.
+    Rank { rank: usize, world: usize },
     #[error("rank {rank} has been taken by process {pid}; each rank joins once")]
-    Taken {
-        rank: usize,
-        /// The process that took it.
-        pid: u32,
-    },
-    /// A launcher variable is missing or invalid.
+    Taken { rank: usize, pid: u32 },
     #[error("environment variable {name} {problem}; ranks are started by a launcher that sets it")]
-    Environment {
-        name: &'static str,
-        /// What is wrong with it.
-        problem: String,
-    },
+    Environment { name: &'static str, problem: String },
 }
 
 impl JoinError {

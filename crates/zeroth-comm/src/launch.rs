@@ -47,24 +47,12 @@ const INSIST: Duration = Duration::from_millis(100);
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum LaunchError {
-    /// The job's segment could not be created.
     #[error(transparent)]
     Job(#[from] JoinError),
-    /// A process could not be started.
     #[error("cannot start rank {rank} as {}: {source}", program.display())]
-    Start {
-        rank: usize,
-        program: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The thread that reads a rank's output could not be started.
+    Start { rank: usize, program: PathBuf, source: io::Error },
     #[error("cannot start a thread that reads the output of rank {rank}: {source}")]
-    Reader {
-        rank: usize,
-        /// What the system said.
-        source: io::Error,
-    },
+    Reader { rank: usize, source: io::Error },
 }
 
 /// The ranks to start and how.

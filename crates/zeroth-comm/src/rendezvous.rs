@@ -58,57 +58,40 @@ const SPEAK: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum RendezvousError {
-    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
-    /// There is no private folder for the socket.
     #[error(
         "cannot use the folder {} for the sockets of jobs: {source}; set XDG_RUNTIME_DIR to a folder of your own",
         path.display()
     )]
     Folder { path: PathBuf, source: io::Error },
-    /// Another process is rank 0 of that job.
     #[error(
         "the socket {name} is taken: a process that was started as rank 0 of the same job runs already; end it, or start \
          this job under another name"
     )]
     NameTaken { name: String },
-    /// The peer process belongs to another user.
     #[error(
         "process {pid} at the socket {name} belongs to user {uid}, not to this one; it is not of this job"
     )]
     OtherUser { pid: i32, uid: u32, name: String },
-    /// Rank 0 did not appear.
     #[error(
         "rank {rank} has waited {} s for rank 0 of the job at the socket {name}; see the messages of rank 0, and start all \
          ranks on one machine, with the same XDG_RUNTIME_DIR and folder for temporary files",
         waited.as_secs()
     )]
     NoRank0 { rank: usize, waited: Duration, name: String },
-    /// Ranks did not join.
     #[error("{} did not join within {} s{}", ranks(missing), waited.as_secs(), rejected(refused))]
-    Missing {
-        missing: Vec<usize>,
-        /// The time rank 0 waited.
-        waited: Duration,
-        /// Rejected processes.
-        refused: Vec<String>,
-    },
+    Missing { missing: Vec<usize>, waited: Duration, refused: Vec<String> },
     #[error("rank 0 ended before the job began; see its messages")]
     Rank0Gone,
-    /// Rank 0 has cancelled the job for all ranks.
     #[error("rank 0 has cancelled the job: {reason}")]
     Refused { reason: String },
-    /// Rank 0 rejected this rank.
     #[error("rank {rank} is rejected: {reason}")]
     Rejected { rank: usize, reason: String },
-    /// The socket carried an invalid message.
     #[error("the peer at the socket {name} sent a message that is not of this version: {why}")]
     Malformed { name: String, why: String },
-    /// Rank 0's message is too long to send.
     #[error("a message of {bytes} bytes for the ranks is more than {most}")]
     MessageSize { bytes: usize, most: usize },
-    /// The job's segment could not be created or joined.
     #[error(transparent)]
     Join(#[from] JoinError),
 }

@@ -18,11 +18,10 @@ pub struct CheckedConfig {
 
 /// A config that cannot be used; the text shows the places in the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ConfigError {
-    /// It cannot be read.
     #[error("{0}")]
     Unreadable(String),
-    /// Keys have errors, all of which are listed.
     #[error("{0}")]
     Wrong(String),
 }

@@ -6,6 +6,7 @@ use crate::file_values::FileValues;
 
 /// A trainer whose flags `zeroth train` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum ForeignTrainer {
     /// transformers' Trainer.
     HuggingFace,
@@ -13,9 +14,7 @@ pub enum ForeignTrainer {
     Trl,
     /// ms-swift.
     Swift,
-    /// LLaMA-Factory.
     LlamaFactory,
-    /// axolotl.
     Axolotl,
 }
 

@@ -27,28 +27,19 @@ pub enum Isa {
 
 /// `ZEROTH_CPU` names an instruction set that is unknown or unavailable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum IsaError {
-    /// The value is not an instruction set.
     #[error(
         "ZEROTH_CPU is `{found}`, which is not an instruction set; use amx, avx512, avx2, neon or portable, or \
          unset it for the best of this machine ({best})"
     )]
-    Unknown {
-        /// The value of the variable.
-        found: String,
-        /// The default.
-        best: Isa,
-    },
-    /// The CPU or the operating system does not support it.
+    Unknown { found: String, best: Isa },
     #[error(
         "ZEROTH_CPU is `{requested}`, which this machine cannot run; it supports {}. Use one of these, or unset it for \
          the last",
         names(Isa::available())
     )]
-    Missing {
-        /// The requested instruction set.
-        requested: Isa,
-    },
+    Missing { requested: Isa },
 }
 
 impl From<IsaError> for zeroth_kernel::DeviceError {

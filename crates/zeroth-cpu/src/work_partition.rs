@@ -207,7 +207,6 @@ impl<T> Tile<'_, T> {
 pub(super) struct RowChunks<'a, T, const N: usize> {
     start: *mut T,
     stride: usize,
-    /// Rows left.
     left: usize,
     tile: PhantomData<&'a mut [T]>,
 }

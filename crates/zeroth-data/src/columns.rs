@@ -44,34 +44,24 @@ pub struct Columns {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum ColumnsError {
-    /// Not a `ours=theirs` pair.
     #[error(
         "--columns expects `ours=theirs`, as in --columns question=problem,answer=solution: found `{found}`"
     )]
     NotAPair { found: String },
-    /// An unknown column name.
     #[error(
         "--columns: no row format has a column `{name}`{}; known columns are {}",
         near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default(),
         NAMES.join(", ")
     )]
     Unknown { name: String, near: Option<&'static str> },
-    /// A pair in the wrong order.
     #[error("--columns expects zeroth's name first: write `{ours}={theirs}` instead of `{theirs}={ours}`")]
     Swapped {
         /// The name of a row format's column.
         ours: &'static str,
-        /// The name in the data.
         theirs: String,
     },
-    /// A column mapped twice.
     #[error("--columns maps `{name}` twice, to `{first}` and to `{second}`")]
-    Twice {
-        /// Our name.
-        name: &'static str,
-        first: String,
-        second: String,
-    },
+    Twice { name: &'static str, first: String, second: String },
 }
 
 impl FromStr for Columns {

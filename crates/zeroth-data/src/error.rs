@@ -16,36 +16,23 @@ use super::{RowNumber, RowProblem};
 pub enum DataError {
     #[error("no data: name at least one file or folder with --data")]
     NoFiles,
-    /// A file does not exist.
     #[error("data file {} does not exist", path.display())]
     NotFound { path: PathBuf },
-    /// A folder instead of a file.
     #[error("{} is a folder: find_files lists the data files in it", path.display())]
     Folder { path: PathBuf },
-    /// A folder that cannot be listed.
     #[error("cannot list the folder {}: {message}", path.display())]
     ListFolder { path: PathBuf, message: String },
-    /// A folder without data files.
     #[error(
         "{} has no data files{}; names of data files end in .{}, also with .gz or .zst",
         path.display(), found_instead(others), ENDINGS.join(", .")
     )]
     NoDataInFolder { path: PathBuf, others: Vec<PathBuf> },
-    /// A pattern without a file.
     #[error("data files `{pattern}`: {message}")]
     Pattern { pattern: String, message: String },
-    /// A pipe or device.
     #[error("{} is a pipe or a device: data is read more than once, so write it to a file first", path.display())]
     NotAFile { path: PathBuf },
-    /// A file could not be read.
     #[error("cannot read {} (line {line}): {source}", path.display())]
-    Read {
-        path: PathBuf,
-        /// The line being read.
-        line: u64,
-        source: io::Error,
-    },
-    /// A compressed file that is cut short or damaged.
+    Read { path: PathBuf, line: u64, source: io::Error },
     #[error(
         "{} {}: {}; `{} -t {}` checks it",
         path.display(), damage(*codec, *after, error), remedy(error), codec.command(), path.display()
@@ -53,27 +40,18 @@ pub enum DataError {
     Decompress {
         path: PathBuf,
         codec: Codec,
-        /// The last complete row.
         after: Option<RowNumber>,
         /// The decoder's error, which the message has where it says more.
         error: io::Error,
     },
-    /// A row longer than the bound.
     #[error("{}: {at} is longer than {}: is it text?", path.display(), format_bytes(MAX_ROW_BYTES))]
     RowTooLong { path: PathBuf, at: RowNumber },
-    /// A Parquet page beyond the bound.
     #[error(
         "{} has a page of {} in the column `{column}`, more than are read at a time: write it again with smaller pages, e.g. with \
          pandas.read_parquet('{}').to_parquet('rows.parquet', data_page_size=1 << 20)",
         path.display(), format_bytes(*bytes), path.display()
     )]
-    LargePage {
-        path: PathBuf,
-        column: String,
-        /// The page's size, decompressed.
-        bytes: u64,
-    },
-    /// A JSON array without its end.
+    LargePage { path: PathBuf, column: String, bytes: u64 },
     #[error(
         "{} ends inside {at} of its JSON array: a bracket or a quote is not closed; is the file complete?",
         path.display()
@@ -83,33 +61,20 @@ pub enum DataError {
         /// The row that does not end.
         at: RowNumber,
     },
-    /// Text after a JSON array.
     #[error(
         "{}: line {line}: text follows the end of the JSON array: a file is one array, or JSONL with one object per line",
         path.display()
     )]
-    AfterArray {
-        path: PathBuf,
-        /// The line of the text.
-        line: u64,
-    },
+    AfterArray { path: PathBuf, line: u64 },
     /// A table whose first line does not name the columns of a row format.
     #[error("{}: the first line must name the columns: {problem}", path.display())]
     Header { path: PathBuf, problem: RowProblem },
-    /// A table with two columns of one name.
     #[error("{}: the header names the column `{name}` twice", path.display())]
     TwiceInHeader { path: PathBuf, name: String },
-    /// A quoted field without its end.
     #[error("{}: {at}: a quote is opened and never closed: a quote inside a quoted field is written twice", path.display())]
-    OpenQuote {
-        path: PathBuf,
-        /// The row with the quote.
-        at: RowNumber,
-    },
-    /// A file in a format that is not read.
+    OpenQuote { path: PathBuf, at: RowNumber },
     #[error("{} is {what}: {remedy}", path.display())]
     Format { path: PathBuf, what: String, remedy: String },
-    /// A Parquet file with an unsupported codec.
     #[error(
         "{} is a Parquet file whose column `{column}` is compressed with {codec}: supported are Snappy, Zstandard, gzip and none; \
          rewrite it, e.g. with pandas.read_parquet('{}').to_parquet('rows.parquet', compression='zstd')",
@@ -121,7 +86,6 @@ pub enum DataError {
         /// Its codec, as Parquet names it.
         codec: String,
     },
-    /// An unreadable Parquet file.
     #[error("cannot read {} as Parquet (row {row}): {message}; is it complete?", path.display())]
     Parquet {
         path: PathBuf,
@@ -129,24 +93,12 @@ pub enum DataError {
         row: u64,
         message: String,
     },
-    /// A file without rows.
     #[error("{} has no rows: it is empty, or all lines are blank", path.display())]
     Empty { path: PathBuf },
     #[error("{}: {at}: {problem}", path.display())]
-    Row {
-        path: PathBuf,
-        /// Its position in the file.
-        at: RowNumber,
-        problem: RowProblem,
-    },
-    /// No row was kept.
+    Row { path: PathBuf, at: RowNumber, problem: RowProblem },
     #[error("no samples left: {}", why_nothing(*too_long, *max_length))]
-    NothingKept {
-        /// Rows that were too long.
-        too_long: u64,
-        max_length: u64,
-    },
-    /// No token of the kept rows is trained.
+    NothingKept { too_long: u64, max_length: u64 },
     #[error(
         "{} has no trained tokens: {} with {} {} read, {}; `zeroth data preview` shows the trained tokens of each row",
         listed_files(files),
@@ -156,27 +108,17 @@ pub enum DataError {
         why
     )]
     NothingTrained { files: Vec<PathBuf>, rows: u64, tokens: u64, why: String },
-    /// A file changed while it was read.
     #[error("{} changed while being read: run again once it is complete", path.display())]
     Changed { path: PathBuf },
-    /// The token cache cannot be written.
     #[error("cannot write the token cache{}; set ZEROTH_CACHE to a writable folder", listed_places(tried))]
     NoCache {
         /// The folders tried, each with its error.
         tried: Vec<(PathBuf, io::Error)>,
     },
-    /// An invalid token cache.
     #[error("{} is not a valid token cache: {why}; prepare the data again", path.display())]
     CacheFile { path: PathBuf, why: &'static str },
-    /// A token cache that became unreadable during a run.
     #[error("cannot read sample {sample} from the token cache {}: {}", path.display(), unreadable(source))]
-    ReadCache {
-        path: PathBuf,
-        /// The sample being read.
-        sample: u64,
-        source: io::Error,
-    },
-    /// A token cache that cannot be opened.
+    ReadCache { path: PathBuf, sample: u64, source: io::Error },
     #[error("cannot open the token cache {}: {source}", path.display())]
     OpenCache { path: PathBuf, source: io::Error },
 }
@@ -185,20 +127,16 @@ pub enum DataError {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum EncoderError {
-    /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// A file that is not a JSON object.
     #[error("{} must contain a JSON object: {message}", path.display())]
     Json { path: PathBuf, message: String },
-    /// An encoder-decoder model without the first input of its decoder.
     #[error(
         "{} has no decoder_start_token_id in config.json: set it to the token that decoder inputs begin with; for T5 \
          that is the padding token, 0",
         folder.display()
     )]
     NoDecoderStart { folder: PathBuf },
-    /// An invalid token id of a decoder's inputs.
     #[error(
         "{}: {key} is {found}: it must be a token id, 0 to {}",
         folder.join("config.json").display(), vocabulary.saturating_sub(1)

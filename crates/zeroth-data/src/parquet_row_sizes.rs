@@ -13,18 +13,10 @@ const MAX_COLUMN_ROW_BYTES: u64 = 512 << 20;
 /// A row that is too large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LargeRow {
-    /// By its number of values.
     #[error("row {row} has too many values")]
-    Values {
-        /// The row, from 1.
-        row: u64,
-    },
-    /// By its bytes.
+    Values { row: u64 },
     #[error("row {row} has too many bytes")]
-    Bytes {
-        /// The row, from 1.
-        row: u64,
-    },
+    Bytes { row: u64 },
 }
 
 /// Counts the values and bytes of each row, page by page.

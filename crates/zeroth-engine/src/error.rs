@@ -9,43 +9,25 @@ use zeroth_program::LoweringDifference;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what their fields are")]
 pub enum RunError {
-    /// The device failed.
     #[error("step {step}, {op}: {source}")]
     Device { step: u64, op: String, source: DeviceError },
-    /// Another rank is lost, or the ranks' programs differ.
     #[error("step {step}, {op}: {source}")]
     Comm { step: u64, op: String, source: CommError },
-    /// Ranks compiled other programs, or placed their buffers elsewhere.
     #[error(
         "ranks did not compile the same program, so they would read each other's numbers at wrong places: {0}. Start all \
          ranks from the same build of zeroth, with the same flags, config, model and data"
     )]
     Lowering(Box<LoweringDifference>),
-    /// A micro-batch without all streams or inputs of the model.
     #[error("a micro-batch has {found} {what}, and the model has {expected}")]
-    Streams {
-        /// Streams or further inputs.
-        what: &'static str,
-        found: usize,
-        /// The number of the model's.
-        expected: usize,
-    },
-    /// A further input of another kind than the model's.
+    Streams { what: &'static str, found: usize, expected: usize },
     #[error(
         "a further input of the micro-batch should be of kind {expected:?}: Index is i32, Statistic is f32"
     )]
     InputKind { expected: Kind },
-    /// A micro-batch larger than the program was compiled for.
     #[error("a micro-batch of {rows} tokens was given to a program that was compiled for at most {most}")]
-    Rows {
-        /// Tokens of the micro-batch.
-        rows: usize,
-        most: u64,
-    },
-    /// A micro-batch whose parts have inconsistent lengths.
+    Rows { rows: usize, most: u64 },
     #[error("a micro-batch has {found} {what} for {expected} tokens")]
     Batch { what: &'static str, found: usize, expected: usize },
-    /// A token id or label outside the vocabulary.
     #[error(
         "a micro-batch has the {what} {number}, and the model has {vocabulary}, numbered from 0: the data or its token cache is \
          of another model, or damaged"
@@ -59,61 +41,31 @@ pub enum RunError {
     /// Most probable tokens were requested from a program that does not compute them.
     #[error("this program does not compute the most probable tokens: compile one for a cache of its teacher")]
     NoTopLogProbs,
-    /// More sequences than the program was compiled for.
     #[error("logits of {found} sequences were requested from a program compiled for at most {most}")]
-    Sequences {
-        /// Sequences of the micro-batch.
-        found: usize,
-        most: u64,
-    },
-    /// Decoding was requested from a program without a cache.
+    Sequences { found: usize, most: u64 },
     #[error("this program has no cache of keys and values: decoding needs one that was compiled with it")]
     NoCache,
-    /// Encoding was requested from a program without a section for it.
     #[error(
         "this program has no encoder that runs apart from its decoder: it needs an encoder-decoder that was compiled with a cache"
     )]
     NoEncoder,
-    /// A token of an encoder-decoder was decoded without a source.
     #[error("a token of an encoder-decoder was given no cache rows of its source: encode the source first")]
     NoSource,
-    /// Sequences without a source, or sources without a sequence.
     #[error(
         "a micro-batch has {targets} target sequence(s) and {sources} source(s): each target has a source of its own"
     )]
-    Sources {
-        /// Sequences of the decoder's stream.
-        targets: usize,
-        /// Sequences of the encoder's.
-        sources: usize,
-    },
-    /// A token beyond the cache.
+    Sources { targets: usize, sources: usize },
     #[error(
         "a token was given row {row} of the cache of keys and values, which was compiled with {rows} rows"
     )]
-    CacheRows {
-        row: u64,
-        /// Rows of the cache.
-        rows: u64,
-    },
-    /// Dynamic rotary scaling invalidates the cached keys.
+    CacheRows { row: u64, rows: u64 },
     #[error(
         "a token at position {position} cannot be decoded with cached keys: dynamic rotary scaling changes the keys of \
          sequences longer than {max_positions} tokens; compute the whole sequence instead"
     )]
-    Rescaled {
-        position: u32,
-        /// The longest sequence without scaling.
-        max_positions: u64,
-    },
-    /// A step with the wrong number of micro-batches.
+    Rescaled { position: u32, max_positions: u64 },
     #[error("a step of {expected} micro-batch(es) was given {found}")]
-    MicroBatches {
-        found: usize,
-        /// The number a step has.
-        expected: u64,
-    },
-    /// An instruction wrote past its buffer, or used one after its lifetime.
+    MicroBatches { found: usize, expected: u64 },
     #[error("step {step}: the bytes behind {buffer} were written to by instruction {at} of {section}")]
     Canary {
         step: u64,
@@ -122,7 +74,6 @@ pub enum RunError {
         /// The instruction after which it was detected.
         at: usize,
     },
-    /// Weights could not be read or written.
     #[error("{0}")]
     Weights(Box<dyn std::error::Error + Send + Sync>),
 }

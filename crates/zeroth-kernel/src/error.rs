@@ -4,10 +4,8 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what their fields are")]
 pub enum DeviceError {
-    /// An arena could not be allocated.
     #[error("{device}: {bytes} bytes of {tier} memory were asked for and not given: {reason}")]
     Memory { device: String, tier: &'static str, bytes: u64, reason: String },
-    /// A thread could not be started.
     #[error(
         "cpu: thread {number} of {threads} could not be started: {reason}; use fewer with --threads-per-rank, or raise the \
          limit on processes (ulimit -u, pids.max of the control group)"
@@ -18,17 +16,11 @@ pub enum DeviceError {
         threads: usize,
         reason: String,
     },
-    /// `ZEROTH_CPU` names an ISA that this machine lacks.
     #[error("{0}")]
     Isa(String),
     /// A span outside its arena, or overlapping operands of which one is written.
     #[error("{what}: {problem}")]
-    Operands {
-        /// The kernel or copy.
-        what: &'static str,
-        problem: String,
-    },
-    /// A library call failed.
+    Operands { what: &'static str, problem: String },
     #[error("{device}: {call} failed: {reason}")]
     Call { device: String, call: String, reason: String },
 }

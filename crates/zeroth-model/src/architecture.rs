@@ -99,9 +99,7 @@ pub(crate) enum Bias {
 /// Which layers attend to a window of `sliding_window` positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WindowedLayers {
-    /// None.
     None,
-    /// All.
     All,
     /// All, where a config gives a window.
     Given,

@@ -17,17 +17,12 @@ use crate::t5;
 
 /// A model that no `config.json` written here describes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum UnwritableConfig {
-    /// A description that the family's configs cannot express.
     #[error(
         "a config.json of the family {family} cannot say this model's {fields}: it would be read as another model"
     )]
-    Fields {
-        /// The model's family.
-        family: Family,
-        /// What would be read differently.
-        fields: String,
-    },
+    Fields { family: Family, fields: String },
 }
 
 impl ModelConfig {

@@ -11,39 +11,28 @@ pub enum ModelError {
     /// The path leads nowhere, and it is not written like a Hub name.
     #[error("there is no model folder {}", path.display())]
     NoSuchFolder { path: PathBuf },
-    /// A file that is not `config.json`.
     #[error("{} is a file: give the model folder, or the config.json in it", path.display())]
     NotAFolder { path: PathBuf },
-    /// A folder without `config.json`.
     #[error("{} has no config.json: it is not a Hugging Face model folder", folder.display())]
     NoConfig { folder: PathBuf },
-    /// The folder of a run, which holds a model.
     #[error("{} is a run's folder and not a model's: {}", folder.display(), model.advice(run))]
     IsARun {
         /// The folder as given: the run's, or the one of its checkpoints.
         folder: PathBuf,
         run: PathBuf,
-        /// What it has trained.
         model: ModelOfRun,
     },
-    /// The folder of a checkpoint, which a model can be made of.
     #[error(
         "{0} is a checkpoint and not a model's folder: `zeroth checkpoint export {0} --output MODEL` writes its model to the \
          folder MODEL, which then can be given", folder.display()
     )]
     IsACheckpoint { folder: PathBuf },
-    /// The folder of an adapter, which needs its base.
     #[error(
         "{} is the folder of a PEFT adapter and not a model's: give {} as --model, and this folder as --adapter; `zeroth \
          checkpoint export {} --merge --output MODEL` merges both to the folder MODEL",
         folder.display(), base.as_deref().map_or("its base".to_owned(), |base| format!("its base {base}")), folder.display()
     )]
-    IsAnAdapter {
-        folder: PathBuf,
-        /// The base that it names.
-        base: Option<String>,
-    },
-    /// Neither a folder nor a model of the Hugging Face cache.
+    IsAnAdapter { folder: PathBuf, base: Option<String> },
     #[error(
         "there is no folder `{name}`, and no model of that name in the Hugging Face cache {}; {}{}",
         cache.display(), needs.advice(name), did_you_mean(near.as_deref())
@@ -65,10 +54,8 @@ pub enum ModelError {
         place: PathBuf,
         problem: &'static str,
     },
-    /// The system refused to read a file.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    /// The file is not JSON.
     #[error("{origin}: line {line}, column {column}: {problem}")]
     Json {
         origin: String,
@@ -78,79 +65,40 @@ pub enum ModelError {
         column: usize,
         problem: String,
     },
-    /// JSON, but not an object.
     #[error("{origin}: a model's config is a JSON object, this is {found}")]
-    NotAnObject {
-        origin: String,
-        /// The kind of value found.
-        found: &'static str,
-    },
-    /// An architecture that is not one of ours.
+    NotAnObject { origin: String, found: &'static str },
     #[error("{origin}: {found} is not a model family known here ({known}){}", did_you_mean(*near))]
     UnknownFamily {
         origin: String,
-        /// `model_type` and `architectures` as found.
         found: String,
-        /// The `model_type`s of all families.
         known: String,
         /// A family of nearly that name.
         near: Option<&'static str>,
     },
-    /// An architecture that is to become one of ours.
     #[error("{origin}: models with `model_type` `{found}` are not yet built; those built are {known}")]
-    FamilyNotYet {
-        origin: String,
-        found: &'static str,
-        /// The `model_type`s of all families.
-        known: String,
-    },
-    /// A known family with another purpose than language modelling.
+    FamilyNotYet { origin: String, found: &'static str, known: String },
     #[error("{origin}: `architectures` names {found}; of the family {family} only {known} is supported")]
-    UnknownArchitecture {
-        origin: String,
-        /// The `model_type` of the family.
-        family: &'static str,
-        found: String,
-        /// The class that would do.
-        known: &'static str,
-    },
-    /// A field is missing or makes no sense.
+    UnknownArchitecture { origin: String, family: &'static str, found: String, known: &'static str },
     #[error("{origin}: {source}")]
-    Field {
-        origin: String,
-        /// Which field, and why.
-        source: FieldError,
-    },
+    Field { origin: String, source: FieldError },
 }
 
 /// A field of `config.json` that is missing or makes no sense.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum FieldError {
-    /// Not there, and the family has no default for it.
     #[error("`{field}` is missing{}", did_you_mean(near.as_deref()))]
     Missing {
         field: String,
         /// A key of nearly that name that is there.
         near: Option<String>,
     },
-    /// Another type of value than the field has.
     #[error("`{field}` is {found}: it must be {expected}")]
     WrongType { field: String, found: String, expected: &'static str },
-    /// A number out of range.
     #[error("`{field}` is {value}: it must be from {least} to {most}")]
-    OutOfRange {
-        field: String,
-        value: String,
-        /// The least value allowed.
-        least: u64,
-        /// The largest value allowed.
-        most: u64,
-    },
-    /// A word that is not one of those known.
+    OutOfRange { field: String, value: String, least: u64, most: u64 },
     #[error("`{field}` is `{found}`, which is not one of {known}{}", did_you_mean(*near))]
     UnknownName { field: String, found: String, known: String, near: Option<&'static str> },
-    /// Heads cannot share the key-value heads evenly.
     #[error(
         "`num_attention_heads` ({heads}) is not a multiple of `num_key_value_heads` ({kv_heads}{}): every key-value \
          head serves the same number of heads",
@@ -162,24 +110,13 @@ pub enum FieldError {
         /// Whether the file leaves the key-value heads to the family's default.
         defaulted: bool,
     },
-    /// The width of a head cannot be derived.
     #[error(
         "`hidden_size` ({hidden}) is not a multiple of `num_attention_heads` ({heads}), and `head_dim` does not say \
          how wide a head is"
     )]
-    HeadDim {
-        /// Width of the model.
-        hidden: u64,
-        heads: u64,
-    },
-    /// A combination or a feature that is valid elsewhere but not here.
+    HeadDim { hidden: u64, heads: u64 },
     #[error("`{field}` is {found}: {why}")]
-    Unsupported {
-        field: String,
-        found: String,
-        /// Why it cannot be taken.
-        why: String,
-    },
+    Unsupported { field: String, found: String, why: String },
 }
 
 /// The part of a model that is needed.

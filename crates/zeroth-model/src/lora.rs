@@ -71,47 +71,24 @@ pub enum LoraTargets {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum LoraError {
-    /// A rank of zero.
     #[error("a LoRA rank of 0 adds nothing: give 1 or more, 8 is usual")]
     Rank,
-    /// A rank beyond a matrix that it is to adapt.
     #[error("a LoRA rank of {rank} is larger than {module} ({out} × {input}): give at most {}", out.max(input))]
-    RankTooLarge {
-        /// The rank asked for.
-        rank: u64,
-        module: String,
-        out: u64,
-        input: u64,
-    },
-    /// An alpha that gives no scale.
+    RankTooLarge { rank: u64, module: String, out: u64, input: u64 },
     #[error("a LoRA alpha of {0} gives no scale: give a finite number above 0, 32 is usual")]
     Alpha(f64),
-    /// A dropout that is no probability.
     #[error("a LoRA dropout of {0} is no probability: give 0 or more and below 1, 0.05 is usual")]
     Dropout(f64),
-    /// Not a regular expression.
     #[error("the LoRA target `{pattern}` is no regular expression: {why}")]
-    Pattern {
-        pattern: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// An adapter on the output projection.
+    Pattern { pattern: String, why: String },
     #[error("LoRA on the output projection ({module}) is not yet built: leave it out of the target modules")]
     Head { module: String },
-    /// An empty list of names.
     #[error("no LoRA target modules are given: name some, or say all-linear")]
     NoTargets,
-    /// One of two projections that are one parameter.
     #[error(
         "the LoRA target `{given}` of experts is one matrix with {missing}: name {missing} too, or leave `{given}` out"
     )]
-    Fused {
-        /// The projection that is named.
-        given: String,
-        missing: String,
-    },
-    /// Targets that are all dense, in a model with experts.
+    Fused { given: String, missing: String },
     #[error(
         "the LoRA targets are dense feed-forward parts only, which get no adapter in a model with experts, as in PEFT: add \
          others ({known})"
@@ -120,37 +97,27 @@ pub enum LoraError {
         /// The names that linear modules have.
         known: String,
     },
-    /// Dropout where there can be none.
     #[error(
         "a LoRA dropout of {0} is not possible on experts and routers, whose adapters add to the weights themselves: give 0, \
          or leave them out of the target modules"
     )]
     ExpertDropout(f64),
-    /// A name that no module has.
     #[error("the LoRA target `{target}` matches no module of this model{}{}", around(" (", known, ")"), did_you_mean(near.as_deref()))]
     NotFound {
         target: String,
         /// The names that linear modules have; empty where another error has them.
         known: String,
-        /// The one nearest to it.
         near: Option<String>,
     },
-    /// A name of modules that are not linear maps.
     #[error("the LoRA target `{target}` is not a linear map ({module}){}", around("; those are ", known, ""))]
     NotLinear {
         target: String,
-        /// The first module it matches.
         module: String,
         /// The names that linear modules have; empty where another error has them.
         known: String,
     },
-    /// The output projection of a model that shares it with the embedding.
     #[error("the LoRA target `{target}` is tied to {name}: this model has no matrix of its own there")]
-    Tied {
-        target: String,
-        /// The parameter it shares.
-        name: String,
-    },
+    Tied { target: String, name: String },
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Several(Vec<LoraError>),
 }

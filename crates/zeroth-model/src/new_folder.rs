@@ -215,18 +215,14 @@ pub const EXPORT_RECORD: &str = "export.json";
 pub enum NewFolderError {
     #[error("{} is not empty: give another folder, or replace the model in it with --overwrite-output-dir", folder.display())]
     NotEmpty { folder: PathBuf },
-    /// It cannot be locked: another command may be writing to it.
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error("cannot make the folder {}: {source}", folder.display())]
     Folder { folder: PathBuf, source: io::Error },
-    /// The model has no `config.json`.
     #[error(transparent)]
     Config(#[from] UnwritableConfig),
-    /// The weights could not be written.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The `config.json` could not be written.
     #[error(transparent)]
     Publish(#[from] PublishError),
 }

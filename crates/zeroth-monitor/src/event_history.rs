@@ -21,7 +21,6 @@ pub struct HistoryEvent {
     pub time: f64,
     pub event: String,
     pub step: Option<u64>,
-    /// Details.
     pub detail: String,
 }
 

@@ -25,22 +25,15 @@ const LISTING: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum OpenError {
-    /// There is no such folder.
     #[error("there is no folder {}: give the --output of a `zeroth train`", folder.display())]
     Missing { folder: PathBuf },
-    /// It cannot be read.
     #[error("cannot read {}: {source}", folder.display())]
     Unreadable { folder: PathBuf, source: std::io::Error },
-    /// It is not a run.
     #[error(
         "{} contains no run: neither metrics.jsonl nor status.json is there; give the --output of a `zeroth train`{}",
         folder.display(), nested.as_ref().map(|run| format!(", such as {}", run.display())).unwrap_or_default()
     )]
-    NoRun {
-        folder: PathBuf,
-        /// A run inside of it.
-        nested: Option<PathBuf>,
-    },
+    NoRun { folder: PathBuf, nested: Option<PathBuf> },
 }
 
 /// A checkpoint in the run folder.

@@ -15,14 +15,12 @@ const MOST_SPANS: usize = 20_000;
 
 /// A trace that cannot be shown.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TimelineError {
-    /// There is no such file.
     #[error("there is no timeline of that name")]
     Missing,
-    /// It is too long.
     #[error("it is longer than {} MB: open it at ui.perfetto.dev", LONGEST_FILE >> 20)]
     TooLong,
-    /// It is not a trace.
     #[error("it is not a trace in Chrome's format")]
     Invalid,
 }

@@ -43,10 +43,8 @@ const QUIET: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum WebError {
-    /// The port cannot be used.
     #[error("cannot listen on 127.0.0.1:{port}: {source}; give another --port, or none for a free one")]
     Port { port: u16, source: io::Error },
-    /// Random numbers for the tokens.
     #[error("cannot draw a token: {0}")]
     Token(io::Error),
 }

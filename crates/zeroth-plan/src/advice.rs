@@ -42,10 +42,9 @@ pub struct GpuAdvice {
 
 /// A piece of advice and what the arithmetic says about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Advice {
-    /// Its source.
     pub source: &'static str,
-    /// The advice.
     pub says: String,
     /// The result of the arithmetic.
     pub arithmetic: String,

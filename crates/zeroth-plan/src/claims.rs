@@ -13,10 +13,9 @@ use zeroth_base::{format_bytes, format_count};
 
 /// A claim and where it holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Claim {
-    /// The claim.
     pub claim: String,
-    /// Its source.
     pub source: &'static str,
     /// What `holds_from` counts.
     pub counted_in: CountedIn,

@@ -158,40 +158,21 @@ pub struct Placement {
 
 /// A request that cannot be planned.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum PlanError {
-    /// A step that cannot be compiled.
     #[error("{preset}: {source}")]
-    Compile {
-        /// The placement's name.
-        preset: String,
-        /// What the compiler refused.
-        source: Box<SizingError>,
-    },
-    /// A count that must be at least 1 is 0.
+    Compile { preset: String, source: Box<SizingError> },
     #[error("0 {what} requested: give at least 1")]
-    Zero {
-        /// What is counted.
-        what: &'static str,
-    },
-    /// An unknown stage.
+    Zero { what: &'static str },
     #[error("{preset} asks for ZeRO stage {stage}: the stages are 0, 1, 2 and 3")]
-    Stage {
-        /// The placement's name.
-        preset: String,
-        /// Its stage.
-        stage: u8,
-    },
-    /// Offload of states that this stage does not shard.
+    Stage { preset: String, stage: u8 },
     #[error(
         "{preset} offloads {what} at stage {stage}, where they are not sharded: set stage {least} or higher, \
          or offload nothing"
     )]
     OffloadStage {
-        /// The placement's name.
         preset: String,
-        /// Its stage.
         stage: u8,
-        /// What it offloads.
         what: &'static str,
         /// The lowest stage that supports it.
         least: u8,

@@ -77,11 +77,10 @@ pub struct Sizing<'a> {
 
 /// A job that cannot be compiled.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum SizingError {
-    /// The model uses ops that are not implemented.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// Compilation failed.
     #[error(transparent)]
     Compile(#[from] CompileError),
 }

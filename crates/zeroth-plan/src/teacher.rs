@@ -26,15 +26,14 @@ pub struct PlannedTeacher {
 
 /// Where the distributions of a planned teacher come from.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum PlannedSource {
     /// The teacher itself.
     Weights {
-        /// Its config.
         config: Box<ModelConfig>,
         /// Its parameter table, which says what is kept in nf4.
         table: ParameterTable,
     },
-    /// A cache.
     Cache {
         /// Tokens kept at every token.
         k: u64,

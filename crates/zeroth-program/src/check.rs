@@ -6,22 +6,12 @@ use super::{Action, Program, Section, SectionKind};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what their fields are")]
 pub enum ProgramError {
-    /// A stage that ZeRO does not have.
     #[error("ZeRO has no stage {stage}: the stages are 0, 1, 2 and 3")]
     Stage { stage: u8 },
-    /// An instruction reads parameters that are not gathered.
     #[error("{section:?}, instruction {index}: {action:?} reads flat {flat}, which is not gathered")]
     NotResident { section: SectionKind, index: usize, action: Action, flat: usize },
-    /// More elements are gathered at once than allowed.
     #[error("{section:?}, instruction {index}: {live} elements are gathered, and {most} are allowed")]
-    TooManyLive {
-        section: SectionKind,
-        index: usize,
-        /// Elements gathered, persistent ones included.
-        live: u64,
-        most: u64,
-    },
-    /// A gradient was never reduced, or more than once.
+    TooManyLive { section: SectionKind, index: usize, live: u64, most: u64 },
     #[error(
         "{section:?}: the gradient of flat {flat} is reduced {times} time(s) over its shard instead of {expected}"
     )]

@@ -37,34 +37,21 @@ pub struct Compiled {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what their fields are")]
 pub enum CompileError {
-    /// The model has no backward.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// A pass refused.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// GPUs do not map each other's shards.
     #[error(
         "zeroth.gather is \"view\", which only CPU ranks can do, and this run is on GPUs; leave the key out, or write \
          \"copy\""
     )]
     ViewOnGpu,
-    /// More parts of the loss than a step's record has.
     #[error(
         "the loss has {found} parts ({names}), and a step records at most {LOSSES}: give parts with one weight one name"
     )]
-    LossParts {
-        /// The number of parts.
-        found: usize,
-        names: String,
-    },
-    /// Sizes that do not end with the graph's rows.
+    LossParts { found: usize, names: String },
     #[error("row sizes {sizes:?} must rise and end with {rows:?}, the rows of the model's streams")]
-    RowSizes {
-        sizes: StreamSizes,
-        /// Rows of the model's streams.
-        rows: Vec<u64>,
-    },
+    RowSizes { sizes: StreamSizes, rows: Vec<u64> },
 }
 
 impl Compiled {

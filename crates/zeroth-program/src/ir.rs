@@ -58,6 +58,7 @@ pub struct Instruction {
 
 /// The operation of an instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Action {
     /// Zeroes this rank's report: loss and gradient statistics.
     ZeroLoss,
@@ -88,7 +89,6 @@ pub enum Action {
     /// Recomputes a forward node for backward. With `from_sum`, a residual add whose sum was kept only recomputes the
     /// norm.
     Recompute {
-        /// The node.
         node: usize,
         /// Whether the residual sum was kept.
         from_sum: bool,
@@ -147,7 +147,6 @@ pub enum Action {
     AllGatherWeights(Chunk),
     /// Broadcasts one rank's updated shard of such a flat.
     BroadcastWeights {
-        /// The flat.
         flat: usize,
         /// The rank.
         root: usize,
@@ -156,25 +155,23 @@ pub enum Action {
 
 /// A part of a flat, as a range within every rank's shard: what one collective moves.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Chunk {
-    /// The flat.
     pub flat: usize,
-    /// The range.
     pub range: Range<u64>,
 }
 
 /// What an action operates on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Subject<'a> {
     /// A node of the graph.
     Node(usize),
     /// A node of its backward.
     GradNode(usize),
-    /// A value.
     Value(usize),
     /// A parameter.
     Param(ParamId),
-    /// A flat.
     Flat(usize),
     /// A part of a flat.
     Chunk(&'a Chunk),

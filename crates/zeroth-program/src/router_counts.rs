@@ -4,12 +4,11 @@ use zeroth_graph::{Graph, Group, Op, UnitId};
 
 /// The counts of one router: the rows of each of its experts, then the weights that were infinite or NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct RouterCounts {
     /// The graph's node.
     pub node: usize,
-    /// Its unit.
     pub unit: UnitId,
-    /// Its experts.
     pub experts: usize,
     /// Experts of a token.
     pub per_token: usize,

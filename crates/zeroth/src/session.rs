@@ -30,26 +30,20 @@ pub struct Session {
 
 /// An error of a session.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum SessionError {
-    /// Invalid config.
     #[error("{0}")]
     Config(String),
-    /// Compilation failed.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// Invalid schedule.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// A device could not be created.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Ranks could not be joined.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// A step failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A rank panicked.
     #[error("a rank panicked")]
     Panicked,
 }

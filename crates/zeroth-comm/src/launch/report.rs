@@ -16,11 +16,13 @@ const STOPPED: [i32; 2] = [130, 143];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum ExitReason {
-    /// It exited.
-    Exited { code: i32 },
+    Exited {
+        code: i32,
+    },
     /// It was killed by a signal.
-    Killed { signal: i32 },
-    /// Unknown.
+    Killed {
+        signal: i32,
+    },
     Unknown,
 }
 

@@ -16,7 +16,6 @@ pub struct JsonNode {
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum JsonValue {
-    /// `null`
     Null,
     /// `true` or `false`
     Bool(bool),

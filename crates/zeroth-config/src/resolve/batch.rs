@@ -15,16 +15,13 @@ pub struct BatchSizes {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum BatchError {
-    /// DeepSpeed's own sentence, and what would do.
     #[error(
         "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * \
          world_size {train} != {micro} * {accumulation} * {ranks}\n{fix}"
     )]
     Mismatch { train: u64, micro: u64, accumulation: u64, ranks: u64, fix: String },
-    /// None given, or accumulation alone.
     #[error("Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided")]
     NoneGiven,
-    /// A product beyond 2^64.
     #[error("the batch sizes multiply to more than 2^64 samples; check them for a slip")]
     TooLarge,
 }

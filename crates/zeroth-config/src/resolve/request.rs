@@ -31,14 +31,12 @@ pub struct ModelFacts {
 
 /// Why a config cannot be resolved.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum ResolveError {
-    /// The file and given flags contradict each other, all contradictions at once.
     #[error("{}", mismatch::listing(.0))]
     Mismatch(Vec<Mismatch>),
-    /// The batch sizes do not go together.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// "auto" needs a model's hidden size. The first sentences are Hugging Face's.
     #[error(
         "The model's config file has neither `hidden_size` nor `hidden_sizes` entry, therefore it's not possible to \
          automatically fill out the following `auto` entries in the DeepSpeed config file: {keys:?}. You can fix \

@@ -188,6 +188,7 @@ pub enum Effect {
 
 /// The rules by which Hugging Face fills `"auto"`, one for each key that has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum AutoRule {
     /// per_device_train_batch_size.
     MicroBatch,
@@ -197,13 +198,11 @@ pub enum AutoRule {
     TrainBatch,
     /// max_grad_norm.
     Clipping,
-    /// learning_rate.
     LearningRate,
     /// [adam_beta1, adam_beta2].
     Betas,
     /// adam_epsilon.
     Epsilon,
-    /// weight_decay.
     WeightDecay,
     /// 0.
     WarmupMinLr,

@@ -13,7 +13,6 @@ pub(super) enum Trainer {
     HuggingFace,
     /// ms-swift.
     Swift,
-    /// zeroth.
     Zeroth,
     /// A custom script, which passes the file to DeepSpeed unchanged.
     Own,

@@ -7,12 +7,11 @@ use super::Recipe;
 /// The scalars of one step for one parameter group, computed in f64 and rounded once.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct StepNumbers {
-    /// beta1.
     pub beta1: f32,
     /// 1 - beta1.
     pub beta1_rest: f32,
-    /// beta2.
     pub beta2: f32,
     /// 1 - beta2.
     pub beta2_rest: f32,

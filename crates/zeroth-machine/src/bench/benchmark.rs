@@ -64,18 +64,10 @@ impl Rate {
 pub enum BenchError {
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The file of the disk benchmark failed.
     #[error("cannot measure the disk with {}: {source}; --dir names another folder", path.display())]
     File { path: PathBuf, source: io::Error },
-    /// The folder has too little space for that file.
     #[error("{} has {free} bytes free and the measurement writes {needed}; --dir names another folder", folder.display())]
-    NoRoom {
-        folder: PathBuf,
-        /// Bytes free.
-        free: u64,
-        /// Bytes needed.
-        needed: u64,
-    },
+    NoRoom { folder: PathBuf, free: u64, needed: u64 },
 }
 
 type Burst = Box<dyn FnMut() -> Result<f64, BenchError>>;

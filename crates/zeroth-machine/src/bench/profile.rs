@@ -132,18 +132,14 @@ pub struct Profile {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum ProfileError {
-    /// The file cannot be read.
     #[error("cannot read the machine's profile {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// The file is not a profile, or one of another format.
     #[error("{} is no profile of format {VERSION}: {problem}; `zeroth bench` writes a new one", path.display())]
     Format { path: PathBuf, problem: String },
-    /// The profile is of another machine.
     #[error(
         "{} is the profile of another machine ({found}); this one is {here}: `zeroth bench` measures it", path.display()
     )]
     Other { path: PathBuf, found: String, here: String },
-    /// The file cannot be written.
     #[error(transparent)]
     Write(#[from] PublishError),
 }

@@ -12,61 +12,40 @@ use crate::safetensors::WeightsError;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum AdapterError {
-    /// A folder without `adapter_config.json`.
     #[error("{} has no {ADAPTER_CONFIG}: it is not a PEFT adapter folder{}", folder.display(), inside(model.as_deref()))]
     NoConfig {
         folder: PathBuf,
         /// The adapter of a run, where the folder is the run's.
         model: Option<PathBuf>,
     },
-    /// The path leads nowhere.
     #[error("there is no adapter folder {}", folder.display())]
     NoSuchFolder { folder: PathBuf },
-    /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// The config is not a JSON object.
     #[error("{}: {problem}", path.display())]
-    Json {
-        path: PathBuf,
-        /// What is wrong, and where.
-        problem: String,
-    },
+    Json { path: PathBuf, problem: String },
     /// A field of the config makes no sense, or asks for what is not built.
     #[error("{}: {source}", path.display())]
-    Field {
-        path: PathBuf,
-        /// Which field, and why.
-        source: FieldError,
-    },
-    /// The config's adapters cannot be added to the base.
+    Field { path: PathBuf, source: FieldError },
     #[error("the adapter in {} does not fit the base model: {source}", folder.display())]
     Targets { folder: PathBuf, source: LoraError },
-    /// There are no matrices.
     #[error("{} has no {ADAPTER_WEIGHTS}: copy the whole folder that PEFT or zeroth wrote", folder.display())]
     NoWeights { folder: PathBuf },
-    /// The matrices are a Python pickle, which could run code.
     #[error(
         "{} has its matrices as {ADAPTER_PICKLE}, a Python pickle, which is not read: convert it once with PEFT, \
          `PeftModel.from_pretrained(BASE, DIR)` and then `save_pretrained(NEW_DIR)`, which writes {ADAPTER_WEIGHTS}",
         folder.display()
     )]
     Pickle { folder: PathBuf },
-    /// A matrix for each expert, as PEFT has them over transformers 4.
     #[error(
         "the adapter in {} has matrices for each expert (`{name}`), as PEFT wrote them before transformers 5, which are not yet \
          read: convert it once with PEFT 0.21, `PeftModel.from_pretrained(BASE, DIR)` and then `save_pretrained(NEW_DIR)`",
         folder.display()
     )]
-    SingleExperts {
-        folder: PathBuf,
-        /// The first of them.
-        name: String,
-    },
+    SingleExperts { folder: PathBuf, name: String },
     /// The matrices do not match the config and the base. All problems are listed.
     #[error("the adapter in {} does not fit the base model:{}", folder.display(), listed(problems, 12))]
     DoNotFit { folder: PathBuf, problems: Vec<AdapterProblem> },
-    /// The matrices cannot be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
 }
@@ -75,14 +54,12 @@ pub enum AdapterError {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum AdapterProblem {
-    /// A matrix that the config asks for is not there.
     #[error("`{name}` is missing{}", if *has_other { ": the other matrix of its adapter is there" } else { "" })]
     Missing {
         name: String,
         /// Whether the other matrix of the same module is there.
         has_other: bool,
     },
-    /// A tensor that belongs to no target.
     #[error("`{name}` is in {ADAPTER_WEIGHTS}, and `target_modules` names no module of the base for it{}", did_you_mean(near.as_deref()))]
     Extra {
         name: String,
@@ -93,14 +70,7 @@ pub enum AdapterProblem {
     #[error(
         "`{name}` has the shape {found:?}: the base model and `r` of {ADAPTER_CONFIG} ask for {expected:?}"
     )]
-    Shape {
-        name: String,
-        /// The shape in the file.
-        found: Vec<u64>,
-        /// The shape for this base.
-        expected: Vec<u64>,
-    },
-    /// Another problem of the file.
+    Shape { name: String, found: Vec<u64>, expected: Vec<u64> },
     #[error("{problem}")]
     File { problem: String },
 }

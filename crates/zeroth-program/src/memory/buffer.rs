@@ -24,6 +24,7 @@ pub enum Category {
 
 /// Identifies a buffer by its contents. Numbers are indices of values, flats, or instructions of a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum BufferId {
     /// A flat's parameters as this rank holds them: the whole flat or its shard.
     Weights(usize),
@@ -94,7 +95,6 @@ pub enum BufferId {
     CachedValues(usize),
     /// A gathered copy of a flat.
     Gathered {
-        /// The flat.
         flat: usize,
         /// The n-th gathered copy in this section.
         copy: usize,
@@ -111,7 +111,6 @@ pub enum BufferId {
     SubGroup(usize),
     /// A token for a sub-group's states in host memory: it has no memory and only orders loads and stores.
     HostStateToken {
-        /// The flat.
         flat: usize,
         /// The sub-group's first element within this rank's part.
         first: u64,

@@ -21,8 +21,8 @@ pub const ZEROTH_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A checkpoint's metadata.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct Manifest {
-    /// [`FORMAT_VERSION`].
     pub format_version: u64,
     /// [`ZEROTH_VERSION`] of the writer.
     pub zeroth_version: String,
@@ -55,7 +55,6 @@ pub struct Manifest {
     /// Dtype of the optimizer's moments.
     #[serde(with = "dtype_name")]
     pub moments: DType,
-    /// The model.
     pub model: ModelEntry,
     /// States in its files: weights, and those the optimizer keeps.
     #[serde(with = "state_names")]

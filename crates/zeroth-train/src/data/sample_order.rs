@@ -33,23 +33,16 @@ pub enum RunLength {
 
 /// An invalid run length.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum RunLengthError {
-    /// Not above 0, or too large.
     #[error("--num-train-epochs is {0}: give a number above 0, as in 3 or 0.5")]
     Epochs(f64),
-    /// Zero steps.
     #[error("--max-steps is 0: give at least 1, or --num-train-epochs")]
     NoSteps,
-    /// Too many samples to count.
     #[error(
         "{steps} steps of {train_batch} samples exceed the supported number of samples: give fewer steps (--max-steps)"
     )]
-    TooLong {
-        /// The number of steps.
-        steps: u64,
-        /// Samples per step.
-        train_batch: u64,
-    },
+    TooLong { steps: u64, train_batch: u64 },
 }
 
 impl SampleOrder {

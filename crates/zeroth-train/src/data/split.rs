@@ -13,18 +13,11 @@ const HELD_OUT: u32 = u32::MAX;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum SplitError {
-    /// Nothing would remain to train on.
     #[error(
         "--split-dataset-ratio {ratio} takes {held_out} of {samples} samples for evaluation and leaves none to train on: \
          give a smaller ratio, more rows, or --eval-data"
     )]
-    NothingToTrain {
-        ratio: f64,
-        /// Samples taken for evaluation.
-        held_out: u64,
-        samples: u64,
-    },
-    /// The parts could not be made.
+    NothingToTrain { ratio: f64, held_out: u64, samples: u64 },
     #[error(transparent)]
     Data(#[from] DataError),
 }

@@ -8,17 +8,13 @@ use zeroth_model::WeightsError;
 
 /// A teacher that cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum TeacherError {
-    /// It has no weights.
     #[error(
         "--teacher {name} has no weights (*.safetensors), so a student would learn noise: give a folder with weights; \
          --random-weights draws them from the seed, for measuring"
     )]
-    NoWeights {
-        /// The teacher.
-        name: String,
-    },
-    /// Its weights cannot be read.
+    NoWeights { name: String },
     #[error("--teacher: {0}")]
     Weights(#[from] WeightsError),
 }
@@ -27,42 +23,25 @@ pub enum TeacherError {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum TeacherCacheError {
-    /// A folder without a cache.
     #[error("{} is no teacher cache (it has no manifest.json): `zeroth distill cache --output` makes one", folder.display())]
     None { folder: PathBuf },
-    /// A folder with something else.
     #[error("{} holds something else ({found}): give --output a new or an empty folder", folder.display())]
-    Occupied {
-        folder: PathBuf,
-        /// One of its entries.
-        found: String,
-    },
+    Occupied { folder: PathBuf, found: String },
     #[error("{} is damaged: {why}; remove the folder and make the cache again", path.display())]
     Damaged { path: PathBuf, why: String },
-    /// A cache that is not complete.
     #[error(
         "{} has {} of {}: the same `zeroth distill cache` command continues it", folder.display(), grouped(*done),
         counted(*tokens, "token")
     )]
-    Incomplete {
-        folder: PathBuf,
-        /// Tokens done.
-        done: u64,
-        tokens: u64,
-    },
-    /// A cache of something else than was asked for.
+    Incomplete { folder: PathBuf, done: u64, tokens: u64 },
     #[error("{} is a cache of something else: {}; {remedy}", folder.display(), differences.join("; "))]
     Other { folder: PathBuf, differences: Vec<String>, remedy: &'static str },
-    /// Another process writes it.
     #[error("{} is being written by another process: wait until it ends, or give another --output", folder.display())]
     Locked { folder: PathBuf },
-    /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// A file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    /// The manifest could not be written.
     #[error(transparent)]
     Publish(#[from] PublishError),
 }

@@ -52,23 +52,18 @@ pub enum CacheProgress {
 
 /// A cache that could not be made.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum MakeCacheError {
-    /// The cache could not be written.
     #[error(transparent)]
     Cache(#[from] TeacherCacheError),
-    /// The teacher could not be read.
     #[error(transparent)]
     Teacher(#[from] TeacherError),
-    /// The data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The program failed.
     #[error(transparent)]
     Run(Box<RunError>),
-    /// Weights could not be loaded.
     #[error(transparent)]
     Load(Box<TrainError>),
-    /// The teacher has no distribution at a token.
     #[error(
         "the teacher's logits at token {token} of sample {sample} are not finite, and so its distribution is none: check its \
          weights, or compute in another precision"
@@ -76,7 +71,6 @@ pub enum MakeCacheError {
     NotFinite {
         /// The sample, from 0 in file order.
         sample: u64,
-        /// The token of the sample.
         token: usize,
     },
 }

@@ -13,94 +13,55 @@ use crate::checkpoint::{CheckpointError, ModelFilesError};
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum ExportError {
-    /// Gathering the weights failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// Reading the weights from a checkpoint failed.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Writing the weights failed.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// A non-finite weight.
     #[error(
         "the model was not written: `{name}` is not finite (element {} is {value}); train with a lower --learning-rate, or \
          export an earlier checkpoint", grouped(*element)
     )]
-    NotFinite {
-        name: String,
-        /// The first non-finite element.
-        element: u64,
-        value: f32,
-    },
-    /// The best checkpoint is missing.
+    NotFinite { name: String, element: u64, value: f32 },
     #[error(
         "the model was not written: the checkpoint of step {step}, the best one (--load-best-model-at-end), is gone. The last \
          step was saved: `zeroth checkpoint export` writes its model, or that of another checkpoint"
     )]
     NoBest { step: u64 },
-    /// Rank 0, which writes the model, failed and reports why.
     #[error("the model was not written: rank 0 failed")]
     OtherRank,
-    /// A weight that overflows the requested dtype.
     #[error(
         "`{name}` holds {value}, beyond fp16's maximum of 65504: export the model in bf16 or fp32 (--dtype bf16)"
     )]
     OutOfRange { name: String, value: f32 },
-    /// The destination is not empty.
     #[error("{} is not empty: give another folder, or replace the model in it with --overwrite", folder.display())]
     NotEmpty { folder: PathBuf },
-    /// The destination cannot be locked: another command may be writing to it.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The destination is inside a checkpoint.
     #[error(
         "{} is inside the checkpoint {}, and a model written there would invalidate its checksums: give a folder outside of it",
         folder.display(), checkpoint.display()
     )]
     InsideCheckpoint { folder: PathBuf, checkpoint: PathBuf },
-    /// The destination is a run folder.
     #[error("{} is a run folder, whose config.json would be overwritten: give another folder", folder.display())]
     HoldsARun { folder: PathBuf },
-    /// Adapters would lie beside a model that no export wrote.
     #[error(
         "{} holds {found}, which no export of zeroth wrote: adapters beside a model would be loaded with it; give another folder",
         folder.display()
     )]
-    HoldsAModel {
-        folder: PathBuf,
-        /// A file of the model.
-        found: String,
-    },
+    HoldsAModel { folder: PathBuf, found: String },
     /// The destination is a folder that the model is read from, or lies in it.
     #[error(
         "{} is in the folder of the {what}, {}, which is only read: give a folder outside of it", folder.display(), input.display()
     )]
-    InsideInput {
-        folder: PathBuf,
-        /// What is read from there.
-        what: &'static str,
-        /// The folder that is read.
-        input: PathBuf,
-    },
-    /// The disk is too small.
+    InsideInput { folder: PathBuf, what: &'static str, input: PathBuf },
     #[error(
         "a merged model needs {} in {}, but the disk has {}: nothing was written; give a folder on a larger disk, or a smaller          --dtype", format_bytes(*needed), folder.display(), format_bytes(*free)
     )]
-    NoSpace {
-        folder: PathBuf,
-        /// Bytes needed.
-        needed: u64,
-        /// Bytes free.
-        free: u64,
-    },
-    /// The base of an adapter has no weights.
+    NoSpace { folder: PathBuf, needed: u64, free: u64 },
     #[error("{} has no weights (*.safetensors), and adapters are merged into the weights of their base", folder.display())]
-    NoBase {
-        /// The base's folder.
-        folder: PathBuf,
-    },
-    /// The base is not the one that the adapters were trained over.
+    NoBase { folder: PathBuf },
     #[error(
         "nothing was written: the adapters were trained over {saved}, and {} has other weights; give that base with --model, or --allow-other-base to merge \
          them into this one",
@@ -109,22 +70,16 @@ pub enum ExportError {
     AnotherBase {
         /// The base that they were trained over.
         saved: String,
-        /// The base that was given.
         given: PathBuf,
     },
-    /// A checkpoint of full training.
     #[error("{} is a checkpoint of full training and has no adapters to merge: leave out --merge", checkpoint.display())]
     NoAdapters { checkpoint: PathBuf },
-    /// The base could not be read.
     #[error(transparent)]
     Base(#[from] ModelError),
-    /// The adapters do not fit the base.
     #[error("the adapters do not fit the base model: {0}")]
     Adapters(#[from] LoraError),
-    /// A file of the source model could not be read.
     #[error(transparent)]
     ModelFiles(#[from] ModelFilesError),
-    /// A file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
 }

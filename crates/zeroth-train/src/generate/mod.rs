@@ -85,69 +85,35 @@ pub enum End {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum GenerateError {
-    /// The prompt is empty.
     #[error("the prompt has no tokens: give at least one")]
     EmptyPrompt,
-    /// A token outside the vocabulary.
     #[error(
         "token {place} of the prompt is {id}, outside the model's vocabulary of 0 to {}: does the tokenizer belong to the model?",
         vocab - 1
     )]
-    BeyondVocabulary {
-        /// Its index in the prompt.
-        place: usize,
-        id: i32,
-        /// Size of the vocabulary.
-        vocab: u64,
-    },
-    /// The prompt exceeds the model's context.
+    BeyondVocabulary { place: usize, id: i32, vocab: u64 },
     #[error("the prompt has {}, but the model has {}: shorten it", counted(*tokens as u64, "token"), counted(*positions, "position"))]
-    PromptTooLong {
-        /// Tokens of the prompt.
-        tokens: usize,
-        /// Positions of the model.
-        positions: u64,
-    },
-    /// A parameter out of range.
+    PromptTooLong { tokens: usize, positions: u64 },
     #[error("{name} is {value}: it must be {range}")]
-    Setting {
-        name: &'static str,
-        value: f64,
-        /// The accepted range.
-        range: &'static str,
-    },
-    /// The model folder has no weights.
+    Setting { name: &'static str, value: f64, range: &'static str },
     #[error("{} has no *.safetensors: generating text needs trained weights, such as model/ in a run folder", folder.display())]
     NoWeights { folder: PathBuf },
-    /// Non-finite logits.
     #[error(
         "the logits of position {position} are not finite: the weights are not finite, or overflow in {run}"
     )]
-    NotFinite {
-        /// Number of tokens before it.
-        position: usize,
-        /// The compute dtype.
-        run: DType,
-    },
-    /// The model could not be read.
+    NotFinite { position: usize, run: DType },
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Weights could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The adapter could not be read.
     #[error("--adapter: {0}")]
     Adapter(#[from] AdapterError),
-    /// The adapter cannot be added to the model.
     #[error("--adapter: {0}")]
     Lora(#[from] LoraError),
-    /// The model uses ops that are not implemented.
     #[error("cannot generate text: {0}")]
     Forward(#[from] ForwardError),
-    /// Compilation failed.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// Execution failed.
     #[error(transparent)]
     Run(Box<RunError>),
 }

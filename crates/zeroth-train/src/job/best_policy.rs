@@ -6,10 +6,9 @@ use crate::report::EvalMetrics;
 /// The metric by which evaluations are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum BestMetric {
-    /// `eval_loss`.
     EvalLoss,
-    /// `eval_perplexity`.
     EvalPerplexity,
 }
 

@@ -19,22 +19,15 @@ use super::router_load::RouterLoad;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum MetricsError {
-    /// An I/O operation failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
-    /// The truncated file could not be replaced.
     #[error(transparent)]
     Publish(#[from] PublishError),
-    /// A foreign line between lines that are kept.
     #[error(
         "{}: line {line} is not a metrics line (a JSON object with a `step`): remove that line, or resume into another \
          --output", path.display()
     )]
-    Foreign {
-        path: PathBuf,
-        /// The line, counted from 1.
-        line: usize,
-    },
+    Foreign { path: PathBuf, line: usize },
 }
 
 pub(super) fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MetricsError + use<> {

@@ -62,23 +62,13 @@ pub enum ReportToError {
         "--report-to {name}: unknown report{}; available are tensorboard, csv, jsonl (always written) and none. A run \
          connects to no service", nearest.map(|name| format!(" (did you mean `{name}`?)")).unwrap_or_default()
     )]
-    Unknown {
-        /// The name given.
-        name: String,
-        /// The closest known name.
-        nearest: Option<&'static str>,
-    },
-    /// A table of another run.
+    Unknown { name: String, nearest: Option<&'static str> },
     #[error(
         "{} is there already: move it away, or give another --logging-dir for this run", path.display()
     )]
     Exists { path: PathBuf },
-    /// `none` combined with another report.
     #[error("--report-to none and {other}: leave one of them out")]
-    NoneAnd {
-        /// The other one.
-        other: String,
-    },
+    NoneAnd { other: String },
 }
 
 impl ReportTo {

@@ -9,13 +9,10 @@ use crate::checkpoint::CheckpointError;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum SaveError {
-    /// A file could not be written.
     #[error("cannot save step {step}: {source}")]
     Checkpoint { step: u64, source: Box<CheckpointError> },
-    /// Another rank could not write its shard, and reports why.
     #[error("cannot save step {step}: rank {rank} failed")]
     OtherRank { step: u64, rank: usize },
-    /// The engine failed.
     #[error(transparent)]
     Run(#[from] RunError),
 }
@@ -24,21 +21,17 @@ pub enum SaveError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum ResumeError {
-    /// The train batch is not divisible by the ranks.
     #[error(
         "the checkpoint was trained with {} per step, which resuming keeps: {} cannot share them \
          evenly; {} can",
         counted(*batch, "sample"), counted(*ranks, "rank"), listed(works)
     )]
     Ranks {
-        /// Samples per step.
         batch: u64,
-        /// Ranks of the command.
         ranks: u64,
         /// Rank counts that divide the batch.
         works: Vec<u64>,
     },
-    /// The typed batch sizes give another train batch.
     #[error(
         "the checkpoint was trained with {} per step, which resuming keeps: {requested} on {} does not \
          give that; leave batch sizes open, or use one of these for train_micro_batch_size_per_gpu × \
@@ -46,16 +39,12 @@ pub enum ResumeError {
         counted(*batch, "sample"), counted(*ranks, "rank"), pairs(works)
     )]
     Batch {
-        /// Samples per step.
         batch: u64,
-        /// Ranks of the command.
         ranks: u64,
-        /// The typed batch sizes.
         requested: String,
         /// Micro-batch and accumulation pairs that work.
         works: Vec<(u64, u64)>,
     },
-    /// The checkpoint's adapters were trained over another base.
     #[error(
         "{checkpoint} has adapters of another base: they were trained over {saved} (weights {expected}), and --model {given} \
          has other weights ({found}). Give the base that they were trained over, or start a new run over this one with \
@@ -65,11 +54,8 @@ pub enum ResumeError {
         checkpoint: String,
         /// The base it was trained over.
         saved: String,
-        /// The hash of its weights.
         expected: String,
-        /// The base of this command.
         given: String,
-        /// The hash of its weights.
         found: String,
     },
     /// The checkpoint is of LoRA and the command is not, or the other way round.
@@ -77,12 +63,7 @@ pub enum ResumeError {
         "{checkpoint} is a checkpoint of {}, and this command trains {}: resume with --train-type {}, or start a new run",
         kind(*is_lora), kind(!is_lora), if *is_lora { "lora" } else { "full" }
     )]
-    TrainType {
-        checkpoint: String,
-        /// Whether it is of LoRA.
-        is_lora: bool,
-    },
-    /// The adapters differ.
+    TrainType { checkpoint: String, is_lora: bool },
     #[error(
         "{checkpoint} has other adapters: {}. Resuming keeps them: give the same flags, or start a new run from them with \
          --adapter", differences.join("; ")
@@ -92,7 +73,6 @@ pub enum ResumeError {
         /// What differs, as `--lora-alpha is 16, that of the checkpoint 32`.
         differences: Vec<String>,
     },
-    /// The distillation differs.
     #[error(
         "{checkpoint} was trained with another loss: {}. Resuming keeps it: give the same flags, or export the checkpoint \
          (`zeroth checkpoint export`) and start a new run from that model", differences.join("; ")
@@ -102,7 +82,6 @@ pub enum ResumeError {
         /// What differs, as `--kd-alpha is 0.5, that of the checkpoint 0.3`.
         differences: Vec<String>,
     },
-    /// The model computes something else from its weights.
     #[error(
         "{checkpoint} was trained as another model: {}. Resuming keeps the model: restore these fields of its config.json, or \
          export the checkpoint (`zeroth checkpoint export`), change its config.json and start a new run from that model",
@@ -113,18 +92,12 @@ pub enum ResumeError {
         /// What differs, as `num_experts_per_tok is 1, that of the checkpoint 2`.
         differences: Vec<String>,
     },
-    /// The data differs.
     #[error(
         "the checkpoint was trained on other data: {} then, {now} now{}. Its position in the data is meaningless \
          here. Use the same --data, --columns, --max-length, --packing and --split-dataset-ratio, or export the checkpoint (`zeroth checkpoint \
          export`) and start a new run from that model", counted(*before, "sample"), if before == now { ", with other tokens or labels" } else { "" }
     )]
-    Data {
-        /// Samples of the checkpoint's data.
-        before: u64,
-        /// Samples of this command's data.
-        now: u64,
-    },
+    Data { before: u64, now: u64 },
 }
 
 const fn kind(is_lora: bool) -> &'static str {

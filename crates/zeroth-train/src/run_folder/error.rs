@@ -9,27 +9,16 @@ use zeroth_base::LockError;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum RunFolderError {
-    /// It contains a run.
     #[error(
         "{} already contains a run ({}): continue it with --resume auto, replace it with \
          --overwrite-output-dir, or choose another --output", folder.display(), found.join(", ")
     )]
-    HoldsARun {
-        folder: PathBuf,
-        /// The files found.
-        found: Vec<String>,
-    },
-    /// It contains foreign files with the names of a run's files.
+    HoldsARun { folder: PathBuf, found: Vec<String> },
     #[error(
         "{} contains {} but neither origin.json nor metrics.jsonl: it is not a run folder, and a run would overwrite it; choose \
          another --output", folder.display(), found.join(", ")
     )]
-    NotARun {
-        folder: PathBuf,
-        /// The files found.
-        found: Vec<String>,
-    },
-    /// It contains no run, and files that no run writes.
+    NotARun { folder: PathBuf, found: Vec<String> },
     #[error(
         "{} holds {}{}, which no run writes: a new run needs a folder of its own; choose another --output, such as {}",
         folder.display(), found.join(", "), and_more(*more), folder.join("run").display()
@@ -38,16 +27,13 @@ pub enum RunFolderError {
         folder: PathBuf,
         /// The first of the files found.
         found: Vec<String>,
-        /// How many others there are.
         more: usize,
     },
-    /// A folder that other things are kept in.
     #[error(
         "--output {} is {what}: a new run needs a folder of its own; choose another --output, such as {}", folder.display(),
         folder.join("run").display()
     )]
     Shared { folder: PathBuf, what: &'static str },
-    /// This user may not write there.
     #[error(
         "cannot write to --output {}: {}: {source}; grant this user write permission, or choose another --output",
         output.display(), folder.display()
@@ -58,7 +44,6 @@ pub enum RunFolderError {
         folder: PathBuf,
         source: io::Error,
     },
-    /// It, or its model folder, is inside a checkpoint.
     #[error(
         "{} is inside the checkpoint {}, and a run there would damage it: choose another --output", path.display(),
         checkpoint.display()
@@ -68,46 +53,25 @@ pub enum RunFolderError {
         path: PathBuf,
         checkpoint: PathBuf,
     },
-    /// An input of the run would be removed.
     #[error(
         "--overwrite-output-dir would remove {}, but {flag} {} depends on it: nothing was removed from {}; choose another --output, \
          or move the input to another folder first", removed.display(), input.display(), folder.display()
     )]
     HoldsInput {
-        /// The flag of the input.
         flag: &'static str,
-        /// The input, as given.
         input: PathBuf,
         /// The path that would be removed.
         removed: PathBuf,
         folder: PathBuf,
     },
-    /// A folder has the name of a run's file, or vice versa.
     #[error("{} is {found}, but a run creates {made} of that name: move it, or choose another --output", path.display())]
-    InTheWay {
-        /// The conflicting path.
-        path: PathBuf,
-        found: &'static str,
-        /// The expected kind.
-        made: &'static str,
-    },
-    /// `--output` is a file.
+    InTheWay { path: PathBuf, found: &'static str, made: &'static str },
     #[error("{} is a file: --output must be a folder", path.display())]
-    NotAFolder {
-        /// The path, as given.
-        path: PathBuf,
-    },
-    /// Another run uses it.
+    NotAFolder { path: PathBuf },
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// An I/O operation failed.
     #[error("cannot {doing} {}: {source}", path.display())]
-    Io {
-        doing: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
 fn and_more(more: usize) -> String {

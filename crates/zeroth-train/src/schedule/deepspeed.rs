@@ -49,10 +49,9 @@ impl Warmup {
 
 /// WarmupLR: warm-up, then constant.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct WarmupLr {
-    /// `warmup_min_lr`.
     pub min: f64,
-    /// `warmup_max_lr`.
     pub max: f64,
     /// The warm-up.
     pub warmup: Warmup,
@@ -100,12 +99,11 @@ impl WarmupDecayLr {
 
 /// WarmupCosineLR: warm-up, then cosine decay, as ratios of the optimizer's learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct WarmupCosineLr {
     /// The optimizer's learning rate.
     pub learning_rate: f64,
-    /// `warmup_min_ratio`.
     pub warmup_min_ratio: f64,
-    /// `cos_min_ratio`.
     pub cos_min_ratio: f64,
     /// The warm-up.
     pub warmup: Warmup,
@@ -240,14 +238,11 @@ impl OneCycle {
 
 /// LRRangeTest: rises without bound, to find the rate at which training diverges.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct LrRangeTest {
-    /// `lr_range_test_min_lr`.
     pub min: f64,
-    /// `lr_range_test_step_size`.
     pub step_size: u64,
-    /// `lr_range_test_step_rate`.
     pub step_rate: f64,
-    /// `lr_range_test_staircase`.
     pub staircase: bool,
 }
 

@@ -55,14 +55,13 @@ pub enum HuggingFaceShape {
 
 /// The parameters of `warmup_stable_decay`.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct WarmupStableDecay {
     /// `num_stable_steps`; `None` is what warm-up and decay leave of the run.
     pub stable_steps: Option<u64>,
     /// `num_decay_steps`.
     pub decay_steps: u64,
-    /// `warmup_type`.
     pub warmup_type: CurveType,
-    /// `decay_type`.
     pub decay_type: CurveType,
     /// `min_lr_ratio`: the share of the learning rate at both ends.
     pub min_ratio: f64,

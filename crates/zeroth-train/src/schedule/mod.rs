@@ -16,58 +16,27 @@ use zeroth_config::schema::HF_SCHEDULES;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum ScheduleError {
-    /// An unknown Hugging Face schedule.
     #[error(
         "unknown schedule `{name}`{}; --lr-scheduler-type accepts {}",
         near.map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default(),
         HF_SCHEDULES.join(", ")
     )]
-    Unknown {
-        name: String,
-        /// The closest known name.
-        near: Option<&'static str>,
-    },
-    /// A parameter of another schedule.
+    Unknown { name: String, near: Option<&'static str> },
     #[error(
         "{schedule} has no parameter `{parameter}`; it takes {}",
         if known.is_empty() { "none".to_owned() } else { known.join(", ") }
     )]
-    NoSuchParameter {
-        schedule: &'static str,
-        parameter: String,
-        /// Those of the schedule.
-        known: &'static [&'static str],
-    },
-    /// A parameter without a default.
+    NoSuchParameter { schedule: &'static str, parameter: String, known: &'static [&'static str] },
     #[error("{schedule} needs {parameter}: give --lr-scheduler-kwargs '{example}'")]
-    MissingParameter {
-        schedule: &'static str,
-        parameter: &'static str,
-        /// A value for the flag.
-        example: &'static str,
-    },
-    /// A minimum given twice.
+    MissingParameter { schedule: &'static str, parameter: &'static str, example: &'static str },
     #[error("{schedule}: min_lr and min_lr_rate say the same; give one of them")]
     TwoMinima { schedule: &'static str },
-    /// A polynomial schedule that would rise.
     #[error(
         "the polynomial schedule decays from the learning rate {from} to {end}: give a --learning-rate above {end}"
     )]
-    RisingPolynomial {
-        /// The learning rate.
-        from: f64,
-        /// The rate at the end.
-        end: f64,
-    },
-    /// A cosine that would rise.
+    RisingPolynomial { from: f64, end: f64 },
     #[error("the cosine decays from the learning rate {from} to {end}: give a --learning-rate above min_lr")]
-    RisingCosine {
-        /// The learning rate.
-        from: f64,
-        /// `min_lr`.
-        end: f64,
-    },
-    /// A parameter that must be positive.
+    RisingCosine { from: f64, end: f64 },
     #[error("{schedule}: {parameter} is {found}; it must be above 0")]
     NotPositive {
         schedule: &'static str,
@@ -75,7 +44,6 @@ pub enum ScheduleError {
         parameter: &'static str,
         found: f64,
     },
-    /// An invalid learning rate.
     #[error("{schedule}: {parameter} is {found}; it must be finite and not negative")]
     NotARate {
         schedule: &'static str,

@@ -13,34 +13,25 @@ use crate::weights::LoraWeightsError;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "names say what they are")]
 pub enum TrainError {
-    /// The engine or another rank failed.
     #[error(transparent)]
     Run(Box<RunError>),
-    /// Weights could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// The base or the adapter of a LoRA run could not be read.
     #[error(transparent)]
     Lora(Box<LoraWeightsError>),
-    /// The teacher could not be read.
     #[error(transparent)]
     Teacher(Box<TeacherError>),
-    /// The cache of the teacher could not be read.
     #[error(transparent)]
     TeacherCache(Box<TeacherCacheError>),
-    /// The checkpoint cannot be resumed over this base.
     #[error(transparent)]
     Resume(Box<ResumeError>),
-    /// A checkpoint could not be saved.
     #[error("{0}")]
     Save(#[source] Box<SaveError>),
-    /// The model could not be written.
     #[error(transparent)]
     Export(Box<ExportError>),
-    /// Data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// fp16 overflows at the minimum loss scale.
     #[error(
         "step {step}: {what} not finite at a loss scale of {scale}, the minimum set by fp16.min_loss_scale; train in \
          bf16, or with a lower learning rate"
@@ -51,7 +42,6 @@ pub enum TrainError {
         what: String,
         scale: f64,
     },
-    /// A loss or a gradient is not finite.
     #[error(
         "step {step}: {what} not finite (loss {loss}); the update was not applied, and the weights are those after step \
          {}. Samples of the step, numbered from 0 in file order: {samples}. Try a lower learning rate, inspect these \
@@ -61,7 +51,6 @@ pub enum TrainError {
         step: u64,
         /// The non-finite quantity, as a phrase.
         what: String,
-        /// The loss of the step.
         loss: f64,
         /// The samples of the affected rank, or of all ranks if it is unknown.
         samples: String,

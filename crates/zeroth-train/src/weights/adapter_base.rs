@@ -42,14 +42,12 @@ pub struct OtherBase {
 
 /// An adapter whose base is not the given one, or could not be compared with it.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum AdapterBaseError {
-    /// It is another one.
     #[error(transparent)]
     Other(#[from] OtherBase),
-    /// The adapter could not be read.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
-    /// The base could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
 }

@@ -21,20 +21,16 @@ const REGION: usize = 8 << 20;
 
 /// An error of the benchmark.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum CollectivesError {
-    /// Memory could not be allocated.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Ranks could not be joined.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// A barrier failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// A collective failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A rank panicked.
     #[error("a rank panicked")]
     Panicked,
 }

@@ -92,7 +92,6 @@ pub struct StepBenchOptions {
     pub stage: u8,
     /// bf16 or f32.
     pub dtype: DType,
-    /// Ranks.
     pub ranks: usize,
     /// Threads per rank.
     pub threads: usize,
@@ -108,25 +107,17 @@ pub struct StepBenchOptions {
 pub enum StepBenchError {
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The forward graph could not be built.
     #[error(transparent)]
     Forward(#[from] ForwardError),
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The requested instruction set is not available.
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error(
         "{} are needed by {}, but {} are free: use a smaller --size, fewer --ranks, or --stage 3",
         format_bytes(*needed), counted(*ranks as u64, "rank"), format_bytes(*available)
     )]
-    Memory {
-        ranks: usize,
-        /// Bytes needed by all ranks.
-        needed: u64,
-        /// Free bytes.
-        available: u64,
-    },
+    Memory { ranks: usize, needed: u64, available: u64 },
 }
 
 /// Time of a step by phase, in percent.

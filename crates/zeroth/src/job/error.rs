@@ -14,47 +14,35 @@ use super::teacher::DistillRequestError;
 
 /// A request that makes no job. The message says what to change.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum JobError {
-    /// Inputs cannot be read.
     #[error(transparent)]
     Inputs(#[from] InputsError),
-    /// The config has errors.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Config and flags contradict each other.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// The model is not supported.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The adapters cannot be trained.
     #[error(transparent)]
     Lora(#[from] LoraRequestError),
-    /// Teacher or cache do not suit.
     #[error(transparent)]
     Distillation(#[from] DistillRequestError),
-    /// Data cannot be read.
     #[error(transparent)]
     Data(Box<DataRequestError>),
-    /// The checkpoint cannot be resumed from.
     #[error(transparent)]
     Resume(Box<ResumeRequestError>),
-    /// No steps, or too many.
     #[error(transparent)]
     RunLength(#[from] RunLengthError),
-    /// The schedule is wrong.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// GPUs are asked for.
     #[error(
         "--device cuda needs a GPU, but none was found: `zeroth doctor` shows what was probed; --device cpu trains \
          on the CPU"
     )]
     NoGpu,
-    /// A step without samples.
     #[error("the train batch is empty")]
     EmptyBatch,
-    /// Keys of the config that affect training.
     #[error("the config uses features that are not yet built:\n{}", .0.join("\n"))]
     UnsupportedKeys(Vec<String>),
 }

@@ -31,10 +31,8 @@ pub enum InputsError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Files(#[from] ModelFilesError),
-    /// Its config.json, as it was read.
     #[error("{origin}")]
     ModelConfig { origin: String, source: io::Error },
-    /// What a launcher passed.
     #[error("{HANDOFF_VARIABLE} is invalid: it is set by zeroth's launcher for its ranks; unset it")]
     Handoff(#[source] Box<dyn std::error::Error + Send + Sync>),
 }

@@ -35,21 +35,14 @@ pub struct LoraRequest {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum LoraRequestError {
-    /// The adapter folder cannot be used.
     #[error("--adapter: {0}")]
     Adapter(AdapterError),
-    /// Flags contradict the adapter, all of them at once.
     #[error(
         "--adapter {} continues an adapter, with its own shape and scale: {}; leave these flags out, or --adapter",
         folder.display(),
         differences.join("; ")
     )]
-    OtherShape {
-        folder: PathBuf,
-        /// Each flag with both values.
-        differences: Vec<String>,
-    },
-    /// The targets are not those of the adapter.
+    OtherShape { folder: PathBuf, differences: Vec<String> },
     #[error(
         "--adapter {} continues an adapter, with its own targets: it has {own} matrices, and --target-modules asks for \
          {here}{}; leave --target-modules out, or --adapter",
@@ -58,14 +51,11 @@ pub enum LoraRequestError {
     )]
     OtherTargets {
         folder: PathBuf,
-        /// Matrices of the adapter.
         own: usize,
-        /// Matrices that are asked for.
         here: usize,
         /// One of the adapter's that is not asked for.
         missing: Option<String>,
     },
-    /// The model cannot be adapted so.
     #[error(transparent)]
     Lora(#[from] LoraError),
 }

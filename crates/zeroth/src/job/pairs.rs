@@ -22,10 +22,9 @@ pub struct PairRequest {
 
 /// Maximum tokens of sources and targets.
 #[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs, reason = "the names say it")]
 pub struct PairLengths {
-    /// Of a source.
     pub source: Option<u64>,
-    /// Of a target.
     pub target: Option<u64>,
 }
 

@@ -37,61 +37,36 @@ const ANEW: &str = "repair or restore one of them, or start over with --overwrit
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum ResumeRequestError {
-    /// It cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// It is of another model, other adapters or other data.
     #[error(transparent)]
     Resume(#[from] ResumeError),
-    /// There is none where one was named.
     #[error(
         "--resume {named}: no valid checkpoint found; give a run folder, one of its checkpoints/step-N, or \
          auto\n  {}",
         notes.join("\n  ")
     )]
-    NoneFound {
-        /// What was named.
-        named: String,
-        /// Why others were skipped.
-        notes: Vec<String>,
-    },
-    /// The checkpoints of a run cannot be listed.
+    NoneFound { named: String, notes: Vec<String> },
     #[error("{} cannot be read: {ANEW}", folder.display())]
     Unreadable { folder: PathBuf, source: Box<CheckpointError> },
-    /// All checkpoints of a run are damaged.
     #[error(
         "{} has checkpoints, but none of them is valid:\n  {}\n{ANEW}",
         run.display(),
         refused.join("\n  ")
     )]
-    AllDamaged {
-        run: PathBuf,
-        /// Each with its error.
-        refused: Vec<String>,
-    },
-    /// Another train batch size than the checkpoint's.
+    AllDamaged { run: PathBuf, refused: Vec<String> },
     #[error(
         "train_batch_size is {given}, but the checkpoint was trained with {kept} samples per step, which resuming keeps: set it to \
          {kept}, or leave it out"
     )]
-    TrainBatch {
-        /// The one of the config.
-        given: u64,
-        kept: u64,
-    },
-    /// Steps remain, and the optimizer's state is not there.
+    TrainBatch { given: u64, kept: u64 },
     #[error(
         "{0} has weights only (--save-only-model): without the optimizer's state, training cannot be resumed after \
          step {step} of {steps}. Start a new run from its weights: `zeroth checkpoint export {0} --output MODEL`, then `zeroth \
          train --model MODEL` with another --output; or name a checkpoint with optimizer state with --resume",
         folder.display()
     )]
-    WeightsOnly {
-        folder: PathBuf,
-        step: u64,
-        /// Steps of the run.
-        steps: u64,
-    },
+    WeightsOnly { folder: PathBuf, step: u64, steps: u64 },
 }
 
 /// The longest file name of common file systems.

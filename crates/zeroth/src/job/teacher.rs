@@ -68,58 +68,42 @@ impl TeacherConfig {
 pub enum DistillRequestError {
     #[error("a run that distils has a teacher or a cache")]
     NoSource,
-    /// The teacher's config cannot be read.
     #[error("--teacher")]
     Teacher(#[source] ModelError),
-    /// The teacher's weights cannot be read.
     #[error("--teacher")]
     Weights(#[source] WeightsError),
-    /// The teacher's weights are not its config's.
     #[error(transparent)]
     TeacherWeights(#[from] TeacherError),
-    /// The cache cannot be used.
     #[error("--kd-cache")]
     Cache(#[source] TeacherCacheError),
-    /// A tokenizer cannot be read.
     #[error(transparent)]
     Encoder(#[from] EncoderError),
-    /// Samples cannot be read.
     #[error(transparent)]
     Data(#[from] DataError),
     /// The config of the placement cannot be used. Its text has a headline of its own, so the flag goes below.
     #[error("{0}\n  given by --teacher-deepspeed")]
     Placement(ConfigError),
-    /// A placement that is not built.
     #[error(
         "--teacher-deepspeed {given}: offload_param.device \"nvme\" is not yet built; use \"cpu\" or \"none\""
     )]
     Nvme { given: String },
-    /// A student with two streams.
     #[error(
         "--model {name} is an encoder-decoder model ({family}): distillation is not yet built for its two streams; leave out --teacher \
          and --kd-cache, or give a decoder-only student"
     )]
     PairedStudent { name: String, family: &'static str },
-    /// A teacher with two streams.
     #[error(
         "--teacher {name} is an encoder-decoder model ({family}): its predictions are those of a decoder's targets, not of the \
          student's tokens; give a decoder-only teacher"
     )]
     PairedTeacher { name: String, family: &'static str },
-    /// A teacher with fewer positions than rows have tokens.
     #[error(
         "--teacher {name} has {} positions (max_position_embeddings), fewer than the {} of --max-length: give \
          --max-length {positions}, or a teacher with more positions",
         grouped(*.positions),
         grouped(*.max_length)
     )]
-    Positions {
-        name: String,
-        positions: u64,
-        /// Maximum tokens of a row.
-        max_length: u64,
-    },
-    /// Without tokenizers nothing says that ids of different vocabularies mean the same.
+    Positions { name: String, positions: u64, max_length: u64 },
     #[error(
         "--teacher {name} has a vocabulary of {} ids, the student {student} one of {}, and neither has a tokenizer.json that \
          would say whether the first ids are the same: {SAME_TOKENS}; give a teacher with the same vocabulary",
@@ -127,50 +111,29 @@ pub enum DistillRequestError {
         grouped(*.students)
     )]
     Vocabulary { name: String, vocab: u64, student: String, students: u64 },
-    /// Only one side has a tokenizer.
     #[error(
         "{without} has no tokenizer.json, and {with} has one: {SAME_TOKENS}; copy tokenizer.json there if both models were \
          trained with it, or give another teacher"
     )]
-    OneTokenizer {
-        /// The model with one.
-        with: String,
-        without: String,
-    },
+    OneTokenizer { with: String, without: String },
     #[error(
         "--teacher {name} has another tokenizer than the student {student}: {how}; {SAME_TOKENS}; give a teacher of the student's \
          tokenizer"
     )]
     Tokenizer { name: String, student: String, how: String },
-    /// The teacher's tokenizer has ids without embedding.
     #[error(
         "--teacher {name} has an embedding of {} ids (vocab_size), fewer than the {} of its tokenizer.json: it has no \
          distribution after tokens that it does not know; give a teacher whose embedding has all of them",
         grouped(*.vocab),
         grouped(*.ids)
     )]
-    Embedding {
-        name: String,
-        /// Ids of its embedding.
-        vocab: u64,
-        /// Ids of its tokenizer.
-        ids: u64,
-    },
-    /// A token of the data that the teacher has no embedding of.
+    Embedding { name: String, vocab: u64, ids: u64 },
     #[error(
         "token {place} of sample {sample} is {id}, and --teacher {name} has an embedding of {} ids (vocab_size): give a \
          teacher that knows all tokens of the data, or data without these",
         grouped(*.vocab)
     )]
-    UnknownToken {
-        /// Its place in the sample.
-        place: usize,
-        sample: u64,
-        id: i32,
-        name: String,
-        /// Ids of its embedding.
-        vocab: u64,
-    },
+    UnknownToken { place: usize, sample: u64, id: i32, name: String, vocab: u64 },
 }
 
 const SAME_TOKENS: &str = "distillation compares distributions over the same tokens";

@@ -11,23 +11,18 @@ use super::resolved_job::ResolvedJob;
 
 /// Weights that the run cannot start from.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say it")]
 pub enum JobWeightsError {
-    /// The model's, or the base's.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The base's, or the adapter's.
     #[error(transparent)]
     Lora(#[from] LoraWeightsError),
-    /// The adapter was trained over another base.
     #[error("--adapter")]
     Adapter(#[source] AdapterBaseError),
-    /// Base, teacher or loss are not those of the checkpoint.
     #[error(transparent)]
     Resume(#[from] ResumeError),
-    /// The teacher's.
     #[error(transparent)]
     Teacher(#[from] TeacherError),
-    /// The teacher's cannot be read.
     #[error("--teacher")]
     TeacherWeights(#[source] WeightsError),
 }

@@ -363,7 +363,6 @@ pub(super) struct Cached<'a> {
     tail: bool,
     /// The tokens of `ids` below `shared`.
     known: &'a mut [u32],
-    /// Their logits.
     logits: &'a mut [f32],
     /// Logits of the outcomes: the known tokens, then all others.
     student: &'a mut [f32],
