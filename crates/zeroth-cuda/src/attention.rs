@@ -8,6 +8,7 @@ use super::cudnn::{FusedAttention, Operands, workspace};
 use super::driver::{Address, Handle};
 use super::entry_points::EntryPoint;
 use super::flash::{Features, KernelConfig, MAX_DISTANCES, MAX_GROUP, TileConfigs, padded_head_dim};
+use super::gpu_kernel::{NO_SCRATCH, cuda_kernel};
 use super::launch_context::{LaunchContext, THREADS, VEC, WARP, aligned16, float};
 use super::modules::AttentionVariant;
 use super::rowwise;
@@ -254,3 +255,18 @@ fn bias_gradient(
     }
     rowwise::add_column_sums(cx, partials, to, [tiles, width])
 }
+
+cuda_kernel!(
+    Attention { dims, context, q, k, v, y, lse },
+    |dtype| {
+        // Only cuDNN needs a workspace.
+        if needs_context(&dims, &context) { NO_SCRATCH } else { [workspace(&dims, dtype), 0, 0] }
+    },
+    |cx, libraries| forward(cx, libraries.fused, &dims, &context, [q, k, v], y, lse)
+);
+
+cuda_kernel!(
+    AttentionBackward { dims, context, q, k, v, y, lse, dy, dq, dk, dv, dbias },
+    |_| [4 * deltas(&dims) as u64, if dbias.is_some() { bias_partials(&dims) } else { 0 }, 0],
+    |cx| backward(cx, &dims, &context, [q, k, v], [y, lse, dy], [dq, dk, dv], dbias)
+);

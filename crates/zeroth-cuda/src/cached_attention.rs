@@ -4,6 +4,7 @@ use zeroth_kernel::{AttentionDims, CacheRange, DeviceError, Span, StoreRowsDims}
 
 use super::attention;
 use super::entry_points::EntryPoint;
+use super::gpu_kernel::{NO_SCRATCH, cuda_kernel};
 use super::launch_context::{LaunchContext, THREADS};
 
 /// Threads per block, and elements of a head that it computes (`THREADS` in cached_attention.cu).
@@ -44,3 +45,16 @@ pub(super) fn forward(
     let grid = [dims.rows, dims.heads, dims.head_dim.div_ceil(BLOCK)];
     cx.run(EntryPoint::CachedAttention, &[cx.dtype], grid, BLOCK as u32, &arguments)
 }
+
+cuda_kernel!(StoreRows { dims, ranges, x, cache }, |_| NO_SCRATCH, |cx| store_rows(
+    cx, dims, ranges, x, cache
+));
+
+cuda_kernel!(CachedAttention { dims, cached, ranges, bias, q, k, v, y }, |_| NO_SCRATCH, |cx| forward(
+    cx,
+    &dims,
+    cached,
+    [ranges, q, k, v],
+    bias,
+    y
+));

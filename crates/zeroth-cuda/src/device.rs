@@ -8,6 +8,7 @@ use super::cpu_optimizer::CpuOptimizer;
 use super::cudnn::FusedAttention;
 use super::driver::{Address, DeviceAttribute, Driver, Handle};
 use super::flash::is_hopper;
+use super::gpu_kernel::Libraries;
 use super::gpu_uuid::gpu_uuid;
 use super::graphs::Graphs;
 use super::kernels::ENTRIES;
@@ -15,7 +16,7 @@ use super::launch_context::LaunchContext;
 use super::matmuls::Matmuls;
 use super::modules::Modules;
 use super::peers::{Peers, host_is_no_device_transport, token};
-use super::{cudnn, ipc, kernels, nccl};
+use super::{cudnn, gpu_kernel, ipc, nccl};
 use zeroth_base::DType;
 use zeroth_kernel::{ByTier, READBACKS};
 use zeroth_kernel::{
@@ -220,7 +221,7 @@ impl Device for CudaDevice {
         let modules = self.modules.as_ref().expect("set by `open`");
         let mut cx = LaunchContext::new(&self.driver, modules, self.arenas, stream, launch)?;
         let fused = self.fused.as_mut().expect("set by `open`");
-        kernels::dispatch(&mut cx, &mut self.matmuls, fused, &launch.kernel)
+        gpu_kernel::enqueue(&mut cx, &mut Libraries { matmuls: &mut self.matmuls, fused }, &launch.kernel)
     }
 
     fn equal_sequences(&mut self, length: Option<usize>) {

@@ -6,8 +6,9 @@ use std::mem::offset_of;
 use zeroth_base::DType;
 
 use super::entry_points::EntryPoint;
+use super::gpu_kernel::{CudaKernel, Libraries, cuda_kernel, stored_in_f32};
 use super::launch_context::{LaunchContext, float};
-use super::lm_head::{SliceMatmuls, THREADS as SUM_THREADS};
+use super::lm_head::{SliceMatmuls, THREADS as SUM_THREADS, is_rounded};
 use super::matmuls::Matmuls;
 use super::scratch::{WORKSPACE, row_stride, slice_rows, slice_rows_of};
 use zeroth_kernel::{Control, DeviceError, GradStore, HeadLossDims, Span, TeacherSpans, operands};
@@ -223,3 +224,22 @@ pub(super) fn top_log_probs(
     }
     Ok(())
 }
+
+impl CudaKernel for operands::DistillLossBackward {
+    fn scratch(&self, dtype: DType) -> [u64; 3] {
+        scratch(self.dims, &self.teacher, dtype)
+    }
+
+    fn enqueue(self, cx: &mut LaunchContext, libraries: &mut Libraries<'_>) -> Result<(), DeviceError> {
+        if self.dw.is_some_and(is_rounded) {
+            return Err(stored_in_f32(cx));
+        }
+        loss(cx, libraries.matmuls, self)
+    }
+}
+
+cuda_kernel!(
+    TopLogProbs { dims, k, temperature, x, w, ids, log_probs },
+    |dtype| top_scratch(dims, k, dtype),
+    |cx, libraries| top_log_probs(cx, libraries.matmuls, dims, k, temperature, [x, w, ids, log_probs])
+);

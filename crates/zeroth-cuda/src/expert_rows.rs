@@ -4,6 +4,7 @@ use zeroth_base::ActivationFn;
 
 use super::driver::Address;
 use super::entry_points::EntryPoint;
+use super::gpu_kernel::{NO_SCRATCH, cuda_kernel};
 use super::launch_context::{LaunchContext, VEC, aligned16};
 use zeroth_kernel::{DeviceError, ExpertRowsDims, GatedRowsDims, Span};
 
@@ -111,3 +112,30 @@ pub(super) fn gated_backward(
     ];
     cx.run_rowwise(EntryPoint::gated_rows_backward(activation), slots, &arguments)
 }
+
+cuda_kernel!(GatherRows { dims, order, offsets, x, y }, |_| NO_SCRATCH, |cx| gather(
+    cx,
+    dims,
+    [order, offsets, x, y]
+));
+
+cuda_kernel!(CombineRows { dims, places, offsets, x, y }, |_| NO_SCRATCH, |cx| combine(
+    cx,
+    dims,
+    [places, offsets, x, y]
+));
+
+cuda_kernel!(
+    GatedRows { activation, dims, order, offsets, weights, gate_up, y },
+    |_| NO_SCRATCH,
+    |cx| gated(cx, activation, dims, [order, offsets, weights, gate_up, y])
+);
+
+cuda_kernel!(
+    GatedRowsBackward { activation, dims, order, offsets, weights, gate_up, dy, dgate_up, dweights },
+    |_| NO_SCRATCH,
+    |cx| {
+        let operands = [order, offsets, weights, gate_up, dy];
+        gated_backward(cx, activation, dims, operands, dgate_up, dweights)
+    }
+);

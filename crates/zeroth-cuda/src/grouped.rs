@@ -4,6 +4,7 @@
 use zeroth_base::DType;
 
 use super::driver::Address;
+use super::gpu_kernel::{NO_SCRATCH, cuda_kernel};
 use super::grouped_functions::{
     HOPPER_ROWS, HopperFunctions, MAX_EXPERTS, NARROW, PANEL, WIDE, hopper_shared,
 };
@@ -263,6 +264,38 @@ pub(super) fn linear_dw(
     };
     matmul.enqueue(cx)
 }
+
+cuda_kernel!(GroupedLinear { dims, offsets, x, w, y }, |_| NO_SCRATCH, |cx| linear(
+    cx,
+    dims,
+    [offsets, x, w, y],
+    1.0,
+    false
+));
+
+cuda_kernel!(GroupedLinearAdd { dims, scale, offsets, x, w, y }, |_| NO_SCRATCH, |cx| linear(
+    cx,
+    dims,
+    [offsets, x, w, y],
+    scale,
+    true
+));
+
+cuda_kernel!(GroupedLinearDx { dims, scale, add, offsets, dy, w, dx }, |_| NO_SCRATCH, |cx| linear_dx(
+    cx,
+    dims,
+    [offsets, dy, w, dx],
+    scale,
+    add
+));
+
+cuda_kernel!(GroupedLinearDw { dims, scale, offsets, dy, x, dw, store }, |_| NO_SCRATCH, |cx| linear_dw(
+    cx,
+    dims,
+    [offsets, dy, x, dw],
+    scale,
+    store
+));
 
 #[cfg(test)]
 mod tests {

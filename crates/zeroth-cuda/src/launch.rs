@@ -4,6 +4,7 @@ use zeroth_base::DType;
 
 use super::cublaslt::dtype_index;
 use super::entry_points::EntryPoint;
+use super::gpu_kernel::{CudaKernel, Libraries, NO_SCRATCH, cuda_kernel};
 use super::launch_context::{LaunchContext, THREADS};
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::scratch::{WORKSPACE, blocks, exact_sums};
@@ -230,3 +231,74 @@ const _: () =
     assert!(size_of::<ExactSum>() == 88 && size_of::<Recipe>() == 168 && size_of::<StepInput>() == 584);
 const _: () = assert!(size_of::<Control>() == 216 && size_of::<Record>() == 80);
 const _: () = assert!(size_of::<RowKey>() == 16 && size_of::<CacheRange>() == 8);
+
+cuda_kernel!(Linear { dims, x, w, bias, y }, |_| [WORKSPACE, 0, 0], |cx, libraries| linear(
+    cx,
+    libraries.matmuls,
+    dims,
+    [x, w, y],
+    bias,
+    None
+));
+
+cuda_kernel!(LinearAdd { dims, scale, x, w, y }, |_| [WORKSPACE, 0, 0], |cx, libraries| linear(
+    cx,
+    libraries.matmuls,
+    dims,
+    [x, w, y],
+    None,
+    Some(scale)
+));
+
+cuda_kernel!(LinearDx { dims, scale, add, dy, w, dx }, |_| [WORKSPACE, 0, 0], |cx, libraries| linear_dx(
+    cx,
+    libraries.matmuls,
+    dims,
+    [dy, w, dx],
+    scale,
+    add
+));
+
+cuda_kernel!(LinearDw { dims, scale, dy, x, dw, store }, |_| [WORKSPACE, 0, 0], |cx, libraries| linear_dw(
+    cx,
+    libraries.matmuls,
+    dims,
+    [dy, x, dw],
+    scale,
+    store
+));
+
+cuda_kernel!(Zero { to }, |_| NO_SCRATCH, |cx| zero(cx, to));
+
+cuda_kernel!(CheckFinite { values, value_type, found_inf }, |_| NO_SCRATCH, |cx| check_finite(
+    cx, values, value_type, found_inf
+));
+
+cuda_kernel!(
+    Squares { values, value_type, sum },
+    |_| {
+        let blocks = blocks(values.bytes / value_type.bytes());
+        [8 * blocks, exact_sums(blocks) * size_of::<ExactSum>() as u64, 0]
+    },
+    |cx| squares(cx, values, value_type, sum)
+);
+
+impl CudaKernel for operands::Control {
+    fn scratch(&self, _: DType) -> [u64; 3] {
+        NO_SCRATCH
+    }
+
+    fn enqueue(self, cx: &mut LaunchContext, _: &mut Libraries<'_>) -> Result<(), DeviceError> {
+        control(cx, self)
+    }
+}
+
+impl CudaKernel for operands::Optimize {
+    fn scratch(&self, _: DType) -> [u64; 3] {
+        NO_SCRATCH
+    }
+
+    fn enqueue(self, cx: &mut LaunchContext, _: &mut Libraries<'_>) -> Result<(), DeviceError> {
+        optimize(cx, self)
+    }
+}

@@ -21,6 +21,7 @@ mod driver;
 mod entry_points;
 mod expert_rows;
 mod flash;
+mod gpu_kernel;
 mod gpu_uuid;
 mod graphs;
 mod grouped;
@@ -46,7 +47,7 @@ mod target;
 mod tensor_map;
 
 pub use device::CudaDevice;
-pub use kernels::scratch_bytes;
+pub use gpu_kernel::scratch_bytes;
 pub use library_folders::{LIBRARIES_VARIABLE, LibraryFolders};
 pub use modules::compile_kernels;
 pub use shared_library::SharedLibrary;

@@ -10,11 +10,11 @@ use zeroth_base::DType;
 use super::attention::starts_of;
 use super::driver::Address;
 use super::entry_points::EntryPoint;
+use super::gpu_kernel::{cuda_kernel, stored_in_f32};
 use super::launch_context::{LaunchContext, THREADS as COPY_THREADS};
 use super::matmuls::{Matmul, Matmuls, Matrix};
 use super::scratch::{WORKSPACE, logits_row_stride, slice_rows};
-use zeroth_kernel::{Control, DeviceError, Span};
-use zeroth_kernel::{HeadLossDims, LogitsDims};
+use zeroth_kernel::{Control, DeviceError, GradStore, HeadLossDims, HeadLossDw, LogitsDims, Span};
 
 /// Threads per row of logits, and of the sum of losses (`THREADS` in cross_entropy.cu).
 pub(super) const THREADS: u32 = 1024;
@@ -186,3 +186,37 @@ pub(super) fn logits(
     };
     matmuls.enqueue(cx, &forward, workspace)
 }
+
+/// Whether the gradient of the weight is rounded as it is stored, or leaves rows to the embedding.
+pub(super) const fn is_rounded(dw: HeadLossDw) -> bool {
+    matches!(dw.store, GradStore::Round { .. }) || dw.tied_rows.is_some()
+}
+
+fn head_scratch(dims: HeadLossDims, dtype: DType) -> [u64; 3] {
+    let logits = dtype.bytes() * (slice_rows(dims, dtype) * logits_row_stride(dims)) as u64;
+    // One loss per row.
+    [WORKSPACE, logits, 4 * dims.rows as u64]
+}
+
+cuda_kernel!(HeadLoss { dims, x, w, labels, loss }, |dtype| head_scratch(dims, dtype), |cx, libraries| {
+    self::loss(cx, libraries.matmuls, dims, [x, w, labels, loss], None)
+});
+
+cuda_kernel!(
+    HeadLossBackward { dims, x, w, labels, loss, loss_weight, control, dx, dw },
+    |dtype| head_scratch(dims, dtype),
+    |cx, libraries| {
+        if dw.is_some_and(is_rounded) {
+            return Err(stored_in_f32(cx));
+        }
+        let dw = dw.map(|dw| (dw.to, dw.store == GradStore::Add));
+        let gradients = HeadGradients { loss_weight, control, dx, dw };
+        self::loss(cx, libraries.matmuls, dims, [x, w, labels, loss], Some(gradients))
+    }
+);
+
+cuda_kernel!(
+    Logits { dims, starts, x, w, logits },
+    |dtype| [WORKSPACE, (dims.sequences * dims.hidden) as u64 * dtype.bytes(), 0],
+    |cx, libraries| self::logits(cx, libraries.matmuls, dims, starts, [x, w], logits)
+);

@@ -3,9 +3,10 @@
 
 use super::driver::Address;
 use super::entry_points::EntryPoint;
+use super::gpu_kernel::{NO_SCRATCH, cuda_kernel};
 use super::launch_context::{LaunchContext, THREADS, VEC, aligned16, float};
-use super::rowwise::{RowPartition, add_column_sums, norm, norm_backward, norm_gradients};
-use super::scratch::{column_sums, rotated_back};
+use super::rowwise::{RowPartition, add_column_sums, column_sums, norm, norm_backward, norm_gradients};
+use super::scratch::rotated_back;
 use zeroth_kernel::{DeviceError, Span};
 use zeroth_kernel::{HeadNormRopeDims, RmsNormDims, RopeDims};
 
@@ -129,6 +130,32 @@ pub(super) fn backward(
     cx.run(EntryPoint::HeadNormRopeBackward, &[cx.dtype], [blocks, 1, 1], THREADS, &arguments)?;
     total.map_or(Ok(()), |total| add_column_sums(cx, partials, total, [blocks, width]))
 }
+
+cuda_kernel!(Rope { dims, cos, sin, x, y, back }, |_| NO_SCRATCH, |cx| rope(
+    cx,
+    dims,
+    [cos, sin],
+    x,
+    y,
+    back
+));
+
+cuda_kernel!(HeadNormRope { dims, x, w, cos, sin, y, rstd }, |_| NO_SCRATCH, |cx| forward(
+    cx,
+    dims,
+    [x, w],
+    [cos, sin],
+    [y, rstd]
+));
+
+cuda_kernel!(
+    HeadNormRopeBackward { dims, dy, h, rstd, w, cos, sin, dh, dw },
+    |dtype| {
+        let (norm, rotated) = (dims.norm(), if dh.is_none() { rotated_back(dtype, dims) } else { 0 });
+        if dw.is_some() { [column_sums(norm.rows, norm.width), rotated, 0] } else { NO_SCRATCH }
+    },
+    |cx| backward(cx, dims, [dy, h, rstd, w], [cos, sin], dh, dw)
+);
 
 #[cfg(test)]
 mod tests {

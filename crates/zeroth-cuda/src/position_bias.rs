@@ -3,6 +3,7 @@
 use zeroth_kernel::{DeviceError, PositionBiasDims, Span};
 
 use super::entry_points::EntryPoint;
+use super::gpu_kernel::{NO_SCRATCH, cuda_kernel};
 use super::launch_context::{LaunchContext, THREADS};
 
 /// Buckets, the largest distance, whether they are bidirectional, and heads, as kernel arguments.
@@ -43,3 +44,7 @@ pub(super) fn backward(
         &[dtable, dw, buckets, most, bidirectional, heads],
     )
 }
+
+cuda_kernel!(PositionBias { dims, w, table }, |_| NO_SCRATCH, |cx| forward(cx, dims, w, table));
+
+cuda_kernel!(PositionBiasBackward { dims, dtable, dw }, |_| NO_SCRATCH, |cx| backward(cx, dims, dtable, dw));

@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use super::attention::starts_of;
 use super::driver::Address;
 use super::entry_points::EntryPoint;
+use super::gpu_kernel::{NO_SCRATCH, cuda_kernel};
 use super::launch_context::{LaunchContext, THREADS, WARP};
 use zeroth_kernel::{Balance, BalanceDims, Control, DeviceError, RouteDims, Span};
 
@@ -185,6 +186,37 @@ pub(super) fn balance_loss(
     ];
     cx.run(EntryPoint::BalanceLoss, &[], [1; 3], THREADS, &arguments)
 }
+
+cuda_kernel!(
+    Route { dims, starts, logits, experts, weights, order, places, offsets, balance },
+    |_| scratch(dims, balance.is_some()),
+    |cx| forward(cx, dims, starts, logits, [experts, weights, order, places, offsets], balance)
+);
+
+cuda_kernel!(
+    RouteBackward { dims, starts, logits, experts, weights, dweights, slopes, dlogits },
+    |_| NO_SCRATCH,
+    |cx| {
+        let gradients = RouteGradients { dweights, slopes };
+        backward(cx, dims, starts, [logits, experts, weights], &gradients, dlogits)
+    }
+);
+
+cuda_kernel!(BalanceLoss { dims, starts, balance, labels, loss }, |_| NO_SCRATCH, |cx| balance_loss(
+    cx,
+    dims,
+    [starts, balance, labels, loss],
+    None
+));
+
+cuda_kernel!(
+    BalanceLossBackward { dims, starts, balance, labels, loss, loss_weight, control, slopes },
+    |_| NO_SCRATCH,
+    |cx| {
+        let gradient = BalanceGradient { loss_weight, control, slopes };
+        balance_loss(cx, dims, [starts, balance, labels, loss], Some(gradient))
+    }
+);
 
 #[cfg(test)]
 mod tests {

@@ -3,13 +3,15 @@
 
 use super::driver::Address;
 use super::entry_points::EntryPoint;
+use super::gpu_kernel::{NO_SCRATCH, cuda_kernel, stored_in_f32};
 use super::launch_context::{LaunchContext, THREADS, VEC, WARP, aligned16, float};
-use super::scratch::{COLUMN_ROWS, column_sums};
 use zeroth_kernel::{DeviceError, Span};
 use zeroth_kernel::{EmbeddingDims, MAX_CLAMPED, RmsNormDims};
 
 /// Vectors of a row per thread (`VECS` in rowwise.cu).
 const VECS: usize = 4;
+/// Rows per thread of the scalar column sums (`BLOCK_ROWS` in rowwise.cu).
+const COLUMN_ROWS: usize = 64;
 /// Largest grid of the gradient of a norm.
 const MAX_BLOCKS: usize = 512;
 
@@ -92,6 +94,12 @@ pub(super) fn sum_columns(
     let arguments = [dy, h, rstd, partials, rows as u64, width as u64];
     cx.run(EntryPoint::ColumnSums, &[cx.dtype], grid, THREADS, &arguments)?;
     add_column_sums(cx, partials, total, [blocks, width])
+}
+
+/// Bytes of the first level of column sums, for the scalar and the vectorized kernels.
+pub(super) fn column_sums(rows: usize, width: usize) -> u64 {
+    let blocks = RowPartition::new(width).map_or(0, |partition| partition.gradient_blocks(rows).1);
+    4 * (blocks.max(rows.div_ceil(COLUMN_ROWS)) * width) as u64
 }
 
 pub(super) fn add_column_sums(
@@ -184,6 +192,42 @@ pub(super) fn norm_gradients(
     cx.run(EntryPoint::RmsNormBackwardVec, &[cx.dtype], [blocks, 1, 1], THREADS, &arguments)?;
     dw.map_or(Ok(()), |dw| add_column_sums(cx, partials, dw, [blocks, dims.width]))
 }
+
+cuda_kernel!(Embedding { dims, rows, ids, table, y }, |_| NO_SCRATCH, |cx| embedding(
+    cx,
+    dims,
+    rows,
+    [ids, table, y]
+));
+
+cuda_kernel!(EmbeddingBackward { dims, rows, ids, dy, dtable, tied_rows }, |_| NO_SCRATCH, |cx| {
+    if tied_rows.is_some() {
+        return Err(stored_in_f32(cx));
+    }
+    embedding_backward(cx, dims, rows, [ids, dy, dtable])
+});
+
+cuda_kernel!(LinearDb { dims, dy, db }, |_| [column_sums(dims.rows, dims.outputs), 0, 0], |cx| {
+    let dy = cx.typed("dy", dy, dims.rows * dims.outputs)?;
+    let db = cx.words("db", db, dims.outputs)?;
+    sum_columns(cx, dy, None, [dims.rows, dims.outputs], db)
+});
+
+cuda_kernel!(RmsNorm { dims, x, w, y, rstd }, |_| NO_SCRATCH, |cx| norm(cx, dims, x, None, [w, y, rstd]));
+
+cuda_kernel!(AddRmsNorm { dims, x, residual, w, h, y, rstd }, |_| NO_SCRATCH, |cx| norm(
+    cx,
+    dims,
+    x,
+    Some((residual, h)),
+    [w, y, rstd]
+));
+
+cuda_kernel!(
+    RmsNormBackward { dims, dy, h, rstd, w, residual, dh, dw },
+    |_| if dw.is_some() { [column_sums(dims.rows, dims.width), 0, 0] } else { NO_SCRATCH },
+    |cx| norm_backward(cx, dims, [dy, h, rstd, w], residual, dh, dw)
+);
 
 #[cfg(test)]
 mod tests {

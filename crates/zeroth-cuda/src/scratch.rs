@@ -2,13 +2,10 @@
 
 use zeroth_base::DType;
 
-use super::rowwise::RowPartition;
 use zeroth_kernel::{AttentionDims, BLOCK, HeadLossDims, HeadNormRopeDims};
 
 /// Workspace of a matmul: NVIDIA's recommendation for Hopper.
 pub(super) const WORKSPACE: u64 = 32 << 20;
-/// Rows per thread of the scalar column sums (`BLOCK_ROWS` in rowwise.cu).
-pub(super) const COLUMN_ROWS: usize = 64;
 
 /// Rows of a tile on CUDA cores, and the least of one on tensor cores.
 pub(super) const TILE: usize = 64;
@@ -39,12 +36,6 @@ pub(super) fn slice_rows(dims: HeadLossDims, dtype: DType) -> usize {
 pub(super) fn slice_rows_of(rows: usize, bytes: u64) -> usize {
     let most = (SLICE_BYTES / bytes.max(1)).clamp(32, SLICE_ROWS) as usize / 32 * 32;
     most.min(rows)
-}
-
-/// Bytes of the first level of column sums, for the scalar and the vectorized kernels.
-pub(super) fn column_sums(rows: usize, width: usize) -> u64 {
-    let blocks = RowPartition::new(width).map_or(0, |partition| partition.gradient_blocks(rows).1);
-    4 * (blocks.max(rows.div_ceil(COLUMN_ROWS)) * width) as u64
 }
 
 /// Bytes of dy rotated back, where there is no dh to hold it.

@@ -4,7 +4,7 @@ use zeroth_base::DType;
 use zeroth_kernel::{ByTier, Device, DeviceError, Kernel, Target};
 
 use super::device::CudaDevice;
-use super::kernels::scratch_bytes;
+use super::gpu_kernel::scratch_bytes;
 
 /// One GPU for each rank.
 #[derive(Debug)]
