@@ -19,12 +19,7 @@ pub enum ExclusiveFolderError {
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error("cannot {doing} the folder {}: {source}", folder.display())]
-    Io {
-        doing: &'static str,
-        folder: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    Io { doing: &'static str, folder: PathBuf, source: io::Error },
 }
 
 /// A folder that is locked by this process until it is dropped. Those that were made for it go then if they are empty.

@@ -30,11 +30,7 @@ pub enum LockError {
     #[error("cannot lock {}: it is not a file; move it away", path.display())]
     NotAFile { path: PathBuf },
     #[error("cannot lock {}: {source}", path.display())]
-    Io {
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
 /// A folder locked by this process until dropped.

@@ -65,18 +65,12 @@ pub enum LauncherError {
     #[error(
         "{launcher} started this process, but {name} is not set; start it through the launcher, or unset {because}"
     )]
-    Missing {
-        launcher: ExternalLauncher,
-        name: String,
-        /// The variable that identifies the launcher.
-        because: &'static str,
-    },
+    Missing { launcher: ExternalLauncher, name: String, because: &'static str },
     #[error("{name} of {launcher} is {value:?}, which is not a number of ranks or a rank")]
     NotANumber { launcher: ExternalLauncher, name: &'static str, value: String },
     #[error("{below} of {launcher} is {value}, but {above} is {bound}; ranks are numbered from 0")]
     Contradiction {
         launcher: ExternalLauncher,
-        /// The variable that is too large.
         below: &'static str,
         value: usize,
         above: &'static str,

@@ -9,7 +9,6 @@ use crate::op_name::{LastOp, OpName};
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub enum CommError {
-    /// A rank is lost or in a different collective. The job ends: every rank gets this error.
     #[error(transparent)]
     RankLost(#[from] Box<RankLost>),
     #[error("{kind} in {op}: {given} {what} given, its counts ask for {needed}")]

@@ -55,11 +55,7 @@ pub enum ColumnsError {
     )]
     Unknown { name: String, near: Option<&'static str> },
     #[error("--columns expects zeroth's name first: write `{ours}={theirs}` instead of `{theirs}={ours}`")]
-    Swapped {
-        /// The name of a row format's column.
-        ours: &'static str,
-        theirs: String,
-    },
+    Swapped { ours: &'static str, theirs: String },
     #[error("--columns maps `{name}` twice, to `{first}` and to `{second}`")]
     Twice { name: &'static str, first: String, second: String },
 }

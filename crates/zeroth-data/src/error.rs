@@ -56,17 +56,12 @@ pub enum DataError {
         "{} ends inside {at} of its JSON array: a bracket or a quote is not closed; is the file complete?",
         path.display()
     )]
-    CutArray {
-        path: PathBuf,
-        /// The row that does not end.
-        at: RowNumber,
-    },
+    CutArray { path: PathBuf, at: RowNumber },
     #[error(
         "{}: line {line}: text follows the end of the JSON array: a file is one array, or JSONL with one object per line",
         path.display()
     )]
     AfterArray { path: PathBuf, line: u64 },
-    /// A table whose first line does not name the columns of a row format.
     #[error("{}: the first line must name the columns: {problem}", path.display())]
     Header { path: PathBuf, problem: RowProblem },
     #[error("{}: the header names the column `{name}` twice", path.display())]
@@ -80,12 +75,7 @@ pub enum DataError {
          rewrite it, e.g. with pandas.read_parquet('{}').to_parquet('rows.parquet', compression='zstd')",
         path.display(), path.display()
     )]
-    Codec {
-        path: PathBuf,
-        column: String,
-        /// Its codec, as Parquet names it.
-        codec: String,
-    },
+    Codec { path: PathBuf, column: String, codec: String },
     #[error("cannot read {} as Parquet (row {row}): {message}; is it complete?", path.display())]
     Parquet {
         path: PathBuf,
@@ -111,10 +101,7 @@ pub enum DataError {
     #[error("{} changed while being read: run again once it is complete", path.display())]
     Changed { path: PathBuf },
     #[error("cannot write the token cache{}; set ZEROTH_CACHE to a writable folder", listed_places(tried))]
-    NoCache {
-        /// The folders tried, each with its error.
-        tried: Vec<(PathBuf, io::Error)>,
-    },
+    NoCache { tried: Vec<(PathBuf, io::Error)> },
     #[error("{} is not a valid token cache: {why}; prepare the data again", path.display())]
     CacheFile { path: PathBuf, why: &'static str },
     #[error("cannot read sample {sample} from the token cache {}: {}", path.display(), unreadable(source))]

@@ -22,7 +22,6 @@ pub enum RowProblem {
         grouped(MAX_ROW_VALUES)
     )]
     TooManyValues,
-    /// A text beyond what is tokenised, which may still be within the maximum length.
     #[error(
         "the row has {} of text: at most {} are tokenised; split it into several rows",
         format_bytes(*bytes), format_bytes(MAX_TEXT_BYTES as u64)
@@ -56,11 +55,7 @@ pub enum RowProblem {
         near.as_ref().map(|(theirs, ours)| format!(" (`{theirs}` is similar to `{ours}`)")).unwrap_or_default(),
         known_formats()
     )]
-    UnknownFormat {
-        found: Vec<String>,
-        /// A key, and the similar known name.
-        near: Option<(String, &'static str)>,
-    },
+    UnknownFormat { found: Vec<String>, near: Option<(String, &'static str)> },
     #[error("`{key}` is null: the format {format} requires it; fill it in, or remove the row")]
     NullColumn { key: String, format: &'static str },
     #[error(
@@ -157,7 +152,6 @@ pub enum RowProblem {
          authors"
     )]
     TemplateStopped { file: String, what: String },
-    /// A template that has to be rendered once for each message, and a conversation with many.
     #[error(
         "the chat template renders other text once a message changes, so each of the {} is looked for by rendering \
          the conversation again: that takes too long for so many; split the conversation, or mark the trained text with \
@@ -210,7 +204,6 @@ pub enum RowProblem {
          `input_ids`"
     )]
     NoLabels,
-    /// An untrained label before others, and no token to feed in its place.
     #[error(
         "labels[{place}] is {IGNORED} and labels follow: the decoder reads pad_token_id in its place, which config.json does \
          not have"

@@ -33,12 +33,10 @@ pub enum RunError {
          of another model, or damaged"
     )]
     Vocabulary { what: &'static str, number: i32, vocabulary: u64 },
-    /// Logits of whole sequences were requested from a program without a section for them.
     #[error(
         "this program does not compute the logits of whole sequences: it was compiled to train, or to decode after an encoder"
     )]
     NoLogits,
-    /// Most probable tokens were requested from a program that does not compute them.
     #[error("this program does not compute the most probable tokens: compile one for a cache of its teacher")]
     NoTopLogProbs,
     #[error("logits of {found} sequences were requested from a program compiled for at most {most}")]
@@ -67,13 +65,7 @@ pub enum RunError {
     #[error("a step of {expected} micro-batch(es) was given {found}")]
     MicroBatches { found: usize, expected: u64 },
     #[error("step {step}: the bytes behind {buffer} were written to by instruction {at} of {section}")]
-    Canary {
-        step: u64,
-        buffer: String,
-        section: String,
-        /// The instruction after which it was detected.
-        at: usize,
-    },
+    Canary { step: u64, buffer: String, section: String, at: usize },
     #[error("{0}")]
     Weights(Box<dyn std::error::Error + Send + Sync>),
 }

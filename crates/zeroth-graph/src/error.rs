@@ -14,13 +14,7 @@ pub enum GraphError {
         "the parameter `{name}` is declared in unit `{first}` and again in `{second}`: a parameter that several \
              units use is a unit of its own"
     )]
-    ParamTwice {
-        name: String,
-        /// The unit that declared it first.
-        first: String,
-        /// The unit that declared it again.
-        second: String,
-    },
+    ParamTwice { name: String, first: String, second: String },
     #[error(
         "the loss part `{name}` has weight {first}, and {second} in unit `{unit}`: a part has one weight"
     )]

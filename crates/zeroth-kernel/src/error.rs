@@ -18,7 +18,6 @@ pub enum DeviceError {
     },
     #[error("{0}")]
     Isa(String),
-    /// A span outside its arena, or overlapping operands of which one is written.
     #[error("{what}: {problem}")]
     Operands { what: &'static str, problem: String },
     #[error("{device}: {call} failed: {reason}")]

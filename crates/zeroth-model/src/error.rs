@@ -8,7 +8,6 @@ use zeroth_base::grouped;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum ModelError {
-    /// The path leads nowhere, and it is not written like a Hub name.
     #[error("there is no model folder {}", path.display())]
     NoSuchFolder { path: PathBuf },
     #[error("{} is a file: give the model folder, or the config.json in it", path.display())]
@@ -39,21 +38,13 @@ pub enum ModelError {
     )]
     NotInCache {
         name: String,
-        /// The cache folder that was searched.
         cache: PathBuf,
         /// A model of nearly that name that is there.
         near: Option<String>,
-        /// The purpose it is needed for.
         needs: Needs,
     },
-    /// The cache knows the model, but holds no snapshot that can be used.
     #[error("the Hugging Face cache knows `{name}` but {problem} ({}); fetch it again with `hf download {name}`", place.display())]
-    BrokenCache {
-        name: String,
-        /// The model's folder in the cache.
-        place: PathBuf,
-        problem: &'static str,
-    },
+    BrokenCache { name: String, place: PathBuf, problem: &'static str },
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{origin}: line {line}, column {column}: {problem}")]
@@ -61,20 +52,13 @@ pub enum ModelError {
         origin: String,
         /// Where the parser stopped, counted from 1.
         line: usize,
-        /// Where the parser stopped in that line.
         column: usize,
         problem: String,
     },
     #[error("{origin}: a model's config is a JSON object, this is {found}")]
     NotAnObject { origin: String, found: &'static str },
     #[error("{origin}: {found} is not a model family known here ({known}){}", did_you_mean(*near))]
-    UnknownFamily {
-        origin: String,
-        found: String,
-        known: String,
-        /// A family of nearly that name.
-        near: Option<&'static str>,
-    },
+    UnknownFamily { origin: String, found: String, known: String, near: Option<&'static str> },
     #[error("{origin}: models with `model_type` `{found}` are not yet built; those built are {known}")]
     FamilyNotYet { origin: String, found: &'static str, known: String },
     #[error("{origin}: `architectures` names {found}; of the family {family} only {known} is supported")]

@@ -93,10 +93,7 @@ pub enum LoraError {
         "the LoRA targets are dense feed-forward parts only, which get no adapter in a model with experts, as in PEFT: add \
          others ({known})"
     )]
-    DenseOnly {
-        /// The names that linear modules have.
-        known: String,
-    },
+    DenseOnly { known: String },
     #[error(
         "a LoRA dropout of {0} is not possible on experts and routers, whose adapters add to the weights themselves: give 0, \
          or leave them out of the target modules"

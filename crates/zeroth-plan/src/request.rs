@@ -170,13 +170,7 @@ pub enum PlanError {
         "{preset} offloads {what} at stage {stage}, where they are not sharded: set stage {least} or higher, \
          or offload nothing"
     )]
-    OffloadStage {
-        preset: String,
-        stage: u8,
-        what: &'static str,
-        /// The lowest stage that supports it.
-        least: u8,
-    },
+    OffloadStage { preset: String, stage: u8, what: &'static str, least: u8 },
 }
 
 impl PlanRequest {

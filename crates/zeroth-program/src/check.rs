@@ -15,14 +15,7 @@ pub enum ProgramError {
     #[error(
         "{section:?}: the gradient of flat {flat} is reduced {times} time(s) over its shard instead of {expected}"
     )]
-    Reduced {
-        section: SectionKind,
-        flat: usize,
-        /// How often each element was reduced.
-        times: u64,
-        /// How often it should be reduced.
-        expected: u64,
-    },
+    Reduced { section: SectionKind, flat: usize, times: u64, expected: u64 },
 }
 
 /// Gather statistics found by [`Program::check`].

@@ -46,7 +46,6 @@ pub enum ResolveError {
     HiddenSize {
         /// The keys that are "auto" and need a hidden size.
         keys: Vec<&'static str>,
-        /// Whether no model was named at all.
         no_model: bool,
     },
 }

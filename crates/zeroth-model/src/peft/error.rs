@@ -24,7 +24,6 @@ pub enum AdapterError {
     Read { path: PathBuf, source: io::Error },
     #[error("{}: {problem}", path.display())]
     Json { path: PathBuf, problem: String },
-    /// A field of the config makes no sense, or asks for what is not built.
     #[error("{}: {source}", path.display())]
     Field { path: PathBuf, source: FieldError },
     #[error("the adapter in {} does not fit the base model: {source}", folder.display())]
@@ -43,7 +42,6 @@ pub enum AdapterError {
         folder.display()
     )]
     SingleExperts { folder: PathBuf, name: String },
-    /// The matrices do not match the config and the base. All problems are listed.
     #[error("the adapter in {} does not fit the base model:{}", folder.display(), listed(problems, 12))]
     DoNotFit { folder: PathBuf, problems: Vec<AdapterProblem> },
     #[error(transparent)]
@@ -61,12 +59,7 @@ pub enum AdapterProblem {
         has_other: bool,
     },
     #[error("`{name}` is in {ADAPTER_WEIGHTS}, and `target_modules` names no module of the base for it{}", did_you_mean(near.as_deref()))]
-    Extra {
-        name: String,
-        /// A missing matrix of nearly that name.
-        near: Option<String>,
-    },
-    /// A matrix of another shape: the adapter of another base, or of another rank.
+    Extra { name: String, near: Option<String> },
     #[error(
         "`{name}` has the shape {found:?}: the base model and `r` of {ADAPTER_CONFIG} ask for {expected:?}"
     )]

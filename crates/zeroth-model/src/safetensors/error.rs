@@ -46,28 +46,19 @@ pub enum WeightsError {
     #[error("the weights in {} do not fit the model:{}", folder.display(), listed(problems, 20))]
     DoNotFit { folder: PathBuf, problems: Vec<WeightProblem> },
     #[error("the model has no parameter `{name}`{}", did_you_mean(near.as_deref()))]
-    NoSuchParameter {
-        name: String,
-        /// A parameter with a similar name.
-        near: Option<String>,
-    },
-    /// A range extends beyond the tensor, or differs in length from the buffer.
+    NoSuchParameter { name: String, near: Option<String> },
     #[error(
         "elements {start} to {end} of `{name}` were asked for a buffer of {buffer}: the tensor has {} elements",
         grouped(*elements)
     )]
     Range {
         name: String,
-        /// The first element of the range.
         start: u64,
         /// The end of the range, exclusive.
         end: u64,
-        /// The number of elements of the buffer.
         buffer: u64,
-        /// The number of elements of the tensor.
         elements: u64,
     },
-    /// A tensor cannot be read, or the file was truncated after it was opened.
     #[error("cannot read `{tensor}` from {}: {source}", path.display())]
     Read { path: PathBuf, tensor: String, source: io::Error },
     #[error("cannot write {}: {source}", path.display())]
@@ -75,12 +66,7 @@ pub enum WeightsError {
     #[error("the tensor `{name}` cannot be written: {problem}")]
     NotWritable { name: String, problem: &'static str },
     #[error("{given} elements of `{name}` were given where {expected}")]
-    OutOfOrder {
-        name: String,
-        /// The number of elements that were given.
-        given: u64,
-        expected: String,
-    },
+    OutOfOrder { name: String, given: u64, expected: String },
 }
 
 /// A problem with the weight files of a model.
@@ -96,20 +82,12 @@ pub enum WeightProblem {
     #[error("`{name}` has the shape {found:?} in {file}: config.json asks for {expected:?}")]
     Shape { name: String, file: String, found: Vec<u64>, expected: Vec<u64> },
     #[error("`{whole}` is stored beside `{part}`, which is a part of it: remove one of the two")]
-    WholeAndPart {
-        whole: String,
-        /// The part, or the first of several.
-        part: String,
-    },
+    WholeAndPart { whole: String, part: String },
     #[error(
         "`{fused}` holds all experts of its block and `{split}` is one expert's: a folder has one layout, so save the model \
          again with the tool that wrote it"
     )]
-    MixedExperts {
-        fused: String,
-        /// The first tensor of one expert.
-        split: String,
-    },
+    MixedExperts { fused: String, split: String },
     #[error("the files have {found} experts (`{begin}0` to `{begin}{}`): config.json asks for {expected}", found - 1)]
     ExpertCount { begin: String, found: u64, expected: u64 },
     #[error("`{name}` is stored as {found} in {file}: F32, BF16 and F16 are read")]
@@ -148,7 +126,6 @@ pub enum HeaderError {
     TooLong {
         /// The length of the header in bytes, according to the file.
         length: u64,
-        /// The largest length that the format allows.
         limit: u64,
     },
     #[error("its header has {} bytes by its own count, but only {} follow: it is cut short, or no safetensors file", grouped(*length), grouped(*found))]
@@ -159,27 +136,17 @@ pub enum HeaderError {
         found: u64,
     },
     #[error("its header is not one of a safetensors file: {problem}")]
-    Json {
-        /// The error of the JSON parser.
-        problem: String,
-    },
+    Json { problem: String },
     #[error("its header has `{name}` twice")]
     Twice { name: String },
     #[error("`{name}` has the type `{found}`, which safetensors does not have")]
     UnknownType { name: String, found: String },
-    /// The size of a tensor overflows, or is not a whole number of bytes.
     #[error("`{name}` has the shape {shape}: that is not a number of bytes that a file can hold")]
-    Shape {
-        name: String,
-        /// The shape, or its first dimensions.
-        shape: String,
-    },
+    Shape { name: String, shape: String },
     #[error("`{name}` lies in bytes {begin} to {end} of the data, and its shape and type need {} bytes", grouped(*needed))]
     Length {
         name: String,
-        /// The offset at which it begins.
         begin: u64,
-        /// The offset at which it ends.
         end: u64,
         /// The size of its elements in bytes.
         needed: u64,
@@ -187,7 +154,6 @@ pub enum HeaderError {
     #[error("`{name}` begins at byte {begin} of the data, inside of `{other}`, which ends at {end}")]
     Overlap {
         name: String,
-        /// The offset at which it begins.
         begin: u64,
         other: String,
         /// The offset at which the earlier tensor ends.
@@ -195,7 +161,6 @@ pub enum HeaderError {
     },
     #[error("{} bytes of the data, from byte {begin}, belong to no tensor", grouped(*length))]
     Gap {
-        /// The offset at which the gap begins.
         begin: u64,
         /// The length of the gap in bytes.
         length: u64,
@@ -203,7 +168,6 @@ pub enum HeaderError {
     #[error("it is cut short: `{name}` ends at byte {end} of the data, and the file has {} bytes of data", grouped(*found))]
     CutData {
         name: String,
-        /// The offset at which it ends.
         end: u64,
         /// The number of bytes of data in the file.
         found: u64,

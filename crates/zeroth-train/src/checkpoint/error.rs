@@ -22,7 +22,6 @@ pub enum CheckpointError {
         free.map(|free| format!(", {} are free", format_bytes(free))).unwrap_or_default()
     )]
     DiskFull {
-        /// The file that did not fit.
         path: PathBuf,
         needed: u64,
         /// Free bytes on that disk, if known.

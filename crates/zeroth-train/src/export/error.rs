@@ -51,7 +51,6 @@ pub enum ExportError {
         folder.display()
     )]
     HoldsAModel { folder: PathBuf, found: String },
-    /// The destination is a folder that the model is read from, or lies in it.
     #[error(
         "{} is in the folder of the {what}, {}, which is only read: give a folder outside of it", folder.display(), input.display()
     )]
@@ -67,11 +66,7 @@ pub enum ExportError {
          them into this one",
         given.display()
     )]
-    AnotherBase {
-        /// The base that they were trained over.
-        saved: String,
-        given: PathBuf,
-    },
+    AnotherBase { saved: String, given: PathBuf },
     #[error("{} is a checkpoint of full training and has no adapters to merge: leave out --merge", checkpoint.display())]
     NoAdapters { checkpoint: PathBuf },
     #[error(transparent)]

@@ -26,39 +26,20 @@ pub enum ResumeError {
          evenly; {} can",
         counted(*batch, "sample"), counted(*ranks, "rank"), listed(works)
     )]
-    Ranks {
-        batch: u64,
-        ranks: u64,
-        /// Rank counts that divide the batch.
-        works: Vec<u64>,
-    },
+    Ranks { batch: u64, ranks: u64, works: Vec<u64> },
     #[error(
         "the checkpoint was trained with {} per step, which resuming keeps: {requested} on {} does not \
          give that; leave batch sizes open, or use one of these for train_micro_batch_size_per_gpu × \
          gradient_accumulation_steps: {}",
         counted(*batch, "sample"), counted(*ranks, "rank"), pairs(works)
     )]
-    Batch {
-        batch: u64,
-        ranks: u64,
-        requested: String,
-        /// Micro-batch and accumulation pairs that work.
-        works: Vec<(u64, u64)>,
-    },
+    Batch { batch: u64, ranks: u64, requested: String, works: Vec<(u64, u64)> },
     #[error(
         "{checkpoint} has adapters of another base: they were trained over {saved} (weights {expected}), and --model {given} \
          has other weights ({found}). Give the base that they were trained over, or start a new run over this one with \
          --adapter"
     )]
-    Base {
-        checkpoint: String,
-        /// The base it was trained over.
-        saved: String,
-        expected: String,
-        given: String,
-        found: String,
-    },
-    /// The checkpoint is of LoRA and the command is not, or the other way round.
+    Base { checkpoint: String, saved: String, expected: String, given: String, found: String },
     #[error(
         "{checkpoint} is a checkpoint of {}, and this command trains {}: resume with --train-type {}, or start a new run",
         kind(*is_lora), kind(!is_lora), if *is_lora { "lora" } else { "full" }

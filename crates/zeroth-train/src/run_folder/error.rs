@@ -23,12 +23,7 @@ pub enum RunFolderError {
         "{} holds {}{}, which no run writes: a new run needs a folder of its own; choose another --output, such as {}",
         folder.display(), found.join(", "), and_more(*more), folder.join("run").display()
     )]
-    HoldsOthers {
-        folder: PathBuf,
-        /// The first of the files found.
-        found: Vec<String>,
-        more: usize,
-    },
+    HoldsOthers { folder: PathBuf, found: Vec<String>, more: usize },
     #[error(
         "--output {} is {what}: a new run needs a folder of its own; choose another --output, such as {}", folder.display(),
         folder.join("run").display()
@@ -48,22 +43,12 @@ pub enum RunFolderError {
         "{} is inside the checkpoint {}, and a run there would damage it: choose another --output", path.display(),
         checkpoint.display()
     )]
-    InsideCheckpoint {
-        /// The run folder, or its model folder.
-        path: PathBuf,
-        checkpoint: PathBuf,
-    },
+    InsideCheckpoint { path: PathBuf, checkpoint: PathBuf },
     #[error(
         "--overwrite-output-dir would remove {}, but {flag} {} depends on it: nothing was removed from {}; choose another --output, \
          or move the input to another folder first", removed.display(), input.display(), folder.display()
     )]
-    HoldsInput {
-        flag: &'static str,
-        input: PathBuf,
-        /// The path that would be removed.
-        removed: PathBuf,
-        folder: PathBuf,
-    },
+    HoldsInput { flag: &'static str, input: PathBuf, removed: PathBuf, folder: PathBuf },
     #[error("{} is {found}, but a run creates {made} of that name: move it, or choose another --output", path.display())]
     InTheWay { path: PathBuf, found: &'static str, made: &'static str },
     #[error("{} is a file: --output must be a folder", path.display())]

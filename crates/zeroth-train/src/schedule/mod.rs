@@ -38,12 +38,7 @@ pub enum ScheduleError {
     #[error("the cosine decays from the learning rate {from} to {end}: give a --learning-rate above min_lr")]
     RisingCosine { from: f64, end: f64 },
     #[error("{schedule}: {parameter} is {found}; it must be above 0")]
-    NotPositive {
-        schedule: &'static str,
-        /// The parameter, as the config spells it.
-        parameter: &'static str,
-        found: f64,
-    },
+    NotPositive { schedule: &'static str, parameter: &'static str, found: f64 },
     #[error("{schedule}: {parameter} is {found}; it must be finite and not negative")]
     NotARate {
         schedule: &'static str,

@@ -17,7 +17,6 @@ pub enum TrainError {
     Run(Box<RunError>),
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The base or the adapter of a LoRA run could not be read.
     #[error(transparent)]
     Lora(Box<LoraWeightsError>),
     #[error(transparent)]
@@ -36,12 +35,7 @@ pub enum TrainError {
         "step {step}: {what} not finite at a loss scale of {scale}, the minimum set by fp16.min_loss_scale; train in \
          bf16, or with a lower learning rate"
     )]
-    AtMinScale {
-        step: u64,
-        /// The non-finite quantity, as a phrase.
-        what: String,
-        scale: f64,
-    },
+    AtMinScale { step: u64, what: String, scale: f64 },
     #[error(
         "step {step}: {what} not finite (loss {loss}); the update was not applied, and the weights are those after step \
          {}. Samples of the step, numbered from 0 in file order: {samples}. Try a lower learning rate, inspect these \
@@ -49,7 +43,6 @@ pub enum TrainError {
     )]
     NotFinite {
         step: u64,
-        /// The non-finite quantity, as a phrase.
         what: String,
         loss: f64,
         /// The samples of the affected rank, or of all ranks if it is unknown.
