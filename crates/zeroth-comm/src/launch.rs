@@ -55,6 +55,9 @@ pub enum LaunchError {
     Reader { rank: usize, source: io::Error },
 }
 
+/// Called once the job exists, with what its ranks publish.
+type OnJob = Box<dyn Fn(Box<dyn RankObserver>) + Send + Sync>;
+
 /// The ranks to start and how.
 pub struct RankLauncher {
     program: PathBuf,
@@ -73,7 +76,7 @@ pub struct RankLauncher {
     ends_before_first_step: bool,
     stop: Arc<AtomicBool>,
     planned: Option<u64>,
-    on_job: Option<Box<dyn Fn(Box<dyn RankObserver>) + Send + Sync>>,
+    on_job: Option<OnJob>,
 }
 
 impl RankLauncher {

@@ -263,11 +263,9 @@ fn request(
     let trainable = model.filter(|_| arguments.states.is_none()).and_then(|model| {
         let (config, table) = (model.config.clone(), model.table.clone());
         let trainable = TrainableModel::distilled(config, table, adapted, machine.device, teacher);
-        trainable
-            .map_err(|error| {
-                notes.push(format!("an estimate, since no training step can be compiled: {error}"))
-            })
-            .ok()
+        let note =
+            |error: &_| notes.push(format!("an estimate, since no training step can be compiled: {error}"));
+        trainable.inspect_err(note).ok()
     });
     anyhow::ensure!(
         trainable.is_some() || !quantized,

@@ -176,12 +176,16 @@ impl WeightWriter {
         for piece in values.chunks(PIECE) {
             self.scratch.clear();
             convert::from_f32(dtype, piece, &mut self.scratch);
-            let file = self.open.as_mut().expect("the file of a tensor that is not whole is open");
-            file.write_all(&self.scratch)
-                .map_err(|source| WeightsError::Write { path: self.unfinished(self.shard), source })?;
+            self.write_scratch()?;
         }
         self.written += given;
         self.settle()
+    }
+
+    fn write_scratch(&mut self) -> Result<(), WeightsError> {
+        let file = self.open.as_mut().expect("the file of a tensor that is not whole is open");
+        file.write_all(&self.scratch)
+            .map_err(|source| WeightsError::Write { path: self.unfinished(self.shard), source })
     }
 
     /// Advances past complete tensors and shards, syncs and closes these shards, and opens the next one.

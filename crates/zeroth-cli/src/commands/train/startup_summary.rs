@@ -107,10 +107,8 @@ pub(super) fn origin_json(resolved_job: &ResolvedJob) -> Value {
 pub(super) fn memory(resolved_job: &ResolvedJob, compiled: &Compiled) {
     let planned = ByTier::new(|tier| compiled.memory.by_category(tier));
     let has_host = planned[Tier::Host].total > 0 || resolved_job.device == DeviceKind::Cuda;
-    let is_shown = |tier: &Tier| match tier {
-        Tier::Host => has_host,
-        tier => !tier.is_offloaded() || planned[*tier].total > 0,
-    };
+    let is_shown =
+        |tier: &Tier| !tier.is_offloaded() || planned[*tier].total > 0 || (*tier == Tier::Host && has_host);
     let tiers: Vec<Tier> = Tier::ALL.into_iter().filter(is_shown).collect();
     let mut heads = vec!["memory per rank"];
     match &tiers[..] {
