@@ -59,7 +59,7 @@ impl EvaluationArgs {
 pub(crate) enum StrategyArg {
     /// Not at all
     No,
-    /// Every so many steps
+    /// Every N steps
     Steps,
     /// After each epoch
     Epoch,
@@ -70,7 +70,7 @@ pub(crate) enum StrategyArg {
 pub(crate) enum SaveStrategyArg {
     /// Not at all
     No,
-    /// Every so many steps
+    /// Every N steps
     Steps,
     /// After each epoch
     Epoch,

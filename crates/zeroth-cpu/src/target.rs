@@ -17,7 +17,7 @@ pub struct CpuTarget {
 }
 
 impl CpuTarget {
-    /// The target of so many threads, which is made once: programs keep a reference to it.
+    /// The target with this number of threads. It is made once, because programs keep a reference to it.
     pub fn of(threads: usize) -> &'static Self {
         static MADE: Mutex<BTreeMap<usize, &'static CpuTarget>> = Mutex::new(BTreeMap::new());
         let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);

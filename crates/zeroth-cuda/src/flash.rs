@@ -149,7 +149,7 @@ impl TileConfigs {
         numbers.concat() + &self.features.defines()
     }
 
-    /// Launch configurations of forward, dq, and dk with dv, for so many distances of a head with biases, and heads that share keys.
+    /// Launch configurations of forward, dq, and dk with dv, for a number of distances of a head with biases, and heads that share keys.
     pub(super) fn kernels(&self, distances: usize, group: usize) -> [KernelConfig; 3] {
         // Own tiles, two stages of keys and values (or queries and dy), statistics, barriers, and what a context needs.
         let kernel = |tile: TileConfig, own_tiles: usize, context: usize| {

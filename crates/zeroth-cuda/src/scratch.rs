@@ -22,7 +22,7 @@ pub(super) const fn logits_row_stride(dims: HeadLossDims) -> usize {
     row_stride(dims.vocab)
 }
 
-/// Elements between two rows of so many logits.
+/// Elements between two rows of logits.
 pub(super) const fn row_stride(vocab: usize) -> usize {
     vocab.next_multiple_of(8)
 }
@@ -32,7 +32,7 @@ pub(super) fn slice_rows(dims: HeadLossDims, dtype: DType) -> usize {
     slice_rows_of(dims.rows, dtype.bytes() * logits_row_stride(dims) as u64)
 }
 
-/// Rows of a slice that holds so many bytes of each.
+/// Rows of a slice that holds `bytes` of each.
 pub(super) fn slice_rows_of(rows: usize, bytes: u64) -> usize {
     let most = (SLICE_BYTES / bytes.max(1)).clamp(32, SLICE_ROWS) as usize / 32 * 32;
     most.min(rows)

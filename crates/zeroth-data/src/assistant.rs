@@ -217,7 +217,7 @@ impl MessageSearch<'_> {
         self.template.properties().asks_for_generation_prompt(self.conversation.tools.is_some())
     }
 
-    /// What it takes to render so many messages.
+    /// What rendering a number of messages takes.
     fn work_of(&self, messages: usize) -> u64 {
         (messages * MESSAGE_WORK + self.text.len()) as u64
     }

@@ -18,7 +18,7 @@ pub struct Encoded {
     pub cut: [usize; 2],
     /// Rows that are not tokenised; set by who asks.
     pub skips: Option<SkipRule>,
-    /// Set if the row was not tokenised: it has at least so many tokens.
+    /// Set if the row was not tokenised: it has at least this number of tokens.
     pub skipped: Option<u64>,
 }
 
@@ -40,7 +40,7 @@ impl Encoded {
         self.skipped = None;
     }
 
-    /// Skips a text that has at least so many tokens, if the rule says so. Whether it did.
+    /// Skips a text of at least this number of tokens if the rule says so; returns whether it did.
     pub(super) fn skip(&mut self, text: &str, least_tokens: impl FnOnce() -> Option<u64>) -> bool {
         let rule = self.skips.filter(|rule| text.len() > rule.bytes);
         // A text has no more tokens than bytes, but for a few special ones.

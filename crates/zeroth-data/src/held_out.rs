@@ -12,9 +12,9 @@ use super::{DataError, Samples, Totals, Truncation};
 pub enum Packing {
     /// Not at all.
     Off,
-    /// Into packs of at most so many tokens.
+    /// Into packs of at most this number of tokens.
     UpTo(NonZeroU64),
-    /// Pairs, into packs of at most so many source and target tokens.
+    /// Pairs, into packs of at most these numbers of source and target tokens.
     Pairs(PairLimits),
 }
 

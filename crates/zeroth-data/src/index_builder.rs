@@ -111,7 +111,7 @@ impl IndexBuilder {
         if self.pairs.is_some() { trained_targets(labels) } else { trained_tokens(labels) }
     }
 
-    /// Adds a pair, of which so many tokens and labels were truncated.
+    /// Adds a pair, with the numbers of its truncated tokens and labels.
     ///
     /// # Panics
     /// If one side is empty or beyond its limit: readers reject or truncate such rows.

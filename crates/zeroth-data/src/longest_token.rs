@@ -17,7 +17,7 @@ pub(super) struct LongestToken {
     strips: bool,
 }
 
-/// Unicode normalization forms and lower case replace at most so many bytes by one.
+/// Unicode normalization forms and lower case replace at most this number of bytes by one.
 const NORMALIZED: usize = 4;
 
 impl LongestToken {

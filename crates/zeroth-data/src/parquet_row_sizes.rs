@@ -38,7 +38,7 @@ pub(super) struct ParquetRowSizes {
 }
 
 impl ParquetRowSizes {
-    /// Of a column, after so many rows of the file.
+    /// Of a column, after this number of rows of the file.
     pub(super) fn new(column: &ColumnDescriptor, rows_before: u64) -> Self {
         let is_text = matches!(column.physical_type(), Type::BYTE_ARRAY | Type::FIXED_LEN_BYTE_ARRAY);
         Self {

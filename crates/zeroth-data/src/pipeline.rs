@@ -36,7 +36,7 @@ pub(super) struct EncodedRow<'a> {
     pub(super) at: RowNumber,
     /// Tokens and labels, at least one of each and of equal length except for pairs, or the problem.
     pub(super) row: Result<(&'a [i32], &'a [i32]), RowProblem>,
-    /// Set if the row was not tokenised, and has no tokens here: it has at least so many.
+    /// Set if the row was not tokenised, and has no tokens here: it has at least this number.
     pub(super) skipped: Option<u64>,
     /// Tokens and labels that an encoder of pairs has truncated.
     pub(super) cut: [usize; 2],

@@ -101,7 +101,7 @@ impl BatchStaging {
         Ok(())
     }
 
-    /// Copies the cache rows of tokens and of their sources, padded to so many tokens.
+    /// Copies the cache rows of tokens and of their sources, padded to `rows` tokens.
     pub(super) fn fill_ranges(&mut self, [ranges, source_ranges]: [&[CacheRange]; 2], rows: usize) {
         let both = [(&mut self.ranges, ranges), (&mut self.source_ranges, source_ranges)];
         for (to, ranges) in both.into_iter().filter_map(|(to, ranges)| Some((to.get_mut(..rows)?, ranges))) {

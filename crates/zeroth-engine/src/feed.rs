@@ -110,7 +110,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Uploads the cache rows of so many tokens and of their sources.
+    /// Uploads the cache rows of the tokens and of their sources.
     fn upload_ranges(&mut self, rows: usize) -> Result<(), RunError> {
         let (ranges, source_ranges) = (&self.feed.ranges, &self.feed.source_ranges);
         for (id, ranges) in [(BufferId::CacheRanges, ranges), (BufferId::SourceRanges, source_ranges)] {

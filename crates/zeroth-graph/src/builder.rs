@@ -26,7 +26,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// A forward over micro-batches with a token stream of at most so many tokens for each of these.
+    /// A forward over micro-batches with a token stream for each of these maximum numbers of tokens.
     pub fn new(streams: &[u64]) -> Self {
         let graph = Graph {
             units: Vec::new(),

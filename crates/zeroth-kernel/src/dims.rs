@@ -291,7 +291,7 @@ impl HeadLossDims {
 }
 
 impl HeadLossDims {
-    /// Rows of a slice of a distillation loss, whose logits are f32, with so many columns of the teacher's.
+    /// Rows of a slice of a distillation loss, whose logits are f32, with this number of columns of the teacher's.
     pub fn distill_slice_rows(self, teacher: usize) -> usize {
         Self { vocab: self.vocab.max(teacher), ..self }.slice_rows::<f32>()
     }

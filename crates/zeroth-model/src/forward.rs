@@ -32,7 +32,7 @@ impl BatchTokens {
         Self { tokens, target_tokens: tokens }
     }
 
-    /// Pairs for an encoder-decoder: so many tokens of sources, and so many of targets.
+    /// Pairs for an encoder-decoder, with these numbers of source and target tokens.
     pub const fn of_pairs(source_tokens: u64, target_tokens: u64) -> Self {
         Self { tokens: source_tokens, target_tokens }
     }

@@ -37,7 +37,7 @@ pub(crate) fn text(value: &Value) -> Option<String> {
     value.as_str().map(|text| shown(text, LONGEST_TEXT))
 }
 
-/// At most so many characters, with control characters escaped: no view passes on what steers a terminal or reorders a page.
+/// At most this number of characters, with control characters escaped: no view passes on what steers a terminal or reorders a page.
 pub(crate) fn shown(text: &str, most: usize) -> String {
     escape_control_characters(text).chars().take(most).collect()
 }

@@ -45,7 +45,7 @@ pub(crate) fn most_tokens(
     Ok(Some(TILE * most_tiles(bracket, first, rows.max_length, needs)?))
 }
 
-/// The most tiles that fit, found from a first point on; rows have so many tokens.
+/// The most tiles that fit, found from a first point on, for rows of `row` tokens.
 fn most_tiles(
     mut bracket: Bracket,
     first: u64,

@@ -63,7 +63,7 @@ impl PlannedRows {
         [self.max_length, self.max_target_length]
     }
 
-    /// The same with a longest sequence of so many tokens, and targets in proportion.
+    /// The same with a longest sequence of `max_length` tokens, and targets in proportion.
     pub(crate) fn scaled_to(&self, max_length: u64) -> Self {
         let target = u128::from(self.max_target_length) * u128::from(max_length);
         let max_target_length = target.div_ceil(u128::from(self.max_length.max(1))) as u64;

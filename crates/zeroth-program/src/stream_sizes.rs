@@ -31,7 +31,7 @@ impl StreamSizes {
         self.0.last().and_then(|rows| rows.first())
     }
 
-    /// The smallest size with room for so many rows of each stream: its index and its rows.
+    /// The smallest size with room for these rows of each stream: its index and its rows.
     pub fn fit(&self, rows: &(impl Iterator<Item = usize> + Clone)) -> Option<(usize, &[u64])> {
         let fits = |size: &[u64]| rows.clone().zip(size).all(|(rows, most)| rows as u64 <= *most);
         self.iter().enumerate().find(|(_, size)| fits(size))

@@ -25,7 +25,7 @@ pub(crate) enum Observed {
     Nothing,
     /// The awaited rank lives, and a warning is due.
     Slow,
-    /// A rank has become silent, for so many seconds.
+    /// A rank has been silent for this number of seconds.
     Silent {
         rank: usize,
         seconds: u64,

@@ -170,7 +170,7 @@ impl Cursor<'_> {
         self.source.location(offset).column - 1
     }
 
-    /// Steps over at most so many characters of white space.
+    /// Skips white space, at most this number of characters.
     fn skip_indent(&mut self, most: usize) {
         let blank = self.rest().bytes().take(most).take_while(|byte| matches!(byte, b' ' | b'\t' | b'\r'));
         self.at += blank.count();

@@ -9,7 +9,8 @@ use std::marker::PhantomData;
 use zeroth_kernel::AttentionDims;
 
 #[cfg(target_arch = "x86_64")]
-use super::blocking::{PANEL, diagonals};
+use super::blocking::PANEL;
+use super::blocking::diagonals;
 use super::context::{ContextSlices, Sequence};
 use crate::check_len;
 use crate::math;

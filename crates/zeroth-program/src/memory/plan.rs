@@ -35,7 +35,7 @@ pub fn plan_memory(
 /// How much of a memory plan is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryDetail {
-    /// All of it, with so many bytes after every buffer.
+    /// All of it, with a number of unused bytes after every buffer.
     Runnable { guard: u64 },
     /// The bytes: no waits are derived.
     Bytes,

@@ -29,7 +29,7 @@ use unpack::unpack;
 use update::update;
 
 /// Compiles a model for inference on one rank with compute dtype `run`: forward, then the next-token logits of up to
-/// `sequences` sequences. With a cache for the keys and values of so many tokens it has a section that decodes. All parameters are
+/// `sequences` sequences. With a cache for keys and values it has a section that decodes. All parameters are
 /// frozen, so nothing is planned that only training needs.
 pub fn compile_inference(
     graph: &Graph,

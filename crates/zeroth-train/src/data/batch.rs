@@ -47,7 +47,7 @@ impl TokenBatch {
         }
     }
 
-    /// As [`Self::with_capacity`], with room for so many rows of each stream; the second is 0 for models with one.
+    /// As [`Self::with_capacity`], with room for these rows of each stream; the second is 0 for models with one.
     pub fn with_streams([rows, targets]: [usize; 2], samples: usize) -> Self {
         let second = (targets > 0).then(|| Box::new(Self::with_capacity(targets, samples)));
         Self { targets: second, ..Self::with_capacity(rows, samples) }
@@ -263,7 +263,7 @@ impl<'a> Batches<'a> {
     }
 }
 
-/// The most tokens of each stream in any of so many micro-batches of `size` units.
+/// The most tokens of each stream in any of the micro-batches of `size` units.
 pub(crate) fn largest_of(
     samples: &Samples,
     mut units: impl Iterator<Item = u64>,

@@ -26,7 +26,7 @@ impl Default for BatchSize {
     }
 }
 
-/// The first cache row of `needed` free ones, where `active` sequences leave so many side by side.
+/// The first cache row of `needed` free ones, where `active` sequences leave them contiguous.
 fn free_rows(active: &[SequenceState], needed: u64, rows: u64) -> Option<u64> {
     let mut taken: Vec<_> = active.iter().map(|sequence| sequence.rows.clone()).collect();
     taken.sort_unstable_by_key(|rows| rows.start);

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 pub enum Interval {
     /// `no`: not at all.
     Never,
-    /// `steps`: every so many steps, and after the last one.
+    /// `steps`: every N steps, and after the last one.
     Steps(NonZeroU64),
     /// `epoch`: after the step that consumes an epoch's last sample, and after the last step.
     Epoch,

@@ -48,9 +48,9 @@ fn entropy(shares: &[f64]) -> f64 {
 /// A layer has collapsed where the entropy of its load is below this part of the way from its least, all tokens on the same
 /// experts, to an even load: with 8 of 128 experts as if 18 of them had all tokens.
 const LOW_SPREAD: f64 = 0.3;
-/// In so many steps in a row.
+/// Steps in a row with a low spread after which a layer is reported.
 const LOW_STEPS: u32 = 10;
-/// An expert without a token in so many steps in a row is dead,
+/// An expert without a token in this number of steps in a row is dead,
 const DEAD_STEPS: u32 = 50;
 /// where an even load would have given it this many: few tokens leave experts out by chance.
 const DEAD_EXPECTED: f64 = 100.0;

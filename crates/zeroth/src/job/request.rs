@@ -105,7 +105,7 @@ pub struct DataRequest {
     pub reading: ReadingRequest,
     /// Whether rows are packed into sequences.
     pub packing: bool,
-    /// Only the first so many rows.
+    /// Only the first rows, up to this number.
     pub max_samples: Option<u64>,
     /// Samples per micro-batch of a rank in evaluations; those of training if not given.
     pub evaluation_micro_batch: Option<u64>,

@@ -250,7 +250,7 @@ impl ConfigToResolve {
         })
     }
 
-    /// The same, of a run of so many steps.
+    /// The same, of a run of `steps` steps.
     fn resolve_all(&self, steps: u64) -> Result<Resolved, ResolveError> {
         let mut resolved = self.resolve(Some(steps))?;
         if self.is_redistributed {

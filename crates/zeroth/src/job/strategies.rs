@@ -40,7 +40,7 @@ impl std::fmt::Display for StepCount {
 pub enum Every {
     /// Not at all.
     Never,
-    /// After so many steps; 0 is never.
+    /// After every N steps; 0 is never.
     Steps(StepCount),
     /// After each epoch.
     Epoch,

@@ -38,7 +38,7 @@ pub(super) fn supports<T: Element>(isa: Isa) -> bool {
 }
 
 /// For each of 32 keys from position `key` on, a mask of the queries among 32 from position `query` on that see it, in a sequence
-/// of so many queries and keys; `None` where all queries see all keys.
+/// of these numbers of queries and keys; `None` where all queries see all keys.
 fn visible_queries(
     dims: &AttentionDims,
     [queries, keys]: [usize; 2],
