@@ -1,6 +1,7 @@
-//! Shared basics: dtypes, optimizers, activation functions, position buckets, human-readable sizes, escaped control characters, did-you-mean suggestions, counter-based random numbers, atomic files, locked folders.
+//! Shared basics: dtypes, axes of the mesh of ranks, optimizers, activation functions, position buckets, human-readable sizes, escaped control characters, did-you-mean suggestions, counter-based random numbers, atomic files, locked folders.
 
 mod activation_fn;
+mod axis;
 mod control_characters;
 mod dtype;
 mod exclusive_folder;
@@ -15,6 +16,7 @@ mod size;
 mod unfinished;
 
 pub use activation_fn::ActivationFn;
+pub use axis::Axis;
 pub use control_characters::{escape_control_characters, is_control_character};
 pub use dtype::DType;
 pub use exclusive_folder::{ExclusiveFolder, ExclusiveFolderError};

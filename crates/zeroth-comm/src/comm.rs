@@ -16,6 +16,8 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
+use zeroth_base::Axis;
+
 use crate::error::CommError;
 use crate::op_name::{LastOp, OpName};
 use crate::process::ProcessState;
@@ -43,6 +45,11 @@ pub trait Comm: Send {
 
     /// The device barrier of this rank; `None` where there is none. Called once per rank.
     fn device_barrier(&self) -> Option<Box<dyn DeviceBarrier>> {
+        None
+    }
+
+    /// The communicators along the axes of the mesh; `None` where all ranks are one group.
+    fn mesh(&self) -> Option<MeshAxes<'_>> {
         None
     }
 
@@ -93,6 +100,25 @@ pub trait Comm: Send {
             String::from_utf8_lossy(text).into_owned()
         });
         Ok(texts.collect())
+    }
+}
+
+/// A rank's communicators in a mesh of several groups.
+#[derive(Clone, Copy)]
+pub struct MeshAxes<'a> {
+    /// The ranks of its group. Its rank there is its place.
+    pub group: &'a dyn Comm,
+    /// The ranks with the same place. Its rank there is its group's number.
+    pub rail: &'a dyn Comm,
+}
+
+impl<'a> MeshAxes<'a> {
+    /// The communicator along an axis.
+    pub fn along(self, axis: Axis) -> &'a dyn Comm {
+        match axis {
+            Axis::Group => self.group,
+            Axis::Rail => self.rail,
+        }
     }
 }
 

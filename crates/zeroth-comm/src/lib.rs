@@ -43,7 +43,7 @@ mod transfer;
 
 pub use alone::alone;
 pub use comm::{
-    Comm, DeviceBarrier, DeviceCounters, Handle, JobControl, Liveness, PeerSlices, PendingTransfer,
+    Comm, DeviceBarrier, DeviceCounters, Handle, JobControl, Liveness, MeshAxes, PeerSlices, PendingTransfer,
     RankObservation, RankObserver, SharedWindows,
 };
 pub use error::{CommError, JoinError, LostReason, RankLost};
