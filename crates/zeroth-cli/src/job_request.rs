@@ -1,10 +1,15 @@
-//! What the flags of `train` ask for, as plain data.
+//! What the flags of `train` and `plan` ask for, as plain data.
 
-use zeroth::job::{DataRequest, DistillRequest, JobRequest, PairLengths, PairRequest, ReadingRequest};
+use zeroth::job::{
+    DataRequest, DistillRequest, JobRequest, PairLengths, PairRequest, ParameterCount, PlanOptions,
+    ReadingRequest,
+};
+use zeroth::machine::known_gpu;
+use zeroth::plan::States;
 
-use crate::cli::TrainArgs;
+use crate::cli::{PlanArgs, StatesArg, TrainArgs};
 use crate::commands::{render_templates, strategies};
-use crate::kd_args::{KdArgs, TailArg};
+use crate::kd_args::{KdArgs, PlanTeacherArgs, TailArg};
 use crate::pair_args::{PairArgs, PairLengthArgs};
 use crate::train_args::{ReadingArgs, TruncationArg};
 use crate::value_args::TrainTypeArg;
@@ -83,6 +88,70 @@ impl TrainArgs {
             notes.push("--eval-data is not read: --eval-strategy is no".to_owned());
         }
         notes
+    }
+}
+
+impl PlanArgs {
+    /// The job to plan, and how it is planned. LoRA's flags of a full training are those of the LoRA run that it may suggest.
+    pub(crate) fn job_request(&self) -> anyhow::Result<(JobRequest, PlanOptions)> {
+        let is_lora = self.lora.train_type_or_full()? == TrainTypeArg::Lora;
+        if !is_lora {
+            self.lora.check_full()?;
+        }
+        let lora = self.lora.request()?;
+        let parameters = self.params.filter(|_| self.model.is_none());
+        let options = PlanOptions {
+            every_preset: self.deepspeed.is_none(),
+            parameters: parameters.map(|total| ParameterCount { total, largest_layer: self.largest_layer }),
+            card: self.card.as_deref().map(known_gpu).transpose()?,
+            ranks_per_host: self.ranks_per_host,
+            states: self.states.map(StatesArg::states),
+            suggested_lora: lora.clone(),
+        };
+        let model = self.model.clone().unwrap_or_default();
+        let mut request = JobRequest::new(model, Vec::new(), "");
+        if let Some(config) = &self.deepspeed {
+            request.deepspeed.clone_from(config);
+        }
+        let reading = &mut request.data.reading;
+        (reading.max_length, reading.pairs.lengths) = (self.rows.max_length, self.lengths.request());
+        let request = JobRequest {
+            flags: self.train.to_flags(is_lora, None)?,
+            precision_of_model: self.train.is_precision_of_model(),
+            lora: is_lora.then_some(lora),
+            distillation: self.teacher.request(),
+            device: self.device.map(Into::into),
+            ranks: self.ranks,
+            threads_per_rank: self.threads_per_rank,
+            device_memory: self.device_memory,
+            host_memory: self.host_memory,
+            ..request
+        };
+        Ok((request, options))
+    }
+}
+
+impl StatesArg {
+    fn states(self) -> States {
+        match self {
+            Self::Master => States::Master,
+            Self::Plain => States::Plain,
+            Self::Run => States::Run,
+        }
+    }
+}
+
+impl PlanTeacherArgs {
+    /// What is distilled from. The share of the loss, its temperature and its divergence change no bytes.
+    fn request(&self) -> Option<DistillRequest> {
+        let kd = KdArgs {
+            teacher: self.teacher.clone(),
+            teacher_deepspeed: self.teacher_deepspeed.clone(),
+            teacher_quantize: self.teacher_quantize,
+            kd_cache: self.kd_cache.clone(),
+            ..KdArgs::default()
+        };
+        kd.distils().then(|| kd.request())
     }
 }
 

@@ -1,12 +1,12 @@
 //! The text of a plan: the tables, the recommendation, and what is compared with it.
 
 use zeroth::base::{counted, format_bytes, format_count, grouped};
+use zeroth::job::PlannedModel;
 use zeroth::kernel::Tier;
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
 use zeroth::plan::{Basis, Plan, PlanRequest, PlannedRows, TrainType, summary};
 use zeroth::program::Bytes;
 
-use super::plan::Model;
 use crate::output::{Colour, Output};
 use crate::table::Table;
 
@@ -25,7 +25,12 @@ pub(super) fn estimators(request: &PlanRequest) -> Vec<String> {
     lines
 }
 
-pub(super) fn text(plan: &Plan, request: &PlanRequest, model: Option<&Model>, output: &Output) -> String {
+pub(super) fn text(
+    plan: &Plan,
+    request: &PlanRequest,
+    model: Option<&PlannedModel>,
+    output: &Output,
+) -> String {
     let mut text = head(plan, request, model);
     text.push_str(&rows(plan, request, output));
     text.push_str(&limits(plan, request));
@@ -66,7 +71,7 @@ pub(super) fn text(plan: &Plan, request: &PlanRequest, model: Option<&Model>, ou
     text
 }
 
-fn head(plan: &Plan, request: &PlanRequest, model: Option<&Model>) -> String {
+fn head(plan: &Plan, request: &PlanRequest, model: Option<&PlannedModel>) -> String {
     let each = plan.bytes_per_parameter;
     let mut head = match model {
         Some(model) => {

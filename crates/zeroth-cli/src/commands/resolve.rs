@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 use zeroth::base::DType;
 use zeroth::config::checked::CheckedConfig;
 use zeroth::config::resolve::{ModelFacts, Origin, ResolveRequest, ResolvedSetting, resolve};
-use zeroth::model::{ModelConfig, NamedConfig, hidden_size_for_auto, named_config};
+use zeroth::job::builtin_note;
+use zeroth::model::{ModelConfig, hidden_size_for_auto, named_config};
 
 use crate::cli::ResolveArgs;
 use crate::exit::Exit;
@@ -88,11 +89,4 @@ fn model_facts(name: &str) -> anyhow::Result<NamedModel> {
     let blocks = model.map(|model| model.blocks());
     let facts = ModelFacts { hidden_size: hidden_size_for_auto(&config.map), blocks };
     Ok(NamedModel { facts, dtype, note: builtin_note(name, &config) })
-}
-
-/// Says that a built-in config is used.
-pub(super) fn builtin_note(name: &str, config: &NamedConfig) -> Option<String> {
-    let is_builtin = config.folder.is_none();
-    is_builtin
-        .then(|| format!("{name}: the built-in config is used, as there is no such folder or cached model"))
 }

@@ -60,6 +60,24 @@ impl<'a> Filler<'a> {
         Ok(Resolved::new(self.settings, self.notes))
     }
 
+    /// Fills the keys that wait for the number of steps. The others are as they were resolved.
+    pub(super) fn fill_steps(mut self, resolved: &mut Resolved) -> Result<(), ResolveError> {
+        for key in schema::keys().filter(|key| waits_for_steps(key)) {
+            if let Some(setting) = self.setting(key) {
+                self.settings.push(setting);
+            }
+        }
+        self.fill_own_schedule();
+        if !self.mismatches.is_empty() {
+            return Err(ResolveError::Mismatch(self.mismatches));
+        }
+        resolved.notes.retain(|note| self.settings.iter().all(|setting| *note != unknown_steps(setting.key)));
+        for ResolvedSetting { key, value, origin } in self.settings {
+            resolved.set(key.path, value, origin);
+        }
+        Ok(())
+    }
+
     /// The batch sizes from the file, where it names them, and from given flags; what is left is computed.
     fn batch(&mut self) -> Result<BatchSizes, ResolveError> {
         let flags = self.request.flags;
@@ -210,9 +228,8 @@ impl<'a> Filler<'a> {
                     };
                     return Some(ResolvedSetting { key, value, origin });
                 }
-                if matches!(rule, AutoRule::TotalSteps | AutoRule::WarmupSteps) {
-                    self.notes
-                        .push(format!("{} is known once the data is: --max-steps says it now", key.path));
+                if waits_for_steps(key) {
+                    self.notes.push(unknown_steps(key));
                     let origin = Origin::Auto("known once the data is read".to_owned());
                     return Some(ResolvedSetting { key, value: "auto".into(), origin });
                 }
@@ -420,7 +437,7 @@ impl<'a> Filler<'a> {
         if self.request.file.has_section("scheduler") {
             self.settings.retain(|setting| {
                 let path = setting.key.path;
-                !matches!(path, "zeroth.lr_scheduler_type" | "zeroth.warmup_steps")
+                !matches!(path, "zeroth.lr_scheduler_type" | OWN_WARMUP)
                     && !path.starts_with("zeroth.lr_scheduler_kwargs.")
             });
             if !flags.lr_scheduler_kwargs.is_empty() {
@@ -447,7 +464,7 @@ impl<'a> Filler<'a> {
                 "lr_scheduler_type",
                 "--lr-scheduler-type",
             ),
-            ("zeroth.warmup_steps", is_given.then_some(warmup), "warmup_steps", flags.warmup().flag()),
+            (OWN_WARMUP, is_given.then_some(warmup), "warmup_steps", flags.warmup().flag()),
         ];
         for (path, value, hf, flag) in by_flag {
             let Some(value) = value else { continue };
@@ -470,6 +487,19 @@ impl<'a> Filler<'a> {
             }
         }
     }
+}
+
+/// The warm-up of a config without a scheduler section.
+const OWN_WARMUP: &str = "zeroth.warmup_steps";
+
+/// Whether a key may depend on the number of steps.
+fn waits_for_steps(key: &Key) -> bool {
+    matches!(key.auto, Some(AutoRule::TotalSteps | AutoRule::WarmupSteps)) || key.path == OWN_WARMUP
+}
+
+/// The note on a key that waits for the number of steps.
+fn unknown_steps(key: &Key) -> String {
+    format!("{} is known once the data is: --max-steps says it now", key.path)
 }
 
 /// The precision of the run: what was given, else what the file turns on, else bf16 where the file leaves it open.

@@ -22,3 +22,14 @@ pub use resolved::{Origin, Resolved, ResolvedSetting};
 pub fn resolve(request: &ResolveRequest<'_>) -> Result<Resolved, ResolveError> {
     fill::Filler::new(request).fill()
 }
+
+/// Fills in what waits for the number of steps of a run, which is known once its data is read. `request` is that of
+/// [`resolve`].
+pub fn fill_steps(
+    request: &ResolveRequest<'_>,
+    steps: u64,
+    resolved: &mut Resolved,
+) -> Result<(), ResolveError> {
+    let request = ResolveRequest { steps: Some(steps), ..*request };
+    fill::Filler::new(&request).fill_steps(resolved)
+}

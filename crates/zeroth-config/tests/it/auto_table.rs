@@ -10,7 +10,7 @@ use zeroth_config::check::check;
 use zeroth_config::file_values::FileValues;
 use zeroth_config::read::{ConfigSource, parse};
 use zeroth_config::resolve::{
-    BatchError, Flags, ModelFacts, ResolveError, ResolveRequest, Resolved, resolve,
+    BatchError, Flags, ModelFacts, ResolveError, ResolveRequest, Resolved, fill_steps, resolve,
 };
 use zeroth_config::schema::TopLevel;
 
@@ -32,6 +32,13 @@ struct Run {
     steps: Option<u64>,
 }
 
+/// All values of a config with their origins, and its notes.
+fn contents(resolved: &Resolved) -> (Vec<(&'static str, Json, String)>, Vec<String>) {
+    let settings = resolved.settings().iter();
+    let settings = settings.map(|found| (found.key.path, found.value.clone(), found.origin.to_string()));
+    (settings.collect(), resolved.notes.clone())
+}
+
 impl Run {
     /// One rank, a model of hidden size 4096 and 32 blocks, no flags.
     fn plain() -> Self {
@@ -48,8 +55,17 @@ impl Run {
 
     fn resolve(&self, text: &str) -> Result<Resolved, ResolveError> {
         let model = Some(ModelFacts { hidden_size: self.hidden_size, blocks: Some(32) });
-        let Self { flags, ranks, steps, .. } = self;
-        resolve(&ResolveRequest { file: &file_values(text), flags, ranks: *ranks, model, steps: *steps })
+        let (Self { flags, ranks, .. }, file) = (self, &file_values(text));
+        let open = ResolveRequest { file, flags, ranks: *ranks, model, steps: None };
+        let Some(steps) = self.steps else { return resolve(&open) };
+        let known = resolve(&ResolveRequest { steps: Some(steps), ..open });
+        // Steps that are known later make the same config.
+        if let Ok(mut filled) = resolve(&open) {
+            let filled = fill_steps(&open, steps, &mut filled).map(|()| filled);
+            let [known, filled] = [&known, &filled].map(|found| found.as_ref().map(contents));
+            assert_eq!(filled, known, "{text}");
+        }
+        known
     }
 
     fn resolved(&self, text: &str) -> Resolved {

@@ -15,8 +15,8 @@ use super::data_error::DataRequestError;
 use super::data_files::{data_files, refuse_output_inside, system_message, token_cache};
 use super::events::{OnEvent, ResolveEvent};
 use super::handoff::LauncherHandoff;
-use super::longest_row;
 use super::request::{DataRequest, ReadingRequest};
+use super::row_length::longest_row;
 
 /// Tokenisation settings.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ use zeroth_train::{ResumeError, RunLengthError, ScheduleError};
 use super::data_error::DataRequestError;
 use super::handoff::InputsError;
 use super::lora::LoraRequestError;
+use super::plan::PlanRequestError;
 use super::resume::ResumeRequestError;
 use super::teacher::DistillRequestError;
 
@@ -28,6 +29,8 @@ pub enum JobError {
     Lora(#[from] LoraRequestError),
     #[error(transparent)]
     Distillation(#[from] DistillRequestError),
+    #[error(transparent)]
+    Plan(#[from] PlanRequestError),
     #[error(transparent)]
     Data(Box<DataRequestError>),
     #[error(transparent)]

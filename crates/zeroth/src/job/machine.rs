@@ -23,7 +23,7 @@ pub fn gpus(machine: &Machine) -> u64 {
 }
 
 /// The ranks of a job that names none: one for every GPU, or one on CPUs.
-pub fn usual_ranks(device: DeviceKind, machine: &Machine) -> u64 {
+pub(super) fn usual_ranks(device: DeviceKind, machine: &Machine) -> u64 {
     match device {
         DeviceKind::Cuda => gpus(machine).max(1),
         DeviceKind::Cpu => 1,
@@ -36,13 +36,13 @@ pub fn cpus() -> usize {
 }
 
 /// Free bytes of a GPU for each rank: with more ranks than GPUs, ranks share them.
-pub fn free_device_memory(machine: &Machine, ranks: u64) -> Option<u64> {
+pub(super) fn free_device_memory(machine: &Machine, ranks: u64) -> Option<u64> {
     let sharing = ranks.div_ceil(gpus(machine).max(1));
     machine.device_memory().map(|memory| memory.free / sharing)
 }
 
 /// How ranks are started. The rayon pool for data and weight initialisation has one thread per CPU.
-pub fn processes() -> Processes {
+pub(super) fn processes() -> Processes {
     Processes { region: REGION as u64, threads: cpus() as u64 }
 }
 

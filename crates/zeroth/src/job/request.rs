@@ -20,7 +20,7 @@ pub struct JobRequest {
     pub model: String,
     /// A preset, a DeepSpeed JSON file, or JSON text.
     pub deepspeed: String,
-    /// Values that were typed beside the config.
+    /// Values that were given besides the config.
     pub flags: Flags,
     /// Whether the precision is that of the model's config.json.
     pub precision_of_model: bool,

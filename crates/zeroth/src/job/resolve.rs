@@ -4,10 +4,10 @@ use std::num::NonZeroU64;
 
 use serde_json::Map;
 use zeroth_config::checked::CheckedConfig;
-use zeroth_config::resolve::{Flags, ModelFacts, ResolveError, ResolveRequest, Resolved};
+use zeroth_config::resolve::Resolved;
 use zeroth_config::unsupported::unsupported_keys;
 use zeroth_data::Samples;
-use zeroth_model::{ModelConfig, ParameterTable, hidden_size_for_auto, table};
+use zeroth_model::{ModelConfig, ParameterTable, table};
 use zeroth_plan::BatchShape;
 use zeroth_program::Settings;
 use zeroth_train::checkpoint::Checkpoint;
@@ -16,6 +16,7 @@ use zeroth_train::{
     check_same_data, check_same_function, from_config, release_freed_memory,
 };
 
+use super::config::ConfigContext;
 use super::data::{Reading, RunData};
 use super::error::JobError;
 use super::events::{OnEvent, ResolveEvent};
@@ -39,7 +40,8 @@ pub fn resolve(
     let mut notes = Vec::new();
     let mut start = Start::read(request, ranks, handoff.as_ref(), on_event, &mut notes)?;
     let rows = Rows::read(request, &mut start, handoff.as_ref(), on_event, &mut notes)?;
-    let Start { inputs, config, model, machine, checkpoint, lora, table, shape } = start;
+    let Start { inputs, checked, context, mut resolved, model, machine, checkpoint, lora, table, shape } =
+        start;
     let Rows { reading, distillation, order: DataOrder { seed, data_seed, shuffle }, data } = rows;
     let RunData { samples, evaluation, path, evaluation_path, .. } = data;
     let order = SampleOrder::new(samples.count(), shuffle.then_some(data_seed));
@@ -49,7 +51,7 @@ pub fn resolve(
     };
     let train_batch = NonZeroU64::new(shape.train_batch()).ok_or(JobError::EmptyBatch)?;
     let steps = order.total_steps(length, train_batch)?;
-    let resolved = config.resolve_all(steps)?;
+    context.fill_steps(&checked, steps, &mut resolved)?;
     notes.extend(data_notes(&reading, &model, &samples));
     refuse_unsupported(&resolved, &mut notes)?;
     let strategies = Strategies::new(&request.strategies, steps);
@@ -124,7 +126,10 @@ pub fn resolve(
 /// What is known before the data is read.
 struct Start {
     inputs: Inputs,
-    config: ConfigToResolve,
+    checked: CheckedConfig,
+    context: ConfigContext,
+    /// The config, whose schedule may wait for the number of steps.
+    resolved: Resolved,
     model: ModelConfig,
     machine: JobMachine,
     checkpoint: Option<Checkpoint>,
@@ -152,21 +157,26 @@ impl Start {
             Some(handoff) => handoff.resume.as_deref().map(Checkpoint::open).transpose()?,
             None => resume::find(request, notes)?,
         };
-        let mut config = ConfigToResolve::new(checked, request, &inputs, &model, machine.ranks);
-        // Batch sizes first: the number of steps depends on them, and "auto" schedules depend on the steps.
-        let resolved = config.resolve(None)?;
+        let context = ConfigContext::new(request, &model, &inputs.model, machine.ranks);
+        // Before the data is read: the number of steps depends on the batch sizes.
+        let mut resolved = context.resolve(&checked)?;
         on_event(ResolveEvent::Config {
-            file: &config.checked.report.values,
+            file: &checked.report.values,
             resolved: &resolved,
             ranks: machine.ranks,
         });
         let (lora, table) = adapters(request, &model, &inputs, notes)?;
         if let Some(checkpoint) = &checkpoint {
             check_checkpoint(checkpoint, &model, lora.as_ref(), &table)?;
-            config.keep_batch(checkpoint, &resolved)?;
+            resume::keep_batch(checkpoint.manifest(), machine.ranks, &mut resolved)?;
         }
-        let shape = config.shape(&resolved);
-        Ok(Self { inputs, config, model, machine, checkpoint, lora, table, shape })
+        let top_level = &resolved.values.top_level;
+        let shape = BatchShape {
+            micro_batch: top_level.train_micro_batch_size_per_gpu,
+            accumulation: top_level.gradient_accumulation_steps,
+            ranks: machine.ranks,
+        };
+        Ok(Self { inputs, checked, context, resolved, model, machine, checkpoint, lora, table, shape })
     }
 }
 
@@ -208,75 +218,6 @@ impl Rows {
             check_same_data(checkpoint.manifest(), &data.samples)?;
         }
         Ok(Self { reading, distillation, order, data })
-    }
-}
-
-/// A config on its way: the file, the typed values, and what of the model and the checkpoint it depends on.
-struct ConfigToResolve {
-    checked: CheckedConfig,
-    flags: Flags,
-    facts: ModelFacts,
-    ranks: u64,
-    /// Whether the checkpoint's samples per step are divided anew.
-    is_redistributed: bool,
-}
-
-impl ConfigToResolve {
-    fn new(
-        checked: CheckedConfig,
-        request: &JobRequest,
-        inputs: &Inputs,
-        model: &ModelConfig,
-        ranks: u64,
-    ) -> Self {
-        let mut flags = request.flags.clone();
-        if request.precision_of_model {
-            flags.precision = model.dtype;
-        }
-        let facts =
-            ModelFacts { hidden_size: hidden_size_for_auto(&inputs.model), blocks: Some(model.blocks()) };
-        Self { checked, flags, facts, ranks, is_redistributed: false }
-    }
-
-    fn resolve(&self, steps: Option<u64>) -> Result<Resolved, ResolveError> {
-        let Self { checked, flags, facts, ranks, .. } = self;
-        let file = &checked.report.values;
-        zeroth_config::resolve::resolve(&ResolveRequest {
-            file,
-            flags,
-            ranks: *ranks,
-            model: Some(*facts),
-            steps,
-        })
-    }
-
-    /// The same, of a run of `steps` steps.
-    fn resolve_all(&self, steps: u64) -> Result<Resolved, ResolveError> {
-        let mut resolved = self.resolve(Some(steps))?;
-        if self.is_redistributed {
-            resume::name_origin(&mut resolved);
-        }
-        Ok(resolved)
-    }
-
-    /// Keeps the checkpoint's samples per step.
-    fn keep_batch(&mut self, checkpoint: &Checkpoint, resolved: &Resolved) -> Result<(), JobError> {
-        self.is_redistributed =
-            resume::keep_batch(checkpoint.manifest(), resolved, self.ranks, &mut self.flags)?;
-        Ok(())
-    }
-
-    /// The batch decomposition: that of the checkpoint's samples per step, else the config's.
-    fn shape(&self, resolved: &Resolved) -> BatchShape {
-        let (top_level, flags) = (&resolved.values.top_level, &self.flags);
-        let kept = |value: Option<u64>| value.filter(|_| self.is_redistributed);
-        BatchShape {
-            micro_batch: kept(flags.per_device_train_batch_size)
-                .unwrap_or(top_level.train_micro_batch_size_per_gpu),
-            accumulation: kept(flags.gradient_accumulation_steps)
-                .unwrap_or(top_level.gradient_accumulation_steps),
-            ranks: self.ranks,
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use zeroth_config::resolve::{Flags, Origin, Resolved};
+use zeroth_config::resolve::{Origin, Resolved};
 use zeroth_config::schema::TopLevel;
 use zeroth_train::checkpoint::{Checkpoint, CheckpointError, Manifest, newest_resumable};
 use zeroth_train::{Job, ResumeError, SettingChange, config_changes, redistribute_batch};
@@ -15,6 +15,8 @@ use crate::planning::is_open;
 
 /// Keys of the batch decomposition.
 const BATCH_KEYS: [&str; 2] = ["train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
+/// Their product with the ranks.
+const TRAIN_BATCH: &str = "train_batch_size";
 /// Keys that the fit chooses where they are open.
 const FITTED_KEYS: [&str; 6] = [
     "zero_optimization.stage3_prefetch_bucket_size",
@@ -81,7 +83,7 @@ pub fn run_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// The name that a run in this folder was given before: it is resumed under it unless another one is typed.
+/// The name that a run in this folder was given before: it is resumed under it unless another one is given.
 pub(super) fn kept_name(output: &Path) -> Option<String> {
     let path = output.join("plan.json");
     // Opening a FIFO of that name would wait for its writer.
@@ -144,13 +146,12 @@ fn newest(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpoint>, Che
     Ok(newest.found)
 }
 
-/// Keeps the checkpoint's train batch size by setting batch keys that were left open. Returns whether any was set.
+/// Keeps the checkpoint's train batch size by changing batch keys that were left open.
 pub(super) fn keep_batch(
     manifest: &Manifest,
-    resolved: &Resolved,
     ranks: u64,
-    flags: &mut Flags,
-) -> Result<bool, ResumeRequestError> {
+    resolved: &mut Resolved,
+) -> Result<(), ResumeRequestError> {
     let typed = |key: &str| {
         let setting = resolved.get(key)?;
         let is_typed = matches!(setting.origin, Origin::File(_) | Origin::Flag(_));
@@ -165,25 +166,20 @@ pub(super) fn keep_batch(
         .and_then(|own| own.checked_mul(ranks))
         == Some(batch)
     {
-        return Ok(false);
+        return Ok(());
     }
-    if typed("train_batch_size").is_some_and(|typed| typed != batch) {
+    if typed(TRAIN_BATCH).is_some_and(|typed| typed != batch) {
         return Err(ResumeRequestError::TrainBatch { given: train_batch_size, kept: batch });
     }
     let (micro, times) =
         redistribute_batch(batch, ranks, (typed(keys[0]), typed(keys[1])), manifest.batch.micro_batch)?;
-    flags.per_device_train_batch_size = Some(micro);
-    flags.gradient_accumulation_steps = Some(times);
-    Ok(true)
-}
-
-/// Sets the origin of keys that [`keep_batch`] set.
-pub(super) fn name_origin(resolved: &mut Resolved) {
-    for path in BATCH_KEYS {
-        if let Some(value) = resolved.get(path).map(|setting| setting.value.clone()) {
-            resolved.set(path, value, Origin::Auto("the checkpoint's samples per step".to_owned()));
-        }
+    for (path, value) in keys.into_iter().zip([micro, times]) {
+        resolved.set(path, value.into(), Origin::Auto("the checkpoint's samples per step".to_owned()));
     }
+    if let Some(origin) = resolved.get(TRAIN_BATCH).map(|setting| setting.origin.clone()) {
+        resolved.set(TRAIN_BATCH, batch.into(), origin);
+    }
+    Ok(())
 }
 
 /// Keeps the checkpoint's data order, whatever was given.

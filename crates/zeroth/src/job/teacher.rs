@@ -184,17 +184,11 @@ impl DistillRequest {
             suited(name, config, self.teacher_quantized, is_random, compared)
         };
         let teacher = self.teacher.as_ref().map(open).transpose()?;
-        let spec = |temperature: f64| DistillSpec {
-            beta: self.beta.unwrap_or(0.0),
-            temperature,
-            squared: self.squared.unwrap_or(true),
-        };
         let alpha = self.alpha;
         let (folder, teacher) = match (&self.cache, teacher) {
             (None, Some(teacher)) => {
                 let teacher = TeacherSource::Weights(Box::new(teacher));
-                let spec = spec(self.temperature.unwrap_or(2.0));
-                return Ok(Distillation { spec, alpha, teacher });
+                return Ok(Distillation { spec: self.own_spec(), alpha, teacher });
             }
             (None, None) => return Err(DistillRequestError::NoSource),
             (Some(folder), teacher) => (folder, teacher),
@@ -207,7 +201,17 @@ impl DistillRequest {
             notes.push(format!("--kd-temperature is {temperature}, that of the cache"));
         }
         let teacher = TeacherSource::Cache { cache: Box::new(cache), tail: self.tail };
-        Ok(Distillation { spec: spec(temperature), alpha, teacher })
+        Ok(Distillation { spec: self.spec(temperature), alpha, teacher })
+    }
+
+    /// The divergence at the temperature that is asked for.
+    pub(super) fn own_spec(&self) -> DistillSpec {
+        self.spec(self.temperature.unwrap_or(2.0))
+    }
+
+    /// The divergence at the temperature of a cache.
+    pub(super) fn spec(&self, temperature: f64) -> DistillSpec {
+        DistillSpec { beta: self.beta.unwrap_or(0.0), temperature, squared: self.squared.unwrap_or(true) }
     }
 
     /// Refuses a cache that was made otherwise than is asked for.

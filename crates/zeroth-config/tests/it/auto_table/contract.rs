@@ -188,6 +188,11 @@ fn warmup_is_a_number_of_steps_or_a_fraction_of_them_rounded_up() {
         let (value, _) = run.value(text, "scheduler.params.warmup_num_steps");
         assert_eq!(value, expected, "{typed:?} of {steps:?}");
     }
+    // A share contradicts the file's number once the steps are known.
+    let number = r#"{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}"#;
+    let share = Run::typed(Flags { warmup_steps: Some(0.03), ..Flags::default() });
+    assert_eq!(share.mismatches(number), [""; 0]);
+    assert!(Run { steps: Some(1000), ..share }.mismatches(number)[0].contains("warmup_steps=30"));
 }
 
 #[test]
