@@ -377,20 +377,27 @@ impl<'c> Engine<'c> {
 
     /// As [`Self::evaluate`], for a model with several streams or further inputs.
     pub fn evaluate_streams(&mut self, batch: &StreamBatch<'_>) -> Result<f64, RunError> {
+        let sums = self.evaluate_parts(batch)?;
+        let weights = &self.compiled.program.evaluated_weights;
+        Ok(weights.iter().zip(sums).map(|(weight, sum)| weight * sum).sum())
+    }
+
+    /// The sums of the loss's parts, as [`Self::evaluate_streams`] adds them with the weights of
+    /// [`zeroth_program::Program::evaluated_weights`].
+    pub fn evaluate_parts(&mut self, batch: &StreamBatch<'_>) -> Result<[f64; LOSSES], RunError> {
+        let mut sums = [0.0f64; LOSSES];
         self.drain()?;
         let size = self.feed(batch, false)?;
-        let Some(section) = self.compiled.program.eval() else { return Ok(0.0) };
+        let Some(section) = self.compiled.program.eval() else { return Ok(sums) };
         self.run_section(section, size)?;
         self.join(section)?;
         self.await_readers("end of an evaluation")?;
-        let weights = &self.compiled.program.evaluated_weights;
-        let mut sums = [0.0f64; LOSSES];
-        let sums = &mut sums[..weights.len()];
-        let at = self.compiled.span(0, BufferId::Report).part(0, weights.len() as u64, 8);
+        let parts = self.compiled.program.losses.len();
+        let at = self.compiled.span(0, BufferId::Report).part(0, parts as u64, 8);
         let step = self.step;
-        let downloaded = self.device.download(Queue::Compute, at, cast_slice_mut(sums));
+        let downloaded = self.device.download(Queue::Compute, at, cast_slice_mut(&mut sums[..parts]));
         self.collectives.checked(step, "download of the loss", downloaded)?;
-        Ok(weights.iter().zip(sums).map(|(weight, sum)| weight * *sum).sum())
+        Ok(sums)
     }
 
     /// Waits until all ranks have read the parameters that they map of each other: a rank that continues may change its own, or

@@ -208,6 +208,7 @@ mod tests {
         let found = EvalMetrics {
             step: 2,
             eval_loss: 2.0,
+            loss_parts: [None; zeroth_kernel::LOSSES],
             eval_perplexity: 7.389_056_098_930_65,
             eval_tokens: 9,
             samples_seen: 8,

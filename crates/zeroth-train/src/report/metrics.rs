@@ -119,8 +119,11 @@ struct StepLine<'a> {
 pub struct EvalMetrics {
     /// Completed training steps.
     pub step: u64,
-    /// Mean over the trained tokens of the evaluation data.
+    /// Mean over the trained tokens of the evaluation data: the sum of the parts, each times its weight.
     pub eval_loss: f64,
+    /// Its parts, means without their weights, where a model's loss has several that are evaluated. Reports have the sum.
+    #[serde(skip)]
+    pub loss_parts: LossParts,
     /// `exp(eval_loss)`.
     pub eval_perplexity: f64,
     /// All tokens of the evaluation data.

@@ -185,7 +185,14 @@ mod tests {
     }
 
     fn found(step: u64, eval_loss: f64) -> EvalMetrics {
-        EvalMetrics { step, eval_loss, eval_perplexity: eval_loss.exp(), eval_tokens: 1, samples_seen: step }
+        EvalMetrics {
+            step,
+            eval_loss,
+            loss_parts: [None; zeroth_kernel::LOSSES],
+            eval_perplexity: eval_loss.exp(),
+            eval_tokens: 1,
+            samples_seen: step,
+        }
     }
 
     /// For each loss, whether it is the best so far; and the evaluations without improvement after each.

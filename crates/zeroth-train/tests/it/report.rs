@@ -49,6 +49,7 @@ fn evaluation(step: u64) -> EvalMetrics {
     EvalMetrics {
         step,
         eval_loss: 2.0,
+        loss_parts: [None; zeroth_kernel::LOSSES],
         eval_perplexity: 2.0_f64.exp(),
         eval_tokens: 9,
         samples_seen: 4 * step,
