@@ -164,7 +164,7 @@ impl CommandLine<'_> {
             return self.note(error);
         };
         let is_missing = |argument: &&String| match flag_in(argument) {
-            // Flags required only beside others may not be, with the intended value.
+            // Flags required only with others may not be, with the intended value.
             Some(flag) if !self.removed.is_empty() => self.subcommand.always_needs(flag),
             Some(_) => true,
             None => !self.removed_values,

@@ -208,8 +208,8 @@ impl IndexBuilder {
             self.hash = hashed(self.hash, pack.len() as u64);
             self.hash = pack.iter().fold(self.hash, |hash, &sample| hashed(hash, sample));
         }
-        let units = if packing { packs.count() } else { self.totals.samples };
-        let count = NonZeroU64::new(units).ok_or(DataError::NothingKept { too_long, max_length })?;
+        let items = if packing { packs.count() } else { self.totals.samples };
+        let count = NonZeroU64::new(items).ok_or(DataError::NothingKept { too_long, max_length })?;
         let Self { starts, target_starts, trained, totals, hash, .. } = self;
         Ok(SampleIndex { starts, target_starts, trained, packs, count, totals, hash })
     }

@@ -1,6 +1,6 @@
 //! The samples of a run, in memory or in the token cache.
 //!
-//! The *unit* that is ordered and batched is a sample or, with packing, a pack of samples. Samples are numbered by
+//! The *item* that is ordered and batched is a sample or, with packing, a pack of samples. Samples are numbered by
 //! kept rows in file order, packed or not.
 
 use std::fs::File;
@@ -50,7 +50,7 @@ impl Samples {
         })
     }
 
-    /// Number of units: packs with packing, else samples.
+    /// Number of items: packs with packing, else samples.
     pub fn count(&self) -> NonZeroU64 {
         self.index.count
     }
@@ -122,35 +122,35 @@ impl Samples {
         length_in(self.index.label_starts(), sample)
     }
 
-    /// The samples of a unit.
-    pub fn members(&self, unit: u64) -> impl Iterator<Item = u64> + '_ {
-        let packed = self.pack(unit);
-        let alone = packed.is_none().then_some(unit);
+    /// The samples of an item.
+    pub fn members(&self, item: u64) -> impl Iterator<Item = u64> + '_ {
+        let packed = self.pack(item);
+        let alone = packed.is_none().then_some(item);
         alone.into_iter().chain(packed.unwrap_or_default().iter().copied())
     }
 
-    /// Tokens of a unit; of pairs, of their sources.
-    pub fn length(&self, unit: u64) -> u64 {
-        self.members(unit).map(|sample| self.sample_length(sample)).sum()
+    /// Tokens of an item; of pairs, of their sources.
+    pub fn length(&self, item: u64) -> u64 {
+        self.members(item).map(|sample| self.sample_length(sample)).sum()
     }
 
-    /// Tokens of a unit in each of its streams: of samples, or of sources and of targets.
-    pub fn stream_lengths(&self, unit: u64) -> [u64; 2] {
-        let targets = || self.members(unit).map(|sample| self.label_count(sample)).sum();
-        [self.length(unit), if self.is_paired() { targets() } else { 0 }]
+    /// Tokens of an item in each of its streams: of samples, or of sources and of targets.
+    pub fn stream_lengths(&self, item: u64) -> [u64; 2] {
+        let targets = || self.members(item).map(|sample| self.label_count(sample)).sum();
+        [self.length(item), if self.is_paired() { targets() } else { 0 }]
     }
 
-    /// Trained tokens of a unit.
-    pub fn trained(&self, unit: u64) -> u64 {
-        self.members(unit).map(|sample| u64::from(self.index.trained[sample as usize])).sum()
+    /// Trained tokens of an item.
+    pub fn trained(&self, item: u64) -> u64 {
+        self.members(item).map(|sample| u64::from(self.index.trained[sample as usize])).sum()
     }
 
-    /// Tokens of the longest unit; of pairs, of sources.
+    /// Tokens of the longest item; of pairs, of sources.
     pub fn longest(&self) -> u64 {
         self.longest_streams()[0]
     }
 
-    /// The most tokens of a unit in each of its streams.
+    /// The most tokens of an item in each of its streams.
     pub fn longest_streams(&self) -> [u64; 2] {
         let totals = self.totals();
         let targets = totals.targets.unwrap_or_default();
@@ -161,18 +161,18 @@ impl Samples {
         }
     }
 
-    /// The largest number of samples in a unit.
-    pub fn most_in_unit(&self) -> u64 {
+    /// The largest number of samples in an item.
+    pub fn most_in_item(&self) -> u64 {
         self.totals().most_in_pack.max(1)
     }
 
-    fn pack(&self, unit: u64) -> Option<&[u64]> {
+    fn pack(&self, item: u64) -> Option<&[u64]> {
         let packs = &self.index.packs;
         if packs.starts.is_empty() {
             return None;
         }
-        let unit = unit as usize;
-        Some(&packs.members[packs.starts[unit] as usize..packs.starts[unit + 1] as usize])
+        let item = item as usize;
+        Some(&packs.members[packs.starts[item] as usize..packs.starts[item + 1] as usize])
     }
 
     /// Tokens and labels in the file before those of a sample.

@@ -232,8 +232,8 @@ impl TokenFile {
             return Err(Reject::Damaged("its length does not match its header"));
         };
         header.check().map_err(Reject::Damaged)?;
-        let units = if header.packs > 0 { header.packs } else { header.samples };
-        let count = NonZeroU64::new(units).ok_or(Reject::Damaged("it holds no samples"))?;
+        let items = if header.packs > 0 { header.packs } else { header.samples };
+        let count = NonZeroU64::new(items).ok_or(Reject::Damaged("it holds no samples"))?;
         Ok(Self { file, path: path.to_owned(), header, sections, count })
     }
 

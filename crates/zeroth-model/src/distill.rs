@@ -23,7 +23,7 @@ pub struct Distilled<'a> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum TeacherForward<'a> {
-    /// The teacher itself, computed beside the student.
+    /// The teacher itself, computed with the student.
     Weights { config: &'a ModelConfig, table: &'a ParameterTable },
     /// Two inputs for each token: the teacher's `k` most probable ids, and their log-probabilities.
     TopK {

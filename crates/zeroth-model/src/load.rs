@@ -68,7 +68,7 @@ fn check_parameters(config: ModelConfig) -> Result<ModelConfig, FieldError> {
     let of_layer = |layer: &Layer| {
         let attention = layer.attention().map_or(0, |attention| 2 * (attention.q.out + attention.k.out));
         let experts = layer.experts().map_or(0, |experts| experts.count * (3 * experts.width + 1));
-        // A decoder's block beside an encoder has two attentions; biases and norms are less than one width of each.
+        // A decoder's block of an encoder-decoder has two attentions; biases and norms are less than one width of each.
         2 * hidden * (u128::from(attention) + 4) + 3 * ffn * (hidden + 1) + u128::from(experts) * hidden
     };
     let total = 2 * vocab * hidden + config.all_layers().map(of_layer).sum::<u128>();

@@ -141,7 +141,7 @@ pub fn advice_by_gpu(gpu_memory: u64, params: u64) -> Option<&'static GpuAdvice>
 }
 
 /// The advice for a job, each piece checked against the plan.
-pub(crate) fn beside(request: &PlanRequest, rows: &[Row]) -> Vec<Advice> {
+pub(crate) fn compared(request: &PlanRequest, rows: &[Row]) -> Vec<Advice> {
     let mut advice = vec![by_size(request, rows)];
     if let Some(gpu_memory) = request.device_memory {
         advice.extend(

@@ -63,7 +63,7 @@ impl Budget {
         Tier::ALL.into_iter().find_map(of_tier).or_else(together)
     }
 
-    /// Host bytes of a rank's process beside its arena.
+    /// Host bytes of a rank's process outside its arena.
     fn overhead(&self, data: DataSize, compiled: &Compiled) -> u64 {
         Overhead::of(data, compiled, self.processes).total
     }

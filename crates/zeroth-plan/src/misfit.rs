@@ -16,7 +16,7 @@ pub struct Misfit {
     pub needed: u64,
     /// The budget.
     pub given: u64,
-    /// The part of `needed` that is process overhead beside the plan.
+    /// The part of `needed` that the process takes in addition to the plan.
     pub overhead: u64,
     /// Single changes that would fit, each with the bytes it needs per rank in each tier, overhead included.
     pub remedies: Vec<(String, ByTier<u64>)>,
@@ -24,7 +24,7 @@ pub struct Misfit {
 
 impl std::fmt::Display for Misfit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let beside = match self.overhead {
+        let process = match self.overhead {
             0 => String::new(),
             overhead => format!(", {} of it beside the plan for the process itself,", format_bytes(overhead)),
         };
@@ -33,7 +33,7 @@ impl std::fmt::Display for Misfit {
             "a rank needs at least {} of {}{} and {} are given: {} are missing ({} and {} bytes)",
             format_bytes(self.needed),
             self.of,
-            beside,
+            process,
             format_bytes(self.given),
             format_bytes(self.needed - self.given),
             self.needed,

@@ -77,15 +77,15 @@ impl Overhead {
         let ranks = compiled.program.layout.ranks.max(1);
         let elements = compiled.graph.params.iter().map(zeroth_graph::Param::elements).sum::<u64>();
         let checkpoint = (CHECKPOINT * elements.div_ceil(ranks)).min(CHECKPOINT_BUFFER);
-        Self::beside(data, compiled, processes, checkpoint)
+        Self::with(data, compiled, processes, checkpoint)
     }
 
     /// Estimates the overhead of a process that only runs a model forward, in addition to its data and tokenizer.
     pub fn of_inference(compiled: &Compiled) -> Self {
-        Self::beside(DataSize::default(), compiled, Processes::default(), 0)
+        Self::with(DataSize::default(), compiled, Processes::default(), 0)
     }
 
-    fn beside(data: DataSize, compiled: &Compiled, processes: Processes, checkpoint: u64) -> Self {
+    fn with(data: DataSize, compiled: &Compiled, processes: Processes, checkpoint: u64) -> Self {
         let ranks = compiled.program.layout.ranks.max(1);
         let is_alone = ranks == 1;
         let threads = processes.threads + compiled.target.threads() as u64;

@@ -64,7 +64,7 @@ pub fn plan(request: &PlanRequest, placements: &[Placement]) -> Result<Plan, Pla
         states: request.states,
         bytes_per_parameter,
         changes: if none_fits { changes::changes(request, placements) } else { Vec::new() },
-        advice: advice::beside(request, &rows),
+        advice: advice::compared(request, &rows),
         rows,
     })
 }

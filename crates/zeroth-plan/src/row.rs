@@ -52,7 +52,7 @@ pub struct Row {
     pub chosen: Vec<Choice>,
     /// Transformer blocks of the model, of which some may be recomputed; 0 in an estimate.
     pub blocks: u64,
-    /// Bytes of the fullest host that its processes take beside the plan; a host's budget includes them. 0 in an estimate.
+    /// Bytes of the fullest host that its processes take in addition to the plan; a host's budget includes them. 0 in an estimate.
     pub process_bytes: u64,
     /// Bytes of the layer that a device holds gathered at stage 3, else 0. `fits` counts it whether or not the buffers
     /// do.
@@ -80,7 +80,7 @@ pub struct Row {
 pub struct Footprint {
     /// Bytes of each tier: on each device, and of the fullest host.
     pub bytes: ByTier<Bytes>,
-    /// Bytes of the fullest host that its processes take beside the plan.
+    /// Bytes of the fullest host that its processes take in addition to the plan.
     pub process: u64,
     /// Bytes of the gathered layer.
     pub gathered_layer: u64,
@@ -106,7 +106,7 @@ impl Footprint {
         device_needs(self.bytes[Tier::Device], self.gathered_layer, self.basis)
     }
 
-    /// The bytes that the fullest host needs beside its devices.
+    /// The bytes that the fullest host needs besides those of its devices.
     pub fn host_needs(&self) -> u64 {
         self.bytes[Tier::Host].total.saturating_add(self.process)
     }
@@ -123,7 +123,7 @@ impl Row {
         device_needs(self.bytes[Tier::Device], self.gathered_layer, self.basis)
     }
 
-    /// The bytes that the fullest host needs beside its devices.
+    /// The bytes that the fullest host needs besides those of its devices.
     pub fn host_needs(&self) -> u64 {
         self.bytes[Tier::Host].total.saturating_add(self.process_bytes)
     }

@@ -457,13 +457,13 @@ impl<'a> Sizing<'a> {
         }
         self.settings.offload =
             Offload { updated_by: Some(UpdatedBy::Host), stream: None, update_window: None, ..asked.offload };
-        let beside = self.compile()?;
-        let is_slower = through <= rates.host_update_seconds(on_host.optimizer) + sums(&beside);
-        if is_slower || budget.shortfall(self.data, &beside).is_some() {
+        let candidate = self.compile()?;
+        let is_slower = through <= rates.host_update_seconds(on_host.optimizer) + sums(&candidate);
+        if is_slower || budget.shortfall(self.data, &candidate).is_some() {
             self.settings.offload = Offload { updated_by: Some(UpdatedBy::Device), ..asked.offload };
             return Ok(compiled);
         }
-        Ok(beside)
+        Ok(candidate)
     }
 
     /// How often the micro-batch may be halved.

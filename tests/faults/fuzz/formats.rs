@@ -450,7 +450,7 @@ pub(super) fn token_cache() -> Format {
 
 /// Reads all that a run reads of samples.
 fn touch(samples: &Samples) {
-    black_box((samples.totals(), samples.hash(), samples.longest(), samples.most_in_unit()));
+    black_box((samples.totals(), samples.hash(), samples.longest(), samples.most_in_item()));
     for unit in 0..samples.count().get().min(1_000) {
         black_box((samples.length(unit), samples.trained(unit)));
         for sample in samples.members(unit).take(1_000) {

@@ -1,4 +1,4 @@
-//! Whether a program of one process fits, beside what the process itself takes: the executable, threads, and buffers that weights
+//! Whether a program of one process fits, with what the process itself takes: the executable, threads, and buffers that weights
 //! are read into.
 
 use zeroth::kernel::Tier;
@@ -18,7 +18,7 @@ pub(super) struct ProcessMemory {
 pub(super) struct MemoryShortfall {
     /// Bytes of the program in the memory that is short.
     pub(super) program: u64,
-    /// Bytes of the process beside it, in host memory.
+    /// Bytes of the process outside of it, in host memory.
     pub(super) process: u64,
     /// What is free.
     pub(super) free: u64,

@@ -69,7 +69,7 @@ section! {
             .does("Keeps few activations from forward to backward and recomputes the others; the section alone turns it on.")
             .set("{} turns it on for every block; zeroth.recompute chooses finer")
             .read_by(ReadBy::Checkpoint)
-            .unless(conditions::blocks_are_recomputed),
+            .idle_if(conditions::no_block_is_recomputed),
         Key::bool("activation_checkpointing.partition_activations", false)
             .does("Shards kept activations across model-parallel ranks.")
             .nothing("data-parallel ranks hold activations of different samples: there is nothing equal to shard, and nothing is saved"),
@@ -77,7 +77,7 @@ section! {
             .does("Offloads the kept inputs of blocks to host memory, from forward's last use to backward's first.")
             .set("true when recomputing alone does not fit")
             .read_by(ReadBy::Checkpoint)
-            .unless(conditions::blocks_are_recomputed)
+            .idle_if(conditions::no_block_is_recomputed)
             => cpu_checkpointing: bool,
         Key::bool("activation_checkpointing.contiguous_memory_optimization", false)
             .does("Puts kept activations end to end.")
@@ -89,7 +89,7 @@ section! {
             .set("leave it out (one a block)")
             .read_by(ReadBy::Checkpoint)
             .auto(AutoRule::Blocks)
-            .unless(conditions::blocks_are_recomputed)
+            .idle_if(conditions::no_block_is_recomputed)
             => number_checkpoints: Option<u64>,
         Key::bool("activation_checkpointing.synchronize_checkpoint_boundary", false)
             .does("Waits for the device at each checkpoint.")
@@ -116,7 +116,7 @@ section! {
             .does("How many blocks, from the first on, backward recomputes as a whole; of the others norms and swiglu.")
             .set("leave both out: where memory is short, as few blocks are chosen as fit")
             .read_by(ReadBy::Checkpoint)
-            .unless(conditions::blocks_are_recomputed)
+            .idle_if(conditions::no_block_is_recomputed)
             => recompute_blocks: Option<u64>,
         Key::new("zeroth.gather", KeyType::OneOf(Gather::WORDS))
             .or_rule("view on CPU, copy on GPUs")
@@ -126,7 +126,7 @@ section! {
             )
             .set("leave it out")
             .read_by(ReadBy::Gather)
-            .unless(conditions::stage_gathers_units)
+            .idle_if(conditions::parameters_are_replicated)
             .noting(conditions::views_need_a_cpu)
             => gather: Option<Gather>,
         Key::new("zeroth.frozen", KeyType::OneOf(FrozenPlacement::WORDS))
@@ -161,7 +161,7 @@ section! {
             .does("Rounds bf16 moments stochastically, so that small changes are not lost.")
             .set("true")
             .read_by(ReadBy::Update)
-            .unless(conditions::moments_are_16_bit)
+            .idle_if(conditions::moments_are_fp32)
             => stochastic_rounding: bool,
         Key::new("zeroth.update", KeyType::OneOf(UpdatedBy::WORDS))
             .or_rule("the faster one on this machine, by measurement")
@@ -171,7 +171,7 @@ section! {
             )
             .set("leave it out")
             .read_by(ReadBy::Offload)
-            .unless(conditions::host_can_update)
+            .idle_if(conditions::host_cannot_update)
             => update: Option<UpdatedBy>,
         Key::int("zeroth.update_window", 0)
             .or_rule("what the device has free")
@@ -183,7 +183,7 @@ section! {
             )
             .set("leave it out")
             .read_by(ReadBy::Offload)
-            .unless(conditions::optimizer_offloaded)
+            .idle_if(conditions::optimizer_is_not_offloaded)
             => update_window: Option<u64>,
         Key::new("zeroth.decay", KeyType::OneOf(DecayedParameters::WORDS))
             .or_text("matrices")
@@ -196,7 +196,7 @@ section! {
             .does("Hugging Face's schedule, where the file has no scheduler section; --lr-scheduler-type says the same.")
             .set("cosine")
             .read_by(ReadBy::Schedule)
-            .unless(conditions::schedule_is_ours)
+            .idle_if(conditions::file_has_a_scheduler)
             => lr_scheduler_type: String,
         Key::float("zeroth.warmup_steps", 0.0)
             .or_float(0.0)
@@ -204,7 +204,7 @@ section! {
             .does("Warm-up of that schedule; --warmup-steps says the same.")
             .set("0.03 of the run, or some hundred steps")
             .read_by(ReadBy::Schedule)
-            .unless(conditions::schedule_is_ours)
+            .idle_if(conditions::file_has_a_scheduler)
             => warmup_steps: f64,
     }
 }

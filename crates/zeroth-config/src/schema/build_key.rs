@@ -164,7 +164,7 @@ impl Key {
         self
     }
 
-    pub(super) const fn unless(mut self, reason: Condition) -> Self {
+    pub(super) const fn idle_if(mut self, reason: Condition) -> Self {
         self.idle = Some(reason);
         self
     }

@@ -33,7 +33,7 @@ pub struct Key {
     pub effect: Effect,
     /// Which values a run implements.
     pub support: Support,
-    /// The reason it has no effect beside the other values, if any.
+    /// The reason it has no effect with the other values, if any.
     pub idle: Option<Condition>,
     /// A remark that `check` adds where the key is honoured.
     pub note: Option<Condition>,

@@ -17,7 +17,7 @@ words! {
 
 /// A parameter: all are read by the same part, and only without a scheduler section.
 const fn param(key: Key) -> Key {
-    key.read_by(ReadBy::Schedule).unless(conditions::schedule_is_ours)
+    key.read_by(ReadBy::Schedule).idle_if(conditions::file_has_a_scheduler)
 }
 
 section! {

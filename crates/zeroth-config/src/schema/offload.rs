@@ -26,21 +26,21 @@ section! {
             .set("cpu when stage 3 alone does not fit; nvme when host memory does not either")
             .read_by(ReadBy::Offload)
             .only(&["none", "cpu"], "write \"cpu\": parameters then live in host memory")
-            .unless(conditions::offload_param_possible)
+            .idle_if(conditions::params_are_not_sharded)
             => device: OffloadDevice,
         Key::new("zero_optimization.offload_param.nvme_path", KeyType::Text)
             .does("The folder for parameter shards on disk.")
             .set("a folder on a fast local disk")
             .read_by(ReadBy::Offload)
             .unsupported()
-            .unless(conditions::params_on_disk),
+            .idle_if(conditions::params_are_not_on_disk),
         Key::int("zero_optimization.offload_param.buffer_count", 1)
             .or_int(5)
             .in_("buffers")
             .does("How many pieces of parameters may be in staging at a time, where pin_memory is false.")
             .set("5; 2 is the least that overlaps")
             .read_by(ReadBy::Offload)
-            .unless(conditions::pieces_are_staged)
+            .idle_if(conditions::nothing_is_staged)
             => buffer_count: u64,
         Key::int("zero_optimization.offload_param.buffer_size", 1)
             .or_int(100_000_000)
@@ -48,7 +48,7 @@ section! {
             .does("The elements of a rank's shard that one copy to the device moves, in whole blocks of 2,048; where pin_memory is false, buffer_count × buffer_size bounds staging.")
             .set("1e8, or the largest unit's shard if that is smaller")
             .read_by(ReadBy::Offload)
-            .unless(conditions::params_offloaded)
+            .idle_if(conditions::params_are_not_offloaded)
             => buffer_size: u64,
         Key::int("zero_optimization.offload_param.max_in_cpu", 0)
             .or_rule("no limit with cpu, 1e9 with nvme")
@@ -56,13 +56,13 @@ section! {
             .does("The most elements of a rank's shards in host memory: units go there whole, in their order, while they fit; the rest stays on the device.")
             .set("leave it out; a number of elements to keep the rest on the device")
             .read_by(ReadBy::Offload)
-            .unless(conditions::params_offloaded)
+            .idle_if(conditions::params_are_not_offloaded)
             => max_in_cpu: Option<u64>,
         Key::bool("zero_optimization.offload_param.pin_memory", true)
             .does("Copies a rank's shard straight to its place in the unit that is gathered; false lets the pieces pass through staging of buffer_count × buffer_size.")
             .set("true")
             .read_by(ReadBy::Offload)
-            .unless(conditions::params_offloaded)
+            .idle_if(conditions::params_are_not_offloaded)
             => pin_memory: bool,
         Key::refused(
             "zero_optimization.offload_param.ratio",
@@ -86,47 +86,47 @@ section! {
             .set("cpu when the state does not fit the device")
             .read_by(ReadBy::Offload)
             .only(&["none", "cpu"], "write \"cpu\": the state then lives in host memory")
-            .unless(conditions::stage_cuts_state)
+            .idle_if(conditions::state_is_replicated)
             => device: OffloadDevice,
         Key::new("zero_optimization.offload_optimizer.nvme_path", KeyType::Text)
             .does("The folder for optimizer state on disk.")
             .set("a folder on a fast local disk")
             .read_by(ReadBy::Offload)
             .unsupported()
-            .unless(conditions::optimizer_on_disk),
+            .idle_if(conditions::optimizer_is_not_on_disk),
         Key::int("zero_optimization.offload_optimizer.buffer_count", 1)
             .or_int(4)
             .in_("buffers")
             .does("How many tiles of updated parameters (sub_group_size elements each) may be on their way at a time, where parameters live in another memory than the state; on a GPU also how many tiles of state pass through it at a time, if zeroth.update_window has no room for more.")
             .set("4; 2 is the least that overlaps")
             .read_by(ReadBy::Offload)
-            .unless(conditions::updates_travel)
+            .idle_if(conditions::updates_stay)
             => buffer_count: u64,
         Key::bool("zero_optimization.offload_optimizer.pin_memory", true)
             .does("Locks the host memory that holds the state.")
             .built_in("state is updated where it lies, without a copy; host memory for a GPU is always locked")
-            .unless(conditions::optimizer_offloaded),
+            .idle_if(conditions::optimizer_is_not_offloaded),
         Key::bool("zero_optimization.offload_optimizer.pipeline_read", false)
             .does("Reads the next tile from disk while one is updated.")
             .built_in("reads, updates and writes of tiles always overlap as far as staging allows")
             .unsupported()
-            .unless(conditions::optimizer_on_disk),
+            .idle_if(conditions::optimizer_is_not_on_disk),
         Key::bool("zero_optimization.offload_optimizer.pipeline_write", false)
             .does("Writes a tile to disk while the next is updated.")
             .built_in("reads, updates and writes of tiles always overlap as far as staging allows")
             .unsupported()
-            .unless(conditions::optimizer_on_disk),
+            .idle_if(conditions::optimizer_is_not_on_disk),
         Key::bool("zero_optimization.offload_optimizer.fast_init", false)
             .does("Builds optimizer state in its place, without a staging copy.")
             .built_in("state is always built where it lives")
-            .unless(conditions::optimizer_offloaded),
+            .idle_if(conditions::optimizer_is_not_offloaded),
         Key::float("zero_optimization.offload_optimizer.ratio", 0.0)
             .at_most(1.0)
             .or_float(1.0)
             .does("The share of optimizer state that leaves the device: whole units, in their order, until the share is reached; the rest is updated on the device.")
             .set("1.0, or less to use device memory that is left over")
             .read_by(ReadBy::Offload)
-            .unless(conditions::optimizer_offloaded)
+            .idle_if(conditions::optimizer_is_not_offloaded)
             => ratio: f64,
         Key::bool("zero_optimization.offload_optimizer.super_offload", false)
             .does("Updates on the host speculatively while backward runs, and rolls back when wrong.")
@@ -154,7 +154,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .does("How files on disk are read and written.")
         .read_by(ReadBy::Offload)
         .unsupported()
-        .unless(conditions::something_on_disk),
+        .idle_if(conditions::nothing_is_on_disk),
     Key::int("aio.block_size", 512)
         .or_int(1_048_576)
         .in_("bytes")
@@ -162,7 +162,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .set("1048576, or what `zeroth bench` finds")
         .read_by(ReadBy::Offload)
         .unsupported()
-        .unless(conditions::something_on_disk),
+        .idle_if(conditions::nothing_is_on_disk),
     Key::int("aio.queue_depth", 1)
         .or_int(8)
         .in_("requests")
@@ -170,7 +170,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .set("8 to 32")
         .read_by(ReadBy::Offload)
         .unsupported()
-        .unless(conditions::something_on_disk),
+        .idle_if(conditions::nothing_is_on_disk),
     Key::int("aio.intra_op_parallelism", 1)
         .or_int(1)
         .in_("threads")
@@ -178,7 +178,7 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .set("1 with io_uring, 4 without")
         .read_by(ReadBy::Offload)
         .unsupported()
-        .unless(conditions::something_on_disk),
+        .idle_if(conditions::nothing_is_on_disk),
     Key::int("aio.thread_count", 1)
         .in_("threads")
         .does("The name of intra_op_parallelism before DeepSpeed 0.17; DeepSpeed ignores it since.")
@@ -188,15 +188,15 @@ pub(super) const AIO_KEYS: &[Key] = &[
         .set("false")
         .read_by(ReadBy::Offload)
         .unsupported()
-        .unless(conditions::something_on_disk),
+        .idle_if(conditions::nothing_is_on_disk),
     Key::bool("aio.overlap_events", true)
         .does("Submits new requests while old ones complete.")
         .set("true")
         .read_by(ReadBy::Offload)
         .unsupported()
-        .unless(conditions::something_on_disk),
+        .idle_if(conditions::nothing_is_on_disk),
     Key::bool("aio.use_gds", false)
         .does("Copies between disk and GPU without host memory.")
         .unsupported_if_on("GPUDirect Storage is not built; data passes through locked host memory")
-        .unless(conditions::something_on_disk),
+        .idle_if(conditions::nothing_is_on_disk),
 ];

@@ -22,7 +22,7 @@ section! {
             .does("A fixed loss scale; 0 lets it move.")
             .set("0")
             .read_by(ReadBy::Update)
-            .unless(conditions::fp16_on)
+            .idle_if(conditions::fp16_is_off)
             => loss_scale: f64,
         Key::int("fp16.initial_scale_power", 0)
             .at_most(126.0)
@@ -31,7 +31,7 @@ section! {
             .does("The loss scale starts at 2 to this power.")
             .set("16; 12 skips fewer steps at the start")
             .read_by(ReadBy::Update)
-            .unless(conditions::loss_scale_dynamic)
+            .idle_if(conditions::loss_scale_is_fixed)
             => initial_scale_power: u64,
         Key::int("fp16.loss_scale_window", 0)
             .or_int(1000)
@@ -39,7 +39,7 @@ section! {
             .does("A moving loss scale doubles after this many steps without overflow, at least 1.")
             .set("1000")
             .read_by(ReadBy::Update)
-            .unless(conditions::loss_scale_dynamic)
+            .idle_if(conditions::loss_scale_is_fixed)
             => loss_scale_window: u64,
         Key::int("fp16.hysteresis", 1)
             .or_int(2)
@@ -47,20 +47,20 @@ section! {
             .does("The loss scale halves at this many overflows, not before.")
             .set("2")
             .read_by(ReadBy::Update)
-            .unless(conditions::loss_scale_dynamic)
+            .idle_if(conditions::loss_scale_is_fixed)
             => hysteresis: u64,
         Key::bool("fp16.consecutive_hysteresis", false)
             .does("Counts only overflows in a row: a clean step sets the count back.")
             .set("false")
             .read_by(ReadBy::Update)
-            .unless(conditions::loss_scale_dynamic)
+            .idle_if(conditions::loss_scale_is_fixed)
             => consecutive_hysteresis: bool,
         Key::float("fp16.min_loss_scale", 0.0)
             .or_float(1.0)
             .does("A moving loss scale does not fall below this, which is above 0; an overflow there stops the run.")
             .set("1")
             .read_by(ReadBy::Update)
-            .unless(conditions::loss_scale_dynamic)
+            .idle_if(conditions::loss_scale_is_fixed)
             => min_loss_scale: f64,
         Key::bool("fp16.auto_cast", false)
             .does("Casts a model's inputs to fp16.")
@@ -68,7 +68,7 @@ section! {
         Key::bool("fp16.fp16_master_weights_and_grads", false)
             .does("Keeps master weights and gradients in fp16 too.")
             .unsupported_if_on("master weights are always fp32")
-            .unless(conditions::fp16_on),
+            .idle_if(conditions::fp16_is_off),
     }
 }
 
@@ -91,12 +91,12 @@ section! {
         Key::bool("bf16.bf16_master_weights_and_grads", false)
             .does("Keeps master weights and gradients in bf16 too.")
             .unsupported_if_on("master weights are always fp32")
-            .unless(conditions::bf16_on),
+            .idle_if(conditions::bf16_is_off),
         Key::bool("bf16.bf16_optimizer_states", false)
             .does("Keeps the moments in bf16.")
             .unsupported_if_on("zeroth.moments says it: write \"zeroth\": {\"moments\": \"bf16\"}")
             .read_by(ReadBy::Update)
-            .unless(conditions::bf16_on),
+            .idle_if(conditions::bf16_is_off),
     }
 }
 
@@ -110,7 +110,7 @@ section! {
             .set("leave it out; \"bf16\" halves the gradients (DeepSpeed's own choice in bf16), and rounds every sum")
             .read_by(ReadBy::Reduce)
             .only(&["fp32", "float32", "bf16", "bfloat16"], "write \"fp32\" or \"bf16\": sums in fp16 would overflow")
-            .unless(conditions::gradients_add_in_shards)
+            .idle_if(conditions::gradients_add_whole)
             => grad_accum_dtype: DType,
         Key::new("data_types.param_dtype", TYPES)
             .or_rule("the type of the run")

@@ -172,7 +172,7 @@ section! {
             .does("Least first beta.")
             .set("0.8")
             .unsupported()
-            .unless(conditions::momentum_cycles)
+            .idle_if(conditions::momentum_is_fixed)
             => cycle_min_mom: f64,
         param(Key::float("scheduler.params.cycle_max_mom", 0.0), CYCLE)
             .at_most(1.0)
@@ -180,14 +180,14 @@ section! {
             .does("Greatest first beta.")
             .set("0.9")
             .unsupported()
-            .unless(conditions::momentum_cycles)
+            .idle_if(conditions::momentum_is_fixed)
             => cycle_max_mom: f64,
         param(Key::float("scheduler.params.decay_mom_rate", 0.0), CYCLE)
             .or_float(0.0)
             .does("How fast the first beta rises after the cycle.")
             .set("0")
             .unsupported()
-            .unless(conditions::momentum_cycles)
+            .idle_if(conditions::momentum_is_fixed)
             => decay_mom_rate: f64,
         param(Key::float("scheduler.params.lr_range_test_min_lr", 0.0).in_fp32(), RANGE).or_float(1e-3).does("The learning rate to start from.").set("1e-6") => lr_range_test_min_lr: f64,
         param(Key::int("scheduler.params.lr_range_test_step_size", 1), RANGE)

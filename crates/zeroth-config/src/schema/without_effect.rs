@@ -1,4 +1,4 @@
-//! Parts of DeepSpeed beside ZeRO that zeroth does not have: elasticity, compilation, other parallelism.
+//! Parts of DeepSpeed besides ZeRO that zeroth does not have: elasticity, compilation, other parallelism.
 
 use super::key::{Key, KeyType};
 

@@ -42,13 +42,13 @@ section! {
             .does("The most parameter elements of a unit that one gather after the update moves, in whole blocks of 2,048, at least one a rank: all units at stages 1 and 2, persistent parameters at stage 3.")
             .set("2e8")
             .read_by(ReadBy::Update)
-            .unless(conditions::shards_gather_in_buckets)
+            .idle_if(conditions::shards_are_sent_whole)
             => allgather_bucket_size: u64,
         Key::bool("zero_optimization.allgather_partitions", true)
             .does("Gathers updated parameters that stay whole with all-gather; false broadcasts one rank's shard after the other.")
             .set("true")
             .read_by(ReadBy::Update)
-            .unless(conditions::stage_gathers_after_update)
+            .idle_if(conditions::nothing_is_gathered_after_update)
             => allgather_partitions: bool,
         Key::bool("zero_optimization.contiguous_gradients", true)
             .does("Gradients lie end to end in one buffer.")
@@ -61,8 +61,8 @@ section! {
             .does("Lets stage3_max_reuse_distance decide what stays gathered; false keeps every unit with linear maps gathered from forward to backward, as far as stage3_max_live_parameters allows. Where shards are read in place (zeroth.gather), none is gathered.")
             .set("true")
             .read_by(ReadBy::Gather)
-            .unless(conditions::stage_gathers_units)
-            .noting(conditions::gathers_copy)
+            .idle_if(conditions::parameters_are_replicated)
+            .noting(conditions::governs_copies_only)
             => memory_efficient_linear: bool,
         Key::int("zero_optimization.sub_group_size", 0)
             .or_int(1_000_000_000)
@@ -79,8 +79,8 @@ section! {
             .set("\"auto\" (0.9 · hidden_size²)")
             .read_by(ReadBy::Overlap)
             .auto(AutoRule::NineTenthsHiddenSquared)
-            .unless(conditions::gathers_are_hoisted)
-            .noting(conditions::gathers_copy)
+            .idle_if(conditions::gathers_stay_at_their_use)
+            .noting(conditions::governs_copies_only)
             => stage3_prefetch_bucket_size: u64,
         Key::int("zero_optimization.stage3_param_persistence_threshold", 0)
             .named(&["param_persistence_threshold"])
@@ -90,7 +90,7 @@ section! {
             .set("\"auto\" (10 · hidden_size): norms and biases stay")
             .read_by(ReadBy::Gather)
             .auto(AutoRule::TenHidden)
-            .unless(conditions::stage_gathers_units)
+            .idle_if(conditions::parameters_are_replicated)
             => stage3_param_persistence_threshold: u64,
         Key::int("zero_optimization.stage3_model_persistence_threshold", 0)
             .named(&["model_persistence_threshold"])
@@ -99,7 +99,7 @@ section! {
             .does("The most elements that stay gathered in all: parameters up to stage3_param_persistence_threshold stay in forward order, each that still fits.")
             .set("leave it out; stage3_param_persistence_threshold bounds them")
             .read_by(ReadBy::Gather)
-            .unless(conditions::stage_gathers_units)
+            .idle_if(conditions::parameters_are_replicated)
             => stage3_model_persistence_threshold: u64,
         Key::int("zero_optimization.stage3_max_live_parameters", 0)
             .named(&["max_live_parameters"])
@@ -108,8 +108,8 @@ section! {
             .does("The most elements gathered at any time, without padding, persistent ones included; raised to what one instruction needs if below. Where shards are read in place (zeroth.gather), none is gathered.")
             .set("1e9, or lower to bound memory: unlike DeepSpeed's, this bound holds")
             .read_by(ReadBy::Gather)
-            .unless(conditions::stage_gathers_units)
-            .noting(conditions::gathers_copy)
+            .idle_if(conditions::parameters_are_replicated)
+            .noting(conditions::governs_copies_only)
             => stage3_max_live_parameters: u64,
         Key::int("zero_optimization.stage3_max_reuse_distance", 0)
             .named(&["max_reuse_distance"])
@@ -118,15 +118,15 @@ section! {
             .does("A unit read again within this many elements of other units stays gathered; 0 releases it after its last read in forward and gathers it again for backward. Where shards are read in place (zeroth.gather), none is gathered.")
             .set("1e9 keeps what max_live allows; 0 holds the fewest")
             .read_by(ReadBy::Gather)
-            .unless(conditions::stage_gathers_units)
-            .noting(conditions::gathers_copy)
+            .idle_if(conditions::parameters_are_replicated)
+            .noting(conditions::governs_copies_only)
             => stage3_max_reuse_distance: u64,
         Key::bool("zero_optimization.stage3_gather_16bit_weights_on_model_save", true)
             .named(&["gather_16bit_weights_on_model_save"])
             .does("Writes the trained model as a Hugging Face folder at the end; false writes none and prints the export command.")
             .set("true")
             .read_by(ReadBy::Save)
-            .unless(conditions::weights_are_cut)
+            .idle_if(conditions::weights_are_whole)
             => stage3_gather_16bit_weights_on_model_save: bool,
         Key::bool("zero_optimization.stage3_gather_fp16_weights_on_model_save", false)
             .does("The name of stage3_gather_16bit_weights_on_model_save before bf16.")
@@ -157,12 +157,12 @@ section! {
             .does("Keeps parameter shards in host memory or on disk (stage 3).")
             .set("{\"device\": \"cpu\"} when stage 3 alone does not fit")
             .read_by(ReadBy::Offload)
-            .unless(conditions::offload_param_possible),
+            .idle_if(conditions::params_are_not_sharded),
         Key::section("zero_optimization.offload_optimizer")
             .does("Keeps optimizer state in host memory or on disk.")
             .set("{\"device\": \"cpu\"} when the state does not fit the device")
             .read_by(ReadBy::Offload)
-            .unless(conditions::stage_cuts_state),
+            .idle_if(conditions::state_is_replicated),
         Key::bool("zero_optimization.cpu_offload", false)
             .does("The old way to ask for offload_optimizer to host memory.")
             .deprecated("zero_optimization.offload_optimizer: {\"device\": \"cpu\"}"),

@@ -433,7 +433,7 @@ fn packs_are_cached() {
     assert_eq!(made.count().get(), 2);
     assert_eq!([members(0), members(1)], [vec![0, 1, 2], vec![3]]);
     assert_eq!([0, 1].map(|unit| (made.length(unit), made.trained(unit))), [(6, 3), (2, 1)]);
-    assert_eq!((made.longest(), made.most_in_unit()), (6, 3));
+    assert_eq!((made.longest(), made.most_in_item()), (6, 3));
     let totals = made.totals();
     assert_eq!(
         (totals.samples, totals.packs, totals.fullness(zeroth_data::LengthLimits::Rows(6))),

@@ -41,7 +41,7 @@ pub(super) struct Blocks<'a> {
     pub(super) params: NamedParams<'a>,
 }
 
-/// What a block reads beside the residual stream.
+/// What a block reads besides the residual stream.
 #[derive(Clone, Copy)]
 pub(super) struct BlockInputs {
     /// The biases of attention to a block's own tokens, by distance [heads, distances].

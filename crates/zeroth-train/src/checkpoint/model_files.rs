@@ -58,10 +58,10 @@ impl ModelFiles {
         Self::read_some(folder, &[])
     }
 
-    fn read_some(folder: &Path, beside: &[&str]) -> Result<Self, ModelFilesError> {
+    fn read_some(folder: &Path, others: &[&str]) -> Result<Self, ModelFilesError> {
         let (mut list, mut at) = (Vec::new(), folder.to_owned());
         let memory = sealed(|memory| {
-            for name in std::iter::once(&CONFIG).chain(beside) {
+            for name in std::iter::once(&CONFIG).chain(others) {
                 at = folder.join(name);
                 // config.json is required; which other files exist depends on the tokenizer.
                 if *name == CONFIG || is_file(&at)? {

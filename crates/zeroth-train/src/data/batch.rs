@@ -227,7 +227,7 @@ impl<'a> Batches<'a> {
 
     /// The largest number of sequences in a micro-batch.
     pub fn most_sequences(&self) -> u64 {
-        self.shape.micro_batch * self.samples.most_in_unit()
+        self.shape.micro_batch * self.samples.most_in_item()
     }
 
     /// Tokens of a step over all ranks and micro-batches, of all streams.
@@ -258,23 +258,23 @@ impl<'a> Batches<'a> {
         if taken > WALKED || (size == 1 && whole_epochs >= 2) {
             return longest.map(|longest| size * longest);
         }
-        let units = self.order.from(self.shape.position(first, 0, 0)).map(|place| place.sample);
-        largest_of(self.samples, units, size, taken / size)
+        let items = self.order.from(self.shape.position(first, 0, 0)).map(|place| place.sample);
+        largest_of(self.samples, items, size, taken / size)
     }
 }
 
-/// The most tokens of each stream in any of the micro-batches of `size` units.
+/// The most tokens of each stream in any of the micro-batches of `size` items.
 pub(crate) fn largest_of(
     samples: &Samples,
-    mut units: impl Iterator<Item = u64>,
+    mut items: impl Iterator<Item = u64>,
     size: u64,
     micro_batches: u64,
 ) -> [u64; 2] {
     let mut largest = [0; 2];
     for _ in 0..micro_batches {
         let mut tokens = [0; 2];
-        for unit in units.by_ref().take(size as usize) {
-            let lengths = samples.stream_lengths(unit);
+        for item in items.by_ref().take(size as usize) {
+            let lengths = samples.stream_lengths(item);
             tokens = [tokens[0] + lengths[0], tokens[1] + lengths[1]];
         }
         largest = [largest[0].max(tokens[0]), largest[1].max(tokens[1])];

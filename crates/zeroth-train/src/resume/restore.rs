@@ -23,7 +23,7 @@ fn divisors(number: u64) -> Vec<u64> {
     small
 }
 
-/// Micro-batch and accumulation for `batch` samples per step on `ranks` ranks, keeping typed values. Otherwise the
+/// Micro-batch and accumulation for `batch` samples per step on `ranks` ranks, keeping the `typed` ones. Otherwise the
 /// micro-batch stays as before, or becomes the next smaller size that divides a rank's samples.
 pub fn redistribute_batch(
     batch: u64,

@@ -266,7 +266,7 @@ impl<'a> StepRunner<'a> {
         let most_rows = [0, 1].map(|stream| rows.get(stream).map_or(0, |rows| *rows as usize));
         let batches = job.batches();
         let evaluated = job.evaluation.as_ref().map_or(0, |evaluation| {
-            evaluation.samples.most_in_unit() * evaluation.shape(job.shape).micro_batch
+            evaluation.samples.most_in_item() * evaluation.shape(job.shape).micro_batch
         });
         let sequences = batches.most_sequences().max(evaluated);
         Ok(Self {

@@ -115,7 +115,7 @@ struct DiskNeeds {
     done: u64,
     /// Evaluations to come that may be saved as the best so far.
     best: u64,
-    /// Whether the best checkpoint is kept beside the newest.
+    /// Whether the best checkpoint is kept besides the newest.
     keeps_best: bool,
     /// Checkpoints that already exist.
     existing: u64,

@@ -104,7 +104,7 @@ pub(crate) fn check(arguments: &TrainArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Notes flags that have no effect beside the others: Hugging Face's Trainer ignores them, and many scripts have them.
+/// Notes flags that have no effect with the others: Hugging Face's Trainer ignores them, and many scripts have them.
 pub(crate) fn idle_flags(arguments: &TrainArgs) -> Vec<String> {
     let EvaluationArgs { eval_strategy, save_strategy, logging_strategy, .. } = arguments.evaluation;
     let word = |strategy: StrategyArg| match strategy {
