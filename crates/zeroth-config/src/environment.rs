@@ -1,6 +1,6 @@
 //! Environment variables of DeepSpeed, PyTorch, CUDA and zeroth, and the effect of each.
 //!
-//! One table, like the keys of a config. A variable that no part reads by now is "not yet", never "honoured".
+//! One table, like the keys of a config. A variable that nothing reads yet is "not yet", never "honoured".
 
 mod allocator;
 mod table;

@@ -1,4 +1,4 @@
-//! The table as a JSON Schema (draft 2020-12), so that editors complete keys and underline slips.
+//! The table as a JSON Schema (draft 2020-12), so that editors complete keys and underline errors.
 
 use serde_json::{Map, Value, json};
 

@@ -1,6 +1,6 @@
 //! The presets that `--deepspeed NAME` and `config presets` know: ms-swift's six, with overlap_comm true.
 //!
-//! Overlap is on because here it does not change a bit of the result; elsewhere it is off for fear that it does.
+//! Overlap is on, since here it changes no bit of the result.
 
 use zeroth_base::nearest;
 

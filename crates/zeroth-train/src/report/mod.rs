@@ -252,7 +252,7 @@ pub struct Reporters {
     csv: Option<MetricsTable>,
     deepspeed_tensorboard: Option<EventFile>,
     deepspeed_csv: Option<DeepSpeedTables>,
-    /// Whether a line that could not be written was told.
+    /// Whether a line that could not be written was reported.
     has_told: bool,
 }
 

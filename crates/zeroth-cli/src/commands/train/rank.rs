@@ -80,7 +80,7 @@ pub(super) fn options(resolved_job: &ResolvedJob) -> JoinOptions {
     JoinOptions::default().threads(threads).timing(timing).on_slow(|slow| output::note(&slow.to_string()))
 }
 
-/// Whether ranks have told each other that they can take part, and in what they differ.
+/// Whether ranks have exchanged whether they can take part, and what they differ in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Agreed {
     Yes,
@@ -189,7 +189,7 @@ struct Requests<'a> {
     /// The launcher's saves that are answered.
     seen: Cell<u32>,
     number: usize,
-    /// Whether the limit of CPU time was told.
+    /// Whether the note on the limit of CPU time was printed.
     told: Cell<bool>,
     save_now: PathBuf,
     trace_now: PathBuf,
