@@ -12,11 +12,18 @@
 //!
 //! Variables of our own launcher take precedence: see [`crate::local::join_from_environment`]. A job of one rank does
 //! not count as a job of another launcher.
+//!
+//! Ranks may run on several hosts, numbered host by host. What a launcher does not tell of other hosts, they tell each
+//! other when they meet: see [`crate::hosts`].
 
+mod slurm;
 mod starter;
 
 use std::ffi::OsString;
 use std::fmt;
+
+use crate::hosts::{PortChoice, Rank0Address};
+use crate::place::{HostTable, Place, PlaceError};
 
 /// The launcher that started this process as one of several ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,20 +49,21 @@ impl fmt::Display for ExternalLauncher {
     }
 }
 
-/// This process's rank in a job that another launcher started on this machine.
+/// This process's rank in a job that another launcher started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are named for what they hold")]
 pub struct LaunchedRank {
-    pub rank: usize,
-    /// The world size, at least 2.
-    pub world: usize,
-    /// Its rank among the ranks of this machine.
-    pub local_rank: usize,
-    /// Ranks on this machine; currently all of them.
-    pub local_world: usize,
-    /// A name that is unique to the job on this machine and equal on all its ranks.
+    /// In a world of at least 2.
+    pub place: Place,
+    /// A name that is unique to the job on this host and equal on all its ranks.
     pub job: String,
     pub launcher: ExternalLauncher,
+    /// Where the hosts meet rank 0; `None` where the launcher does not tell it, as those of MPI, which can broadcast it.
+    pub rank0: Option<Rank0Address>,
+    /// All hosts, where the launcher tells them.
+    pub hosts: Option<HostTable>,
+    /// How often the launcher has started the job again.
+    pub restarts: usize,
 }
 
 /// Environment variables of a launcher that are missing or inconsistent.
@@ -76,16 +84,14 @@ pub enum LauncherError {
         above: &'static str,
         bound: usize,
     },
-    #[error(
-        "not yet: many machines ({launcher} has {world} rank(s), of which this machine runs {}); start all ranks on one",
-        here.map_or_else(|| "a part".to_owned(), |here| here.to_string())
-    )]
-    ManyMachines {
-        launcher: ExternalLauncher,
-        world: usize,
-        /// Those on this machine, where known.
-        here: Option<usize>,
-    },
+    #[error("MASTER_PORT of {launcher} is {value:?}, which is not a port: 1 to 65535")]
+    Port { launcher: ExternalLauncher, value: String },
+    #[error("{launcher} runs ranks on several hosts: {source}")]
+    Place { launcher: ExternalLauncher, source: PlaceError },
+    #[error("{list:?} is no list of SLURM's nodes: {why}")]
+    NodeList { list: String, why: &'static str },
+    #[error("{text:?} of SLURM is not tasks per node, as in 2(x2),1: {why}")]
+    TasksPerNode { text: String, why: &'static str },
 }
 
 impl LaunchedRank {
@@ -126,14 +132,18 @@ struct UncheckedRank {
     rank: (&'static str, usize),
     world: (&'static str, usize),
     local_rank: (&'static str, usize),
-    /// `None` where ranks run on other machines and the launcher does not tell the local count.
-    local_world: Option<(&'static str, usize)>,
+    local_world: (&'static str, usize),
+    /// Where the launcher tells it.
+    host: Option<usize>,
     job: String,
+    rank0: Option<Rank0Address>,
+    hosts: Option<HostTable>,
+    restarts: usize,
 }
 
 impl UncheckedRank {
     fn check(self) -> Result<Option<LaunchedRank>, LauncherError> {
-        let Self { launcher, rank, world, local_rank, local_world, job } = self;
+        let Self { launcher, rank, world, local_rank, local_world, host, .. } = self;
         let below = |(below, value): (&'static str, usize), (above, bound): (&'static str, usize)| {
             (value < bound).then_some(()).ok_or(LauncherError::Contradiction {
                 launcher,
@@ -147,25 +157,34 @@ impl UncheckedRank {
         if world.1 == 1 {
             return Ok(None);
         }
-        let Some(local_world) = local_world else {
-            return Err(LauncherError::ManyMachines { launcher, world: world.1, here: None });
-        };
         below(local_rank, local_world)?;
-        if local_world.1 < world.1 {
-            return Err(LauncherError::ManyMachines { launcher, world: world.1, here: Some(local_world.1) });
-        }
         if local_world.1 > world.1 {
             let ((below, value), (above, bound)) = (local_world, world);
             return Err(LauncherError::Contradiction { launcher, below, value, above, bound });
         }
-        Ok(Some(LaunchedRank {
+        let wrong = |source| LauncherError::Place { launcher, source };
+        let place = Place {
             rank: rank.1,
             world: world.1,
             local_rank: local_rank.1,
             local_world: local_world.1,
-            job,
-            launcher,
-        }))
+            host: 0,
+        };
+        let mut place = place.check().map_err(wrong)?;
+        // Right where hosts have equal numbers of ranks, and 0 for the first host only.
+        place.host = match place.first() {
+            0 => 0,
+            first => host.unwrap_or(first / place.local_world).max(1),
+        };
+        if let Some(hosts) = &self.hosts {
+            let Place { rank, world, local_rank, local_world, .. } = place;
+            let found = hosts.place(rank).filter(|found| *found == place && hosts.world() == world);
+            place = found
+                .ok_or(PlaceError::NotHostByHost { rank, world, local_rank, local_world })
+                .map_err(wrong)?;
+        }
+        let Self { job, rank0, hosts, restarts, .. } = self;
+        Ok(Some(LaunchedRank { place, job, launcher, rank0, hosts, restarts }))
     }
 }
 
@@ -197,6 +216,27 @@ impl<L: Fn(&str) -> Option<OsString>> Variables<'_, L> {
         Ok(None)
     }
 
+    /// The address of rank 0 by `MASTER_ADDR` and `MASTER_PORT`, else `otherwise`. A store of the launcher may hold that
+    /// port, so the ones behind it count.
+    fn master(&self, otherwise: Option<(String, u16)>) -> Result<Option<Rank0Address>, LauncherError> {
+        let port = match self.text("MASTER_PORT") {
+            None => None,
+            Some(value) => match value.trim().parse::<u16>() {
+                Ok(port) if port > 0 => Some(port),
+                _ => return Err(LauncherError::Port { launcher: self.launcher, value }),
+            },
+        };
+        let (host, other_port) = otherwise.map_or((None, None), |(host, port)| (Some(host), Some(port)));
+        let host = self
+            .text("MASTER_ADDR")
+            .map(|host| host.trim().to_owned())
+            .filter(|host| !host.is_empty())
+            .or(host);
+        Ok(host
+            .zip(port.or(other_port))
+            .map(|(host, port)| Rank0Address { host, port: PortChoice::After(port) }))
+    }
+
     fn number(
         &self,
         names: &[&'static str],
@@ -208,7 +248,8 @@ impl<L: Fn(&str) -> Option<OsString>> Variables<'_, L> {
     }
 }
 
-/// `torch/distributed/elastic/agent/server/local_elastic_agent.py`; DeepSpeed's `launcher/launch.py` has `LOCAL_SIZE`.
+/// `torch/distributed/elastic/agent/server/local_elastic_agent.py`; DeepSpeed's `launcher/launch.py` has `LOCAL_SIZE` and
+/// `CROSS_RANK`.
 fn torchrun(
     variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>,
 ) -> Result<UncheckedRank, LauncherError> {
@@ -233,8 +274,12 @@ fn torchrun(
         rank,
         world,
         local_rank,
-        local_world: Some(local_world),
+        local_world,
+        host: variables.first(&["GROUP_RANK", "CROSS_RANK"])?.map(|(_, host)| host),
         job,
+        rank0: variables.master(None)?,
+        hosts: None,
+        restarts: variables.maybe("TORCHELASTIC_RESTART_COUNT")?.map_or(0, |(_, count)| count),
     })
 }
 
@@ -254,8 +299,13 @@ fn open_mpi(
         rank: variables.number(&[because], because)?,
         world: variables.number(&["OMPI_COMM_WORLD_SIZE"], because)?,
         local_rank: variables.number(&["OMPI_COMM_WORLD_LOCAL_RANK"], because)?,
-        local_world: Some(variables.number(&["OMPI_COMM_WORLD_LOCAL_SIZE"], because)?),
+        local_world: variables.number(&["OMPI_COMM_WORLD_LOCAL_SIZE"], because)?,
+        // Its "node rank" is a number among the processes of a node.
+        host: None,
         job: format!("openmpi-{}", name.ok_or_else(missing)?),
+        rank0: None,
+        hosts: None,
+        restarts: 0,
     })
 }
 
@@ -266,13 +316,23 @@ fn mpich(
     starter: impl Fn() -> u32,
 ) -> Result<UncheckedRank, LauncherError> {
     let name = variables.text("PMI_JOBID").unwrap_or_else(|| format!("started-by-{}", starter()));
+    let world = variables.number(&["PMI_SIZE"], rank)?;
+    let (local_rank, local_world) = if world.1 == 1 {
+        ((rank, 0), ("PMI_SIZE", 1))
+    } else {
+        (variables.number(&["MPI_LOCALRANKID"], rank)?, variables.number(&["MPI_LOCALNRANKS"], rank)?)
+    };
     Ok(UncheckedRank {
         launcher: variables.launcher,
         rank: variables.number(&[rank], rank)?,
-        world: variables.number(&["PMI_SIZE"], rank)?,
-        local_rank: variables.maybe("MPI_LOCALRANKID")?.unwrap_or((rank, 0)),
-        local_world: variables.maybe("MPI_LOCALNRANKS")?,
+        world,
+        local_rank,
+        local_world,
+        host: None,
         job: format!("mpich-{name}"),
+        rank0: None,
+        hosts: None,
+        restarts: 0,
     })
 }
 
@@ -295,17 +355,68 @@ fn slurm(
     step: usize,
 ) -> Result<UncheckedRank, LauncherError> {
     let because = "SLURM_PROCID";
+    let rank = variables.number(&[because], because)?;
     let world = variables.number(&["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"], because)?;
     let nodes = variables.number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"], because)?;
     let job = variables.number(&["SLURM_JOB_ID", "SLURM_JOBID"], because)?.1;
+    let is_one_host = nodes.1 == 1 || world.1 == 1;
+    let hosts = if is_one_host { None } else { Some(slurm_hosts(variables, because)?) };
+    let (local_world, host) = match &hosts {
+        None => (world, None),
+        Some(hosts) => {
+            let node = variables.number(&["SLURM_NODEID"], because)?;
+            let of_node = hosts.hosts().get(node.1).ok_or(LauncherError::Contradiction {
+                launcher: variables.launcher,
+                below: node.0,
+                value: node.1,
+                above: TASKS[0],
+                bound: hosts.hosts().len(),
+            })?;
+            ((TASKS[0], of_node.ranks), Some(node.1))
+        }
+    };
+    let first = hosts.as_ref().map(|hosts| hosts.hosts()[0].name.clone());
+    // Jobs that share a node, and steps of a job, begin with different ports.
+    let port = 20_000 + (job.wrapping_mul(31).wrapping_add(step.wrapping_mul(17)) % 10_000) as u16;
     Ok(UncheckedRank {
         launcher: variables.launcher,
-        rank: variables.number(&[because], because)?,
+        rank,
         world,
         local_rank: variables.number(&["SLURM_LOCALID"], because)?,
-        local_world: (nodes.1 == 1).then_some(world),
+        local_world,
+        host,
         job: format!("slurm-{job}-{step}"),
+        rank0: variables.master(first.map(|host| (host, port)))?,
+        hosts,
+        restarts: variables.maybe("SLURM_RESTART_COUNT")?.map_or(0, |(_, count)| count),
     })
+}
+
+const TASKS: [&str; 2] = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"];
+const NODES: [&str; 3] = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+
+/// The hosts of a step.
+fn slurm_hosts(
+    variables: &Variables<'_, impl Fn(&str) -> Option<OsString>>,
+    because: &'static str,
+) -> Result<HostTable, LauncherError> {
+    let launcher = variables.launcher;
+    let text = |names: &[&str]| {
+        let missing = || LauncherError::Missing { launcher, name: names.join(" or "), because };
+        names.iter().find_map(|name| variables.text(name)).ok_or_else(missing)
+    };
+    let (tasks, names) = (slurm::tasks(&text(&TASKS)?)?, slurm::nodes(&text(&NODES)?)?);
+    if tasks.len() != names.len() {
+        return Err(LauncherError::Contradiction {
+            launcher,
+            below: TASKS[0],
+            value: tasks.len(),
+            above: NODES[0],
+            bound: names.len(),
+        });
+    }
+    HostTable::in_order(names.into_iter().zip(tasks))
+        .map_err(|source| LauncherError::Place { launcher, source })
 }
 
 #[cfg(test)]

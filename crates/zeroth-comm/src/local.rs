@@ -33,6 +33,7 @@ use crate::join_options::JoinOptions;
 use crate::op_name::LastOp;
 
 pub use segment::JobToken;
+pub(crate) use segment::MOST_RANKS;
 
 /// Environment variable: this process's rank.
 pub const RANK: &str = "ZEROTH_RANK";

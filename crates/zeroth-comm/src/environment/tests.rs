@@ -44,14 +44,27 @@ const SLURM: [(&str, &str); 6] = [
 ];
 
 fn place(launcher: ExternalLauncher, rank: usize, world: usize, job: &str) -> LaunchedRank {
-    LaunchedRank { rank, world, local_rank: rank, local_world: world, job: job.to_owned(), launcher }
+    LaunchedRank {
+        place: Place::on_one_host(rank, world),
+        job: job.to_owned(),
+        launcher,
+        rank0: None,
+        hosts: None,
+        restarts: 0,
+    }
 }
 
 #[test]
 fn each_launcher_is_told_from_its_variables() {
     use ExternalLauncher::{Mpich, OpenMpi, Slurm, Torchrun};
     for (variables, expected) in [
-        (&TORCHRUN[..], Some(place(Torchrun, 1, 3, "torchrun-none-localhost-29500-0"))),
+        (
+            &TORCHRUN[..],
+            Some(LaunchedRank {
+                rank0: Some(Rank0Address { host: "localhost".to_owned(), port: PortChoice::After(29500) }),
+                ..place(Torchrun, 1, 3, "torchrun-none-localhost-29500-0")
+            }),
+        ),
         (&OPEN_MPI[..], Some(place(OpenMpi, 1, 2, "openmpi-825688065"))),
         (&MPICH[..], Some(place(Mpich, 0, 2, "mpich-started-by-4242"))),
         (&SLURM[..], Some(place(Slurm, 3, 4, "slurm-77-0"))),
@@ -71,10 +84,9 @@ fn deepspeeds_launcher_counts_as_torchrun() {
         ("MASTER_ADDR", "127.0.0.1"),
         ("MASTER_PORT", "29500"),
     ];
-    assert_eq!(
-        find(&variables),
-        Ok(Some(place(ExternalLauncher::Torchrun, 0, 2, "torchrun-127.0.0.1-29500")))
-    );
+    let found = find(&variables).unwrap().unwrap();
+    assert_eq!((found.place, found.launcher), (Place::on_one_host(0, 2), ExternalLauncher::Torchrun));
+    assert_eq!(found.job, "torchrun-127.0.0.1-29500");
 }
 
 #[test]
@@ -109,20 +121,67 @@ fn batch_scripts_shells_and_lone_ranks_are_no_ranks_of_a_foreign_job() {
     assert_eq!(find(&[&SLURM[..], &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")]].concat()), Ok(None));
 }
 
+/// A place on several hosts.
+fn spread(rank: usize, world: usize, local_rank: usize, local_world: usize, host: usize) -> Place {
+    Place { rank, world, local_rank, local_world, host }
+}
+
 #[test]
-fn many_machines_are_refused_as_not_yet() {
-    for (variables, more) in [
-        (&TORCHRUN[..], ("WORLD_SIZE", "6")),
-        (&OPEN_MPI[..], ("OMPI_COMM_WORLD_SIZE", "4")),
-        (&MPICH[..], ("PMI_SIZE", "4")),
-        (&SLURM[..], ("SLURM_NNODES", "2")),
-        (&SLURM[..], ("SLURM_STEP_NUM_NODES", "2")),
+fn ranks_of_several_hosts_know_their_place() {
+    let address =
+        |host: &str, port| Some(Rank0Address { host: host.to_owned(), port: PortChoice::After(port) });
+    for (variables, more, expected, rank0) in [
+        (
+            &TORCHRUN[..],
+            &[("WORLD_SIZE", "9"), ("RANK", "4"), ("GROUP_RANK", "1"), ("TORCHELASTIC_RESTART_COUNT", "2")][..],
+            spread(4, 9, 1, 3, 1),
+            address("localhost", 29500),
+        ),
+        (
+            &OPEN_MPI[..],
+            &[("OMPI_COMM_WORLD_SIZE", "6"), ("OMPI_COMM_WORLD_RANK", "5")],
+            spread(5, 6, 1, 2, 2),
+            None,
+        ),
+        (&MPICH[..], &[("PMI_SIZE", "4"), ("PMI_RANK", "2")], spread(2, 4, 0, 2, 1), None),
     ] {
-        let error = find(&[variables, &[more]].concat()).unwrap_err();
-        assert!(matches!(error, LauncherError::ManyMachines { .. }), "{more:?}: {error}");
-        assert!(error.to_string().starts_with("not yet: many machines"), "{error}");
+        let found = find(&[variables, more].concat()).unwrap().unwrap();
+        assert_eq!((found.place, &found.rank0), (expected, &rank0), "{found:?}");
+        assert_eq!(found.restarts, if found.launcher == ExternalLauncher::Torchrun { 2 } else { 0 });
     }
-    // A step on one machine of a larger allocation is one machine; PMI without local numbers may be any number.
+    // Hosts with other numbers of ranks: only the first host is 0.
+    let uneven =
+        [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_RANK", "0")];
+    let found =
+        find(&[&OPEN_MPI[..], &uneven, &[("OMPI_COMM_WORLD_LOCAL_SIZE", "3")]].concat()).unwrap().unwrap();
+    assert_eq!(found.place, spread(1, 4, 0, 3, 1));
+}
+
+const NODES: [(&str, &str); 5] = [
+    ("SLURM_NNODES", "3"),
+    ("SLURM_NTASKS", "5"),
+    ("SLURM_TASKS_PER_NODE", "2(x2),1"),
+    ("SLURM_NODELIST", "n[08-09],gpu01"),
+    ("SLURM_NODEID", "1"),
+];
+
+#[test]
+fn slurm_tells_of_all_hosts() {
+    let second = [&SLURM[..], &NODES, &[("SLURM_LOCALID", "1")]].concat();
+    let found = find(&second).unwrap().unwrap();
+    assert_eq!(found.place, spread(3, 5, 1, 2, 1));
+    assert_eq!(found.hosts.unwrap().to_string(), "n08 (ranks 0 to 1), n09 (ranks 2 to 3), gpu01 (rank 4)");
+    let Some(Rank0Address { host, port: PortChoice::After(port) }) = found.rank0 else {
+        panic!("no address")
+    };
+    assert_eq!(host, "n08");
+    assert!((20_000..30_000).contains(&port), "{port}");
+    let third =
+        [("SLURM_LOCALID", "0"), ("SLURM_PROCID", "4"), ("SLURM_NODEID", "2"), ("MASTER_ADDR", "10.0.0.1")];
+    let found = find(&[&second[..], &third, &[("MASTER_PORT", "7")]].concat()).unwrap().unwrap();
+    assert_eq!(found.place, spread(4, 5, 0, 1, 2));
+    assert_eq!(found.rank0, Some(Rank0Address { host: "10.0.0.1".to_owned(), port: PortChoice::After(7) }));
+    // A step on one node of a larger allocation is on one host.
     let step = [
         ("SLURM_NNODES", "2"),
         ("SLURM_NTASKS", "8"),
@@ -133,11 +192,34 @@ fn many_machines_are_refused_as_not_yet() {
         find(&[&SLURM[..], &step].concat()),
         Ok(Some(place(ExternalLauncher::Slurm, 3, 4, "slurm-77-0")))
     );
-    let error = find(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]).unwrap_err();
-    assert_eq!(
-        error,
-        LauncherError::ManyMachines { launcher: ExternalLauncher::Mpich, world: 2, here: None }
-    );
+}
+
+#[test]
+fn ranks_that_are_not_numbered_host_by_host_are_refused_by_name() {
+    // mpirun --map-by node: ranks 0 and 2 on the first host. srun --distribution=cyclic.
+    let by_node =
+        [("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_LOCAL_RANK", "0")];
+    let cyclic = [&NODES[..], &[("SLURM_PROCID", "1"), ("SLURM_LOCALID", "0")]].concat();
+    for (variables, more) in [(&OPEN_MPI[..], &by_node[..]), (&SLURM[..], &cyclic)] {
+        let error = find(&[variables, more].concat()).unwrap_err().to_string();
+        assert!(
+            error.contains("runs ranks on several hosts") && error.contains("--distribution=block"),
+            "{error}"
+        );
+    }
+    for (variables, more, said) in [
+        (&SLURM[..], ("SLURM_TASKS_PER_NODE", "2,2"), "SLURM_STEP_TASKS_PER_NODE of SLURM is 2, but"),
+        (&SLURM[..], ("SLURM_TASKS_PER_NODE", "2(y2),1"), "is not tasks per node"),
+        (&SLURM[..], ("SLURM_NODELIST", "n[1"), "is no list of SLURM's nodes: a bracket is not closed"),
+        (&SLURM[..], ("SLURM_NODEID", "3"), "SLURM_NODEID of SLURM is 3, but"),
+        (&SLURM[..], ("MASTER_PORT", "0"), "MASTER_PORT of SLURM is \"0\", which is not a port"),
+    ] {
+        let error = find(&[variables, &NODES[..], &[more]].concat()).unwrap_err().to_string();
+        assert!(error.contains(said), "{more:?}: {error}");
+    }
+    let many = [("WORLD_SIZE", "1025"), ("LOCAL_WORLD_SIZE", "1025")];
+    let error = find(&[&TORCHRUN[..], &many].concat()).unwrap_err().to_string();
+    assert!(error.contains("1025 ranks on host of this rank: a host has 1 to 1024"), "{error}");
 }
 
 #[test]
@@ -162,6 +244,7 @@ fn variables_that_are_missing_or_wrong_are_named_with_their_values() {
         (&OPEN_MPI[..], "OMPI_COMM_WORLD_SIZE"),
         (&SLURM[..], "SLURM_JOB_ID"),
         (&SLURM[..], "SLURM_NNODES"),
+        (&MPICH[..], "MPI_LOCALRANKID"),
     ] {
         let left: Vec<_> = variables.iter().copied().filter(|(name, _)| *name != gone).collect();
         let error = find(&left).unwrap_err();

@@ -37,9 +37,10 @@ const KNOWN: [&str; 8] = [
 #[ignore = "a rank of the other tests, which start it as a process"]
 fn rank_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let place = LaunchedRank::of_this_process().unwrap().expect("started by a launcher");
-    let said = match meet(&role, &place) {
-        Ok(sum) => format!("\n{} rank {} sum {sum}\n", place.launcher, place.rank),
+    let launched = LaunchedRank::of_this_process().unwrap().expect("started by a launcher");
+    let place = launched.place;
+    let said = match meet(&role, &launched) {
+        Ok(sum) => format!("\n{} rank {} sum {sum}\n", launched.launcher, place.rank),
         Err(error) => format!("\nrank {} error {error}\n", place.rank),
     };
     // In one piece: a launcher puts what other ranks say between two.
@@ -47,10 +48,11 @@ fn rank_process() {
 }
 
 /// All ranks send their number and what rank 0 told them; the sum over ranks.
-fn meet(role: &str, place: &LaunchedRank) -> Result<u64, RendezvousError> {
+fn meet(role: &str, launched: &LaunchedRank) -> Result<u64, RendezvousError> {
+    let LaunchedRank { place, job, .. } = launched;
     let comm = if place.rank == 0 {
         let coordinator = Coordinator::open(
-            &place.job,
+            job,
             place.world,
             WaitPolicy::default().peers_timeout(Duration::from_secs(20)),
         )?;
@@ -60,7 +62,8 @@ fn meet(role: &str, place: &LaunchedRank) -> Result<u64, RendezvousError> {
         }
         if role == "dies" {
             // Only once the others wait: the system lists the socket that listens, and one for each connection.
-            while std::fs::read_to_string("/proc/net/unix").unwrap().matches(&place.job).count() < place.world
+            while std::fs::read_to_string("/proc/net/unix").unwrap().matches(job.as_str()).count()
+                < place.world
             {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -68,7 +71,7 @@ fn meet(role: &str, place: &LaunchedRank) -> Result<u64, RendezvousError> {
         }
         coordinator.begin(1000, &100_u64.to_le_bytes(), &JoinOptions::default())?
     } else {
-        let admission = request_join(&place.job, place.rank, place.world, &WaitPolicy::default())?;
+        let admission = request_join(job, place.rank, place.world, &WaitPolicy::default())?;
         assert_eq!(admission.message(), 100_u64.to_le_bytes());
         admission.join(&JoinOptions::default())?
     };

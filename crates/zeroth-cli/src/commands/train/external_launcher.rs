@@ -23,34 +23,43 @@ pub(super) fn place() -> anyhow::Result<Option<LaunchedRank>> {
     Ok(LaunchedRank::of_this_process()?)
 }
 
-pub(super) fn run(arguments: &TrainArgs, place: &LaunchedRank, output: &Output) -> anyhow::Result<Exit> {
+pub(super) fn run(arguments: &TrainArgs, launched: &LaunchedRank, output: &Output) -> anyhow::Result<Exit> {
+    let place = launched.place;
+    if !place.is_one_host() {
+        anyhow::bail!(
+            "not yet: many machines ({} has {} rank(s), of which this machine runs {}); start all ranks on one",
+            launched.launcher,
+            place.world,
+            place.local_world
+        );
+    }
     let ranks = place.world as u64;
     if let Some(typed) = arguments.ranks.filter(|typed| *typed != ranks) {
         anyhow::bail!(
             "--ranks is {typed}, but {} started {ranks}: leave --ranks out, or start that many",
-            place.launcher
+            launched.launcher
         );
     }
     let role = if place.rank == 0 { SignalRole::Primary } else { SignalRole::Secondary };
-    let saves = SaveSignals::of(Some(place.launcher), arguments.signal_exit);
+    let saves = SaveSignals::of(Some(launched.launcher), arguments.signal_exit);
     let signals = Signals::install(role, InterruptedWork::Training, saves)?;
     let patience = WaitPolicy::default().tell(|waiting| output::note(&waiting.to_string()));
     if place.rank == 0 {
-        run_rank_0(arguments, place, output, &signals, patience)
+        run_rank_0(arguments, launched, output, &signals, patience)
     } else {
-        run_peer(arguments, place, &signals, &patience)
+        run_peer(arguments, launched, &signals, &patience)
     }
 }
 
 fn run_rank_0(
     arguments: &TrainArgs,
-    place: &LaunchedRank,
+    launched: &LaunchedRank,
     output: &Output,
     signals: &Signals,
     patience: WaitPolicy,
 ) -> anyhow::Result<Exit> {
-    let host = Coordinator::open(&place.job, place.world, patience)?;
-    let run = match prepare_run(arguments, Some(place.world as u64), output, signals) {
+    let host = Coordinator::open(&launched.job, launched.place.world, patience)?;
+    let run = match prepare_run(arguments, Some(launched.place.world as u64), output, signals) {
         Ok(Ok(run)) => run,
         Ok(Err(exit)) => {
             host.refuse(&(exit as u8).to_string());
@@ -75,11 +84,12 @@ fn run_rank_0(
 
 fn run_peer(
     arguments: &TrainArgs,
-    place: &LaunchedRank,
+    launched: &LaunchedRank,
     signals: &Signals,
     patience: &WaitPolicy,
 ) -> anyhow::Result<Exit> {
-    let invitation = match request_join(&place.job, place.rank, place.world, patience) {
+    let place = launched.place;
+    let invitation = match request_join(&launched.job, place.rank, place.world, patience) {
         Ok(invitation) => invitation,
         // Rank 0 prints the reason and shares its exit code.
         Err(RendezvousError::Refused { reason }) => return Ok(Exit::of_code(&reason)),
@@ -88,7 +98,7 @@ fn run_peer(
     // The others wait for this rank, so it joins even to report an error.
     let resolved = LauncherHandoff::read(invitation.message())
         .map_err(|error| refusal(&error.into()))
-        .and_then(|handoff| resolve(arguments, place, handoff));
+        .and_then(|handoff| resolve(arguments, launched, handoff));
     let options = resolved
         .as_ref()
         .map_or_else(|_| JoinOptions::default(), |(resolved_job, _)| rank::options(resolved_job));
@@ -108,17 +118,19 @@ fn run_peer(
 /// Resolves this rank's own command line, which must agree with rank 0's.
 fn resolve(
     arguments: &TrainArgs,
-    place: &LaunchedRank,
+    launched: &LaunchedRank,
     handoff: LauncherHandoff,
 ) -> Result<(ResolvedJob, Compiled), Refusal> {
-    let mut resolved_job = resolve_job::resolve_job(arguments, Some(place.world as u64), Some(handoff))
-        .map_err(|error| refusal(&error))?;
+    let mut resolved_job =
+        resolve_job::resolve_job(arguments, Some(launched.place.world as u64), Some(handoff))
+            .map_err(|error| refusal(&error))?;
     let compiled = match resolved_job.fit().map_err(|error| refusal(&error.into()))? {
         Ok(compiled) => compiled,
         Err(misfit) => return Err(Refusal { exit: Exit::DoesNotFit, why: misfit.to_string() }),
     };
     let own = agreement::of(arguments, &resolved_job);
-    agreement::check(place.rank, &own, &resolved_job.handoff.agreement).map_err(|error| refusal(&error))?;
+    agreement::check(launched.place.rank, &own, &resolved_job.handoff.agreement)
+        .map_err(|error| refusal(&error))?;
     Ok((resolved_job, compiled))
 }
 
