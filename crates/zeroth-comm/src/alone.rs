@@ -62,7 +62,9 @@ impl RankObserver for Alone {
         // The observer runs in the same process: it is alive.
         let heartbeat = self.0.looks.fetch_add(1, Ordering::Relaxed) + 1;
         let state = ProcessState::Running;
-        RankObservation { process: self.0.process, state, left: false, heartbeat, phase, step, last: None }
+        let process = self.0.process;
+        let (last, host, resident) = (None, None, None);
+        RankObservation { process, state, left: false, heartbeat, phase, step, last, host, resident }
     }
 }
 

@@ -309,4 +309,8 @@ pub struct RankObservation {
     pub step: u64,
     /// Its current or last collective.
     pub last: Option<LastOp>,
+    /// The name of its host, in a job on several hosts.
+    pub host: Option<String>,
+    /// Bytes of memory that its process occupies, as its host has reported them; `None` where the observer can read them.
+    pub resident: Option<u64>,
 }

@@ -22,6 +22,8 @@ pub enum CommError {
         /// The collective that was waited for too early.
         op: OpName,
     },
+    #[error("{op} moves {bytes} bytes of this host over the control connection, which takes at most {most}")]
+    TooLong { op: OpName, bytes: usize, most: usize },
 }
 
 /// Why a rank was lost.
@@ -48,6 +50,44 @@ pub enum LostReason {
         /// The rank that noticed.
         from: usize,
     },
+    /// Nothing was heard of its host.
+    HostSilent {
+        /// For how long.
+        seconds: u32,
+    },
+    /// Its host sent what no host of this job sends.
+    BadFrame,
+}
+
+impl LostReason {
+    /// A number for the kind, never 0, and one for its detail.
+    pub(crate) fn to_numbers(self) -> (u8, u32) {
+        match self {
+            Self::Dead => (1, 0),
+            Self::Stopped { seconds } => (2, seconds),
+            Self::Left => (3, 0),
+            Self::GaveUp => (4, 0),
+            Self::NeverJoined { seconds } => (5, seconds),
+            Self::Differs { from } => (6, from as u32),
+            Self::HostSilent { seconds } => (7, seconds),
+            Self::BadFrame => (8, 0),
+        }
+    }
+
+    /// The reason of two numbers.
+    pub(crate) fn of_numbers(kind: u8, detail: u32) -> Option<Self> {
+        Some(match kind {
+            1 => Self::Dead,
+            2 => Self::Stopped { seconds: detail },
+            3 => Self::Left,
+            4 => Self::GaveUp,
+            5 => Self::NeverJoined { seconds: detail },
+            6 => Self::Differs { from: detail as usize },
+            7 => Self::HostSilent { seconds: detail },
+            8 => Self::BadFrame,
+            _ => return None,
+        })
+    }
 }
 
 /// A lost rank, and the rank that noticed.
@@ -93,6 +133,17 @@ impl fmt::Display for RankLost {
             LostReason::GaveUp => write!(f, " gave up a collective it had started")?,
             LostReason::NeverJoined { seconds } => write!(f, " did not join the job within {seconds} s")?,
             LostReason::Differs { from } => write!(f, " is in another collective than rank {from}")?,
+            LostReason::HostSilent { seconds } => write!(
+                f,
+                " is lost: its host has not responded for {seconds} s (its process is stopped, the host is down, or the \
+                 network between the hosts is)"
+            )?,
+            LostReason::BadFrame => {
+                write!(
+                    f,
+                    " is lost: its host sent a message that is not of this job on the control connection"
+                )?;
+            }
         }
         match &self.last {
             Some(last) => write!(f, "; it was {last}")?,

@@ -58,6 +58,8 @@ pub struct Timing {
     pub slow: Duration,
     /// The time for a rank to join.
     pub join: Duration,
+    /// A host of which nothing was heard for this long is lost.
+    pub host_silence: Duration,
 }
 
 impl Default for Timing {
@@ -68,6 +70,7 @@ impl Default for Timing {
             lost: Duration::from_secs(30),
             slow: Duration::from_secs(30),
             join: Duration::from_mins(1),
+            host_silence: Duration::from_secs(5),
         }
     }
 }

@@ -5,6 +5,8 @@ mod control;
 mod copy;
 mod device_barrier;
 mod heartbeat;
+mod host_watch;
+mod host_words;
 mod local_comm;
 mod mapped_window;
 mod peer_monitor;
@@ -18,22 +20,25 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use rustix::io::FdFlags;
 
-use control::LocalObserver;
+pub(crate) use control::LocalObserver;
 use local_comm::LocalComm;
 use rank_slot::{FREE, LEFT};
-use segment::{SegmentLayout, SharedSegment};
+use segment::SegmentLayout;
 
 use crate::comm::{Comm, RankObserver};
 use crate::error::{JoinError, LostReason, RankLost};
 use crate::join_options::JoinOptions;
 use crate::op_name::LastOp;
 
+pub(crate) use control::{BEGUN, LocalControl, OPEN, STOPPED, decide, request_save, request_stop};
+pub(crate) use host_watch::host_watch;
+pub(crate) use peer_monitor::PeerMonitor;
 pub use segment::JobToken;
-pub(crate) use segment::MOST_RANKS;
+pub(crate) use segment::{EndedBy, MOST_RANKS, SharedSegment};
+pub(crate) use wait::COUNTED;
 
 /// Environment variable: this process's rank.
 pub const RANK: &str = "ZEROTH_RANK";
@@ -101,13 +106,17 @@ impl LocalJob {
 
     /// Asks all ranks to stop.
     pub(crate) fn request_stop(&self) {
-        // Relaxed, here and below: nothing else is published through these words.
-        self.segment.header().stop_requested.store(1, Ordering::Relaxed);
+        request_stop(&self.segment);
     }
 
     /// Asks the ranks for a save.
     pub(crate) fn request_save(&self) {
-        self.segment.header().save_requests.fetch_add(1, Ordering::Relaxed);
+        request_save(&self.segment);
+    }
+
+    /// Its segment, for the control connection.
+    pub(crate) fn segment(&self) -> &Arc<SharedSegment> {
+        &self.segment
     }
 
     /// The state of a rank.
@@ -133,8 +142,7 @@ impl LocalJob {
 
     /// The rank that ended the job, if one did.
     pub fn lost(&self) -> Option<RankLost> {
-        let (rank, reason) = self.segment.ended()?;
-        Some(self.segment.describe(rank, reason))
+        Some(self.segment.describe(self.segment.ended()?))
     }
 }
 
@@ -145,7 +153,19 @@ pub fn join(
     rank: usize,
     options: &JoinOptions,
 ) -> Result<Box<dyn Comm>, JoinError> {
-    Ok(Box::new(LocalComm::join(SharedSegment::open(file, token)?, rank, options)?))
+    Ok(join_with_segment(file, token, rank, options)?.0)
+}
+
+/// Joins a job, and keeps its segment.
+pub(crate) fn join_with_segment(
+    file: BorrowedFd<'_>,
+    token: JobToken,
+    rank: usize,
+    options: &JoinOptions,
+) -> Result<(Box<dyn Comm>, Arc<SharedSegment>), JoinError> {
+    let comm = LocalComm::join(SharedSegment::open(file, token)?, rank, options)?;
+    let segment = Arc::clone(&comm.segment);
+    Ok((Box::new(comm), segment))
 }
 
 /// Whether zeroth's launcher started this process as a rank.

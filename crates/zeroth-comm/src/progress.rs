@@ -21,6 +21,11 @@ pub enum RankPhase {
 impl RankPhase {
     const ALL: [Self; 5] = [Self::Starting, Self::Loading, Self::Training, Self::Evaluating, Self::Saving];
 
+    /// The phase of a number, as `self as u8` gives it.
+    pub(crate) fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
     /// Its name in status files.
     pub const fn name(self) -> &'static str {
         match self {

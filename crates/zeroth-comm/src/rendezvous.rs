@@ -1,4 +1,5 @@
-//! Rendezvous of ranks that another launcher started on one machine.
+//! Rendezvous of ranks that another launcher started on one machine, or on one host of several: its lowest rank, the leader,
+//! has the part of rank 0 then, and has its message from the coordinator ([`crate::hosts`]).
 //!
 //! Rank 0 opens a Unix socket at once ([`Coordinator::open`]), before it reads the data; the others connect and wait
 //! ([`request_join`]). When rank 0 knows everything that ranks must agree on, it creates the job's segment and sends it to
@@ -19,12 +20,13 @@
 //!
 //! let launched = LaunchedRank::of_this_process()?.expect("started by mpirun");
 //! let policy = WaitPolicy::default().tell(|waiting| eprintln!("{waiting}"));
-//! let comm = if launched.rank == 0 {
-//!     let coordinator = Coordinator::open(&launched.job, launched.world, policy)?;
+//! let place = launched.place;
+//! let comm = if place.rank == 0 {
+//!     let coordinator = Coordinator::open(&launched.job, place.world, policy)?;
 //!     // … read the data, decide …
 //!     coordinator.begin(8 << 20, b"what rank 0 decided", &JoinOptions::default())?
 //! } else {
-//!     let admission = request_join(&launched.job, launched.rank, launched.world, &policy)?;
+//!     let admission = request_join(&launched.job, place.rank, place.world, &policy)?;
 //!     // … follow what admission.message() says …
 //!     admission.join(&JoinOptions::default())?
 //! };
@@ -44,9 +46,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::JoinError;
+use crate::error::{JoinError, RankLost};
+use crate::hosts::TokenError;
+use crate::place::{Place, PlaceError};
 
 pub use coordinator::Coordinator;
+pub(crate) use peer::request_join_on_host;
 pub use peer::{Admission, request_join};
 
 /// Polling interval.
@@ -75,15 +80,24 @@ pub enum RendezvousError {
     )]
     OtherUser { pid: i32, uid: u32, name: String },
     #[error(
-        "rank {rank} has waited {} s for rank 0 of the job at the socket {name}; see the messages of rank 0, and start all \
-         ranks on one machine, with the same XDG_RUNTIME_DIR and folder for temporary files",
+        "rank {rank} has waited {} s for rank {leader} of the job at the socket {name}; see the messages of rank {leader}, and \
+         start all ranks of a host with the same XDG_RUNTIME_DIR and folder for temporary files",
         waited.as_secs()
     )]
-    NoRank0 { rank: usize, waited: Duration, name: String },
+    NoRank0 {
+        rank: usize,
+        /// The lowest rank of this host.
+        leader: usize,
+        waited: Duration,
+        name: String,
+    },
     #[error("{} did not join within {} s{}", ranks(missing), waited.as_secs(), rejected(refused))]
     Missing { missing: Vec<usize>, waited: Duration, refused: Vec<String> },
-    #[error("rank 0 ended before the job began; see its messages")]
-    Rank0Gone,
+    #[error("rank {leader} ended before the job began; see its messages")]
+    Rank0Gone {
+        /// The lowest rank of this host.
+        leader: usize,
+    },
     #[error("rank 0 has cancelled the job: {reason}")]
     Refused { reason: String },
     #[error("rank {rank} is rejected: {reason}")]
@@ -94,6 +108,31 @@ pub enum RendezvousError {
     MessageSize { bytes: usize, most: usize },
     #[error(transparent)]
     Join(#[from] JoinError),
+    #[error(
+        "rank 0 cannot be met by other hosts at {address}: {source}; give an address of this host that the others reach, and a \
+         free port"
+    )]
+    Listen { address: String, source: io::Error },
+    #[error(
+        "rank {rank} has waited {} s for rank 0 at {address}: {seen}; see the messages of rank 0, and check that its host is \
+         reached at this address, through every firewall between them, and that all hosts have the same token",
+        waited.as_secs()
+    )]
+    NoCoordinator { rank: usize, waited: Duration, address: String, seen: String },
+    #[error(
+        "ranks run on several hosts, and nothing says where they meet rank 0: set MASTER_ADDR and MASTER_PORT"
+    )]
+    NoAddress,
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error("the hosts of this job do not fit each other: {reason}")]
+    Hosts { reason: String },
+    #[error(transparent)]
+    Lost(Box<RankLost>),
+    #[error("rank {rank} has waited {} s for rank 0 to begin the job; see the messages of rank 0", waited.as_secs())]
+    NoBegin { rank: usize, waited: Duration },
 }
 
 impl RendezvousError {
@@ -102,8 +141,13 @@ impl RendezvousError {
     }
 }
 
+/// As in `rank 3`, or `ranks 1, 2, 8 to 15`.
 fn ranks(missing: &[usize]) -> String {
-    let numbers: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let runs = missing.chunk_by(|before, after| before + 1 == *after).map(|run| match run {
+        [first, .., last] if run.len() > 2 => format!("{first} to {last}"),
+        few => few.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    });
+    let numbers: Vec<String> = runs.collect();
     format!("{} {}", if missing.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
 }
 
@@ -131,8 +175,9 @@ impl fmt::Display for Waiting {
 /// How long ranks wait for each other, and how they report it.
 #[derive(Clone)]
 pub struct WaitPolicy {
-    rank0: Duration,
+    pub(crate) rank0: Duration,
     peers: Duration,
+    pub(crate) hosts: Duration,
     first: Duration,
     tell: Arc<dyn Fn(&Waiting) + Send + Sync>,
 }
@@ -142,6 +187,7 @@ impl Default for WaitPolicy {
         Self {
             rank0: Duration::from_mins(30),
             peers: Duration::from_mins(2),
+            hosts: Duration::from_mins(1),
             first: Duration::from_secs(10),
             tell: Arc::new(|_| ()),
         }
@@ -160,6 +206,13 @@ impl WaitPolicy {
     #[must_use]
     pub fn peers_timeout(mut self, timeout: Duration) -> Self {
         self.peers = timeout;
+        self
+    }
+
+    /// How long hosts wait for each other to connect. Default: a minute.
+    #[must_use]
+    pub fn hosts_timeout(mut self, timeout: Duration) -> Self {
+        self.hosts = timeout;
         self
     }
 
@@ -184,24 +237,33 @@ fn same_user(stream: &UnixStream, name: &str) -> Result<(), RendezvousError> {
     Err(RendezvousError::OtherUser { pid, uid, name: name.to_owned() })
 }
 
+/// The name of the socket of a host's ranks: two hosts of a job may share a folder for temporary files.
+fn name_on_host(job: &str, place: Place) -> String {
+    if place.is_one_host() { job.to_owned() } else { format!("{job}-from-{}", place.first()) }
+}
+
 /// Reports waiting after a first delay, then at doubling intervals.
-struct WaitReporter<'a> {
+pub(crate) struct WaitReporter<'a> {
     policy: &'a WaitPolicy,
     next: Duration,
 }
 
 impl<'a> WaitReporter<'a> {
-    fn new(policy: &'a WaitPolicy) -> Self {
+    pub(crate) fn new(policy: &'a WaitPolicy) -> Self {
         Self { policy, next: policy.first }
     }
 
     /// Sleeps for a moment.
     fn wait(&mut self, waited: Duration, rank: usize, missing: Vec<usize>) {
+        self.report(waited, rank, missing);
+        std::thread::sleep(LOOK);
+    }
+
+    pub(crate) fn report(&mut self, waited: Duration, rank: usize, missing: Vec<usize>) {
         if waited >= self.next {
             self.next = waited * 2;
             (self.policy.tell)(&Waiting { rank, missing, seconds: waited.as_secs() });
         }
-        std::thread::sleep(LOOK);
     }
 }
 

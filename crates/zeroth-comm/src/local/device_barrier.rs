@@ -88,7 +88,7 @@ impl Liveness for LocalDeviceBarrier {
     fn check(&self, op: OpName) -> Result<(), CommError> {
         match self.shared.segment.ended() {
             None => Ok(()),
-            Some((rank, reason)) => Err(self.shared.segment.lost_on(self.shared.rank, op, rank, reason)),
+            Some(ended) => Err(self.shared.segment.lost_on(self.shared.rank, op, ended)),
         }
     }
 

@@ -107,7 +107,8 @@ impl Comm for LocalComm {
     }
 
     fn control(&self) -> Box<dyn JobControl> {
-        Box::new(LocalControl { segment: Arc::clone(&self.segment), rank: self.rank })
+        let timing = self.options.timing;
+        Box::new(LocalControl { segment: Arc::clone(&self.segment), rank: self.rank, timing })
     }
 }
 

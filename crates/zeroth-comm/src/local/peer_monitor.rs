@@ -129,7 +129,8 @@ impl PeerMonitor {
                 (rank, seconds, Some(Silence { pid, limit }))
             }
         };
-        Some(SlowRank { rank, silence, last: segment.slot(rank).last_op(), waiting_in, seconds })
+        let last = segment.slot(rank).last_op();
+        Some(SlowRank { rank: segment.rank_of(rank), silence, last, waiting_in, seconds })
     }
 
     fn judge(

@@ -23,10 +23,12 @@ use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::copy;
+use super::host_words::HostWords;
 use super::rank_slot::{DeviceCounter, RankSlot};
 use super::wait;
 use crate::error::{CommError, JoinError, LostReason, RankLost};
 use crate::op_name::OpName;
+use crate::place::own_name;
 
 /// The maximum number of ranks on one machine.
 pub(crate) const MOST_RANKS: usize = 1024;
@@ -38,20 +40,33 @@ const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the file reserved for a rank's window.
 pub(crate) const WINDOW: u64 = 1 << 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// 128 random bits that identify a job. A rank with another job's token is rejected.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Eq)]
 pub struct JobToken([u64; 2]);
 
+impl PartialEq for JobToken {
+    /// In constant time: how long it takes tells nothing of where two tokens differ.
+    fn eq(&self, other: &Self) -> bool {
+        std::hint::black_box((self.0[0] ^ other.0[0]) | (self.0[1] ^ other.0[1])) == 0
+    }
+}
+
 impl JobToken {
-    pub(crate) fn random() -> Result<Self, JoinError> {
+    /// Draws a token.
+    pub fn random() -> Result<Self, JoinError> {
         let mut bytes = [0_u8; 16];
         // 16 bytes are never short: only requests above 256 can be interrupted.
         getrandom(&mut bytes, GetRandomFlags::empty()).map_err(JoinError::system("draw a job token"))?;
         let number = u128::from_le_bytes(bytes);
         Ok(Self([number as u64, (number >> 64) as u64]))
+    }
+
+    /// Its bits, as a key.
+    pub(crate) fn bytes(self) -> [u8; 16] {
+        (u128::from(self.0[1]) << 64 | u128::from(self.0[0])).to_le_bytes()
     }
 }
 
@@ -61,7 +76,7 @@ impl fmt::Display for JobToken {
     }
 }
 
-/// A token is a weak secret (same user, same machine), but does not belong in logs.
+/// A token is a secret between hosts (on one machine a weak one), and does not belong in logs.
 impl fmt::Debug for JobToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(…)")
@@ -94,6 +109,17 @@ pub(crate) struct Header {
     /// Not 0 once ranks are asked to stop, and how often they were asked to save; see [`crate::JobControl`].
     pub(crate) stop_requested: AtomicU32,
     pub(crate) save_requests: AtomicU32,
+    /// What concerns other hosts.
+    pub(crate) hosts: HostWords,
+}
+
+/// What ended a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndedBy {
+    /// A rank of this segment, by its slot.
+    Slot(usize, LostReason),
+    /// A rank of another host: see [`HostWords::elsewhere`].
+    Elsewhere,
 }
 
 /// Offsets within the segment, from the number of ranks and the region size.
@@ -208,7 +234,7 @@ impl SharedSegment {
                     "version {VERSION} is expected, its mark is {magic:016x}.{version}"
                 )));
             }
-            if [0, 1].map(|at: usize| header.token[at].load(Ordering::Relaxed)) != token.0 {
+            if JobToken([0, 1].map(|at: usize| header.token[at].load(Ordering::Relaxed))) != token {
                 return Err(JoinError::Token);
             }
             let (world, half) = (header.world.load(Ordering::Relaxed), header.half.load(Ordering::Relaxed));
@@ -295,30 +321,53 @@ impl SharedSegment {
         unsafe { copy::copy_from(from.as_ptr(), into, past) }
     }
 
-    /// Ends the job for all ranks because `rank` is lost. Only the first report counts; it is returned.
+    /// Ends the job for all ranks because the rank of a slot is lost. Only the first report counts; it is returned.
     ///
     /// The report is one word, so a rank that dies while reporting leaves nothing half-written.
-    pub(crate) fn end(&self, rank: usize, reason: LostReason) -> (usize, LostReason) {
-        // Relaxed: the word carries its own meaning; what is read beside it (a place) has its own lock.
-        let _ =
-            self.header().ended.compare_exchange(0, pack(rank, reason), Ordering::Relaxed, Ordering::Relaxed);
+    pub(crate) fn end(&self, slot: usize, reason: LostReason) -> EndedBy {
+        self.end_by(EndedBy::Slot(slot, reason))
+    }
+
+    /// Ends the job for all ranks because a rank of another host is lost. Only for the holder of the control connection.
+    pub(crate) fn end_elsewhere(&self, lost: &RankLost) {
+        // Written once: a second verdict would tear the text that readers of the first one read.
+        if self.ended().is_none() {
+            self.header().hosts.set_elsewhere(lost);
+            self.end_by(EndedBy::Elsewhere);
+        }
+    }
+
+    fn end_by(&self, ended: EndedBy) -> EndedBy {
+        // Release and acquire, for the words of a verdict elsewhere. Others carry their own meaning; what is read beside
+        // them (a place) has its own lock.
+        let _ = self.header().ended.compare_exchange(0, pack(ended), Ordering::Release, Ordering::Relaxed);
         self.wake_all();
-        self.ended().unwrap_or((rank, reason))
+        self.ended().unwrap_or(ended)
     }
 
-    /// The rank that ended the job, and the reason.
-    pub(crate) fn ended(&self) -> Option<(usize, LostReason)> {
-        unpack(self.header().ended.load(Ordering::Relaxed)).filter(|(rank, _)| *rank < self.layout.world)
+    /// What ended the job.
+    pub(crate) fn ended(&self) -> Option<EndedBy> {
+        let ended = unpack(self.header().ended.load(Ordering::Acquire))?;
+        let is_valid = !matches!(ended, EndedBy::Slot(slot, _) if slot >= self.layout.world);
+        is_valid.then_some(ended)
     }
 
-    /// What is known about a lost rank.
-    pub(crate) fn describe(&self, rank: usize, reason: LostReason) -> RankLost {
-        let slot = self.slot(rank);
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
-        let host = host.map_or_else(|_| "this machine".to_owned(), |name| name.trim().to_owned());
+    /// The rank of a slot among all ranks of the job.
+    pub(crate) fn rank_of(&self, slot: usize) -> usize {
+        self.header().hosts.first() + slot
+    }
+
+    /// What is known about the lost rank.
+    pub(crate) fn describe(&self, ended: EndedBy) -> RankLost {
+        let EndedBy::Slot(number, reason) = ended else { return self.header().hosts.elsewhere() };
+        let slot = self.slot(number);
+        let reason = match reason {
+            LostReason::Differs { from } => LostReason::Differs { from: self.rank_of(from) },
+            other => other,
+        };
         RankLost {
-            rank,
-            host,
+            rank: self.rank_of(number),
+            host: self.header().hosts.name().unwrap_or_else(own_name),
             pid: slot.process().0,
             reason,
             last: slot.last_op(),
@@ -327,9 +376,10 @@ impl SharedSegment {
         }
     }
 
-    /// The error of rank `by`, which is in `op`, because `rank` is lost.
-    pub(crate) fn lost_on(&self, by: usize, op: OpName, rank: usize, reason: LostReason) -> CommError {
-        Box::new(RankLost { by: Some(by), waiting_in: Some(op), ..self.describe(rank, reason) }).into()
+    /// The error of the rank of slot `by`, which is in `op`.
+    pub(crate) fn lost_on(&self, by: usize, op: OpName, ended: EndedBy) -> CommError {
+        let by = Some(self.rank_of(by));
+        Box::new(RankLost { by, waiting_in: Some(op), ..self.describe(ended) }).into()
     }
 
     /// Wakes every waiting rank.
@@ -349,31 +399,22 @@ impl Drop for SharedSegment {
     }
 }
 
-/// Kind, rank and detail in 8, 24 and 32 bits; never 0.
-fn pack(rank: usize, reason: LostReason) -> u64 {
-    let (kind, detail) = match reason {
-        LostReason::Dead => (1, 0),
-        LostReason::Stopped { seconds } => (2, seconds),
-        LostReason::Left => (3, 0),
-        LostReason::GaveUp => (4, 0),
-        LostReason::NeverJoined { seconds } => (5, seconds),
-        LostReason::Differs { from } => (6, from as u32),
-    };
-    kind << 56 | (rank as u64) << 32 | u64::from(detail)
+/// The kind of a verdict elsewhere in the word; those of slots are smaller.
+const ELSEWHERE: u64 = 0xff;
+
+/// Kind, slot and detail in 8, 24 and 32 bits; never 0.
+fn pack(ended: EndedBy) -> u64 {
+    let EndedBy::Slot(slot, reason) = ended else { return ELSEWHERE << 56 };
+    let (kind, detail) = reason.to_numbers();
+    u64::from(kind) << 56 | (slot as u64) << 32 | u64::from(detail)
 }
 
-fn unpack(word: u64) -> Option<(usize, LostReason)> {
-    let detail = word as u32;
-    let reason = match word >> 56 {
-        1 => LostReason::Dead,
-        2 => LostReason::Stopped { seconds: detail },
-        3 => LostReason::Left,
-        4 => LostReason::GaveUp,
-        5 => LostReason::NeverJoined { seconds: detail },
-        6 => LostReason::Differs { from: detail as usize },
-        _ => return None,
-    };
-    Some(((word >> 32 & 0xff_ffff) as usize, reason))
+fn unpack(word: u64) -> Option<EndedBy> {
+    if word >> 56 == ELSEWHERE {
+        return Some(EndedBy::Elsewhere);
+    }
+    let reason = LostReason::of_numbers((word >> 56) as u8, word as u32)?;
+    Some(EndedBy::Slot((word >> 32 & 0xff_ffff) as usize, reason))
 }
 
 #[cfg(test)]
@@ -430,8 +471,8 @@ mod tests {
         let token = JobToken::random().unwrap();
         let (_file, segment) = SharedSegment::create(SegmentLayout::new(3, 0).unwrap(), token).unwrap();
         assert_eq!(segment.ended(), None);
-        let first = (2, LostReason::Stopped { seconds: 5 });
-        assert_eq!(segment.end(first.0, first.1), first);
+        let first = EndedBy::Slot(2, LostReason::Stopped { seconds: 5 });
+        assert_eq!(segment.end(2, LostReason::Stopped { seconds: 5 }), first);
         assert_eq!(segment.end(1, LostReason::Dead), first);
         let (seconds, from) = (7, 1023);
         for reason in [
@@ -441,8 +482,39 @@ mod tests {
             LostReason::GaveUp,
             LostReason::NeverJoined { seconds },
             LostReason::Differs { from },
+            LostReason::HostSilent { seconds },
+            LostReason::BadFrame,
         ] {
-            assert_eq!(unpack(pack(1000, reason)), Some((1000, reason)));
+            let ended = EndedBy::Slot(1000, reason);
+            assert_eq!(unpack(pack(ended)), Some(ended));
         }
+        assert_eq!(unpack(pack(EndedBy::Elsewhere)), Some(EndedBy::Elsewhere));
+        assert_eq!(unpack(0), None);
+    }
+
+    #[test]
+    fn a_segment_of_one_of_several_hosts_names_ranks_of_the_job_and_the_lost_ones_of_other_hosts() {
+        let token = JobToken::random().unwrap();
+        let new = || SharedSegment::create(SegmentLayout::new(3, 0).unwrap(), token).unwrap().1;
+        let segment = new();
+        segment.header().hosts.set(8, 16, "n2");
+        segment.end(1, LostReason::Differs { from: 2 });
+        let here = segment.describe(segment.ended().unwrap());
+        assert_eq!((here.rank, here.host.as_str(), here.reason), (9, "n2", LostReason::Differs { from: 10 }));
+        let op = OpName::new(3, "gather", 1);
+        assert!(
+            segment.lost_on(0, op, segment.ended().unwrap()).to_string().contains("; rank 8 was in step 3")
+        );
+
+        let segment = new();
+        segment.header().hosts.set(8, 16, "n2");
+        let last = Some(crate::LastOp { step: 7, name: "reduce".to_owned(), index: 4, inside: true });
+        let reason = LostReason::HostSilent { seconds: 5 };
+        let host = "x".repeat(255);
+        let verdict = RankLost { rank: 15, host, pid: 77, reason, last, by: None, waiting_in: None };
+        segment.end_elsewhere(&verdict);
+        segment.end(0, LostReason::Dead);
+        segment.end_elsewhere(&RankLost { rank: 14, ..verdict.clone() });
+        assert_eq!(segment.describe(segment.ended().unwrap()), verdict);
     }
 }

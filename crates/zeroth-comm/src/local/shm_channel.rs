@@ -144,14 +144,14 @@ impl ShmChannel {
     pub(crate) fn alive(&self, op: OpName) -> Result<(), CommError> {
         match self.segment.ended() {
             None => Ok(()),
-            Some((rank, reason)) => Err(self.lost(rank, reason, op)),
+            Some(ended) => Err(self.segment.lost_on(self.rank, op, ended)),
         }
     }
 
     /// Ends the job for all ranks.
     pub(crate) fn end(&self, rank: usize, reason: LostReason, op: OpName) -> CommError {
-        let (rank, reason) = self.segment.end(rank, reason);
-        self.lost(rank, reason, op)
+        let ended = self.segment.end(rank, reason);
+        self.segment.lost_on(self.rank, op, ended)
     }
 
     /// Leaves the job: what this rank has published stays readable.
@@ -195,9 +195,5 @@ impl ShmChannel {
             }
             Ok(())
         })
-    }
-
-    fn lost(&self, rank: usize, reason: LostReason, op: OpName) -> CommError {
-        self.segment.lost_on(self.rank, op, rank, reason)
     }
 }

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::socket::{JobSocket, Listening};
 use super::wire::{self, JoinRequest, MessageKind};
-use super::{LOOK, RendezvousError, SPEAK, WaitPolicy, WaitReporter, same_user};
+use super::{LOOK, RendezvousError, SPEAK, WaitPolicy, WaitReporter, name_on_host, same_user};
 use crate::comm::Comm;
 use crate::join_options::JoinOptions;
 use crate::local::LocalJob;
+use crate::place::Place;
 
 /// How long rank 0 of a previous job may take to end: launchers restart ranks.
 const PREDECESSOR: Duration = Duration::from_secs(5);
@@ -24,8 +25,9 @@ const MAX_NAMED: usize = 8;
 pub struct Coordinator {
     listening: Listening,
     name: String,
-    world: usize,
+    place: Place,
     policy: WaitPolicy,
+    /// The processes of this host's ranks that have come.
     come: Vec<Option<u32>>,
     /// Connections without a join request yet, and when they were opened.
     silent: Vec<(UnixStream, Instant)>,
@@ -38,14 +40,19 @@ impl Coordinator {
     /// Opens the socket of `job`. Call it first: other ranks wait for it, and notice from then on when this process
     /// ends.
     pub fn open(job: &str, world: usize, policy: WaitPolicy) -> Result<Self, RendezvousError> {
-        let socket = JobSocket::of(job)?;
+        Self::open_on_host(job, Place::on_one_host(0, world), policy)
+    }
+
+    /// Opens the socket of `job` for the ranks of the host that `place` leads.
+    pub(crate) fn open_on_host(job: &str, place: Place, policy: WaitPolicy) -> Result<Self, RendezvousError> {
+        let socket = JobSocket::of(&name_on_host(job, place))?;
         let name = socket.shown();
         Ok(Self {
             listening: socket.listen(PREDECESSOR)?,
             name,
-            world,
+            place,
             policy,
-            come: vec![None; world],
+            come: vec![None; place.local_world],
             silent: Vec::new(),
             rejected: Vec::new(),
             more_rejected: 0,
@@ -60,10 +67,17 @@ impl Coordinator {
         message: &[u8],
         options: &JoinOptions,
     ) -> Result<Box<dyn Comm>, RendezvousError> {
+        let job = LocalJob::create(self.place.local_world, region)?;
+        self.admit(&job, message)?;
+        Ok(job.join(0, options)?)
+    }
+
+    /// Sends a job to the other ranks of this host with `message`; returns once all have it.
+    pub(crate) fn admit(&mut self, job: &LocalJob, message: &[u8]) -> Result<(), RendezvousError> {
         if message.len() > wire::MOST {
             return Err(RendezvousError::MessageSize { bytes: message.len(), most: wire::MOST });
         }
-        let job = LocalJob::create(self.world, region)?;
+        let first = self.place.first();
         let token = job.token().to_string();
         let policy = self.policy.clone();
         let (began, mut reporter) = (Instant::now(), WaitReporter::new(&policy));
@@ -71,18 +85,18 @@ impl Coordinator {
             while let Some((stream, request, pid)) = self.next_request()? {
                 // A rank that has ended since its request does not count.
                 if wire::send(&stream, MessageKind::Admission, Some((job.fd(), &token)), message).is_ok() {
-                    self.come[request.rank as usize] = Some(pid);
+                    self.come[request.rank as usize - first] = Some(pid);
                 }
             }
             let waited = began.elapsed();
             let missing = self.missing();
             if missing.is_empty() {
-                return Ok(job.join(0, options)?);
+                return Ok(());
             }
             if waited >= policy.peers {
                 return Err(RendezvousError::Missing { missing, waited, refused: self.all_rejected() });
             }
-            reporter.wait(waited, 0, missing);
+            reporter.wait(waited, first, missing);
         }
     }
 
@@ -94,7 +108,7 @@ impl Coordinator {
                 Ok(Some((stream, request, pid))) => {
                     // A rank that does not receive it sees the socket close.
                     let _ = wire::send(&stream, MessageKind::Refusal, None, reason.as_bytes());
-                    self.come[request.rank as usize] = Some(pid);
+                    self.come[request.rank as usize - self.place.first()] = Some(pid);
                 }
                 Ok(None) => std::thread::sleep(LOOK),
                 Err(_) => return,
@@ -103,7 +117,11 @@ impl Coordinator {
     }
 
     fn missing(&self) -> Vec<usize> {
-        (1..self.world).filter(|rank| self.come[*rank].is_none()).collect()
+        let first = self.place.first();
+        (1..self.place.local_world)
+            .filter(|slot| self.come[*slot].is_none())
+            .map(|slot| first + slot)
+            .collect()
     }
 
     fn reject(&mut self, why: String) {
@@ -183,22 +201,23 @@ impl Coordinator {
         let pid = rustix::net::sockopt::socket_peercred(stream)
             .map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
         let JoinRequest { rank, world } = request;
-        if world as usize != self.world {
+        let Place { world: own, local_world, .. } = self.place;
+        let first = self.place.first();
+        if world as usize != own {
             return Ok(Err(format!(
-                "process {pid} was started as rank {rank} of {world}, and rank 0 as one of {}",
-                self.world
+                "process {pid} was started as rank {rank} of {world}, and rank {first} as one of {own}"
             )));
         }
-        match self.come.get(rank as usize) {
-            None => {
-                Ok(Err(format!("process {pid} was started as rank {rank}, but there are {world}, from 0")))
-            }
+        match (rank as usize).checked_sub(first).and_then(|slot| self.come.get(slot)) {
+            None => Ok(Err(format!(
+                "process {pid} was started as rank {rank}, but there are {local_world}, from {first}"
+            ))),
             Some(Some(other)) => {
                 Ok(Err(format!("processes {other} and {pid} were both started as rank {rank}")))
             }
-            Some(None) if rank == 0 => {
+            Some(None) if rank as usize == first => {
                 let own = std::process::id();
-                Ok(Err(format!("processes {own} and {pid} were both started as rank 0")))
+                Ok(Err(format!("processes {own} and {pid} were both started as rank {rank}")))
             }
             Some(None) => Ok(Ok((request, pid))),
         }

@@ -69,7 +69,7 @@ fn a_host_that_goes_away_ends_the_wait_of_those_who_came() {
         }
         drop(coordinator);
         let error = peer.join().unwrap();
-        assert!(matches!(error, RendezvousError::Rank0Gone), "{error}");
+        assert!(matches!(error, RendezvousError::Rank0Gone { leader: 0 }), "{error}");
     });
 }
 

@@ -3,6 +3,7 @@
 
 mod collectives;
 mod handoff;
+mod hosts;
 mod model;
 mod processes;
 mod rendezvous;
