@@ -58,7 +58,7 @@ pub struct LaunchedRank {
     /// A name that is unique to the job on this host and equal on all its ranks.
     pub job: String,
     pub launcher: ExternalLauncher,
-    /// Where the hosts meet rank 0; `None` where the launcher does not tell it, as those of MPI, which can broadcast it.
+    /// Where the hosts meet rank 0; `None` where neither the launcher nor the user tells it. MPI can broadcast it.
     pub rank0: Option<Rank0Address>,
     /// All hosts, where the launcher tells them.
     pub hosts: Option<HostTable>,
@@ -303,7 +303,7 @@ fn open_mpi(
         // Its "node rank" is a number among the processes of a node.
         host: None,
         job: format!("openmpi-{}", name.ok_or_else(missing)?),
-        rank0: None,
+        rank0: variables.master(None)?,
         hosts: None,
         restarts: 0,
     })
@@ -330,7 +330,7 @@ fn mpich(
         local_world,
         host: None,
         job: format!("mpich-{name}"),
-        rank0: None,
+        rank0: variables.master(None)?,
         hosts: None,
         restarts: 0,
     })

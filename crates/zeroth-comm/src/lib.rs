@@ -5,7 +5,8 @@
 //!   defines what each collective moves.
 //! - [`local`] implements them over a shared-memory segment that connects processes (or threads, in tests).
 //! - [`launch`] starts the processes of a job and reports how each of them ended.
-//! - [`environment`] detects ranks that another launcher started, and [`rendezvous`] connects them.
+//! - [`environment`] detects ranks that another launcher started, and [`rendezvous`] connects those of one host.
+//! - [`hosts`] connects the hosts of a job for everything but tensors: who takes part, who lives, what was decided.
 //!
 //! A rank that dies, stops or leaves is reported by name, with its step and operation, on every rank that waits for it.
 //!

@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+
+use crate::place::own_name;
 
 /// Where the hosts of a job meet rank 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +48,22 @@ impl fmt::Display for Rank0Address {
 }
 
 impl Rank0Address {
+    /// An address of this host that others may reach, with a port of the system's choice: for a rank 0 that tells the others
+    /// by other means. `None` where there is no network. Nothing is sent to find it.
+    pub fn on_this_host() -> Option<Self> {
+        let own = own_addresses(&std::fs::read_to_string("/proc/net/fib_trie").unwrap_or_default());
+        let by_name =
+            || (own_name().as_str(), 0).to_socket_addrs().ok()?.map(|at| at.ip()).find(|ip| own.contains(ip));
+        // The address from which the default route would be taken.
+        let by_route = || {
+            let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+            socket.connect("192.0.2.1:9").ok()?;
+            Some(socket.local_addr().ok()?.ip()).filter(|ip| own.contains(ip))
+        };
+        let chosen = by_name().or_else(by_route).or_else(|| own.first().copied())?;
+        Some(Self { host: chosen.to_string(), port: PortChoice::Given(0) })
+    }
+
     /// The addresses of the host, at most 16.
     pub(super) fn resolve(&self) -> io::Result<Vec<IpAddr>> {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
@@ -59,9 +77,16 @@ impl Rank0Address {
     }
 
     /// Listens at the first address and port that are free.
+    ///
+    /// Where this host knows its own name as one of the loopback, as Debian sets it up, others know it by a real one.
     pub(super) fn listen(&self) -> io::Result<TcpListener> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        for address in self.resolve()? {
+        let mut addresses = self.resolve()?;
+        let is_own_name = self.host == own_name() && self.host != "localhost";
+        if is_own_name && addresses.iter().all(IpAddr::is_loopback) {
+            addresses.splice(0..0, Self::on_this_host().and_then(|here| here.host.parse().ok()));
+        }
+        for address in addresses {
             for port in self.port.ports() {
                 match TcpListener::bind(SocketAddr::new(address, port)) {
                     Ok(listener) => return Ok(listener),
@@ -73,9 +98,40 @@ impl Rank0Address {
     }
 }
 
+/// The IPv4 addresses of this host in the kernel's routing table, without those of the loopback.
+fn own_addresses(table: &str) -> Vec<IpAddr> {
+    let mut found: Vec<IpAddr> = Vec::new();
+    let mut last = None;
+    for line in table.lines().map(str::trim) {
+        if let Some(address) = line.strip_prefix("|-- ") {
+            last = address.parse::<IpAddr>().ok();
+        } else if line == "/32 host LOCAL"
+            && let Some(address) = last.filter(|address| !address.is_loopback() && !found.contains(address))
+        {
+            found.push(address);
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_this_host_are_those_that_the_kernel_routes_to_itself() {
+        let table = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     +-- 10.1.0.0/24 2 0 2\n        \
+            |-- 10.1.0.0\n           /24 link UNICAST\n        |-- 10.1.0.7\n           /32 host LOCAL\n        |-- 10.1.0.255\n           \
+            /32 link BROADCAST\n     |-- 127.0.0.1\n        /32 host LOCAL\nLocal:\n        |-- 10.1.0.7\n           /32 host LOCAL\n";
+        assert_eq!(own_addresses(table), ["10.1.0.7".parse::<IpAddr>().unwrap()]);
+        if let Some(here) = Rank0Address::on_this_host() {
+            let listener = here.listen().unwrap();
+            assert!(
+                !listener.local_addr().unwrap().ip().is_loopback()
+                    && listener.local_addr().unwrap().port() > 0
+            );
+        }
+    }
 
     fn local(host: &str, port: PortChoice) -> Rank0Address {
         Rank0Address { host: host.to_owned(), port }

@@ -31,8 +31,8 @@ const MOST_UNPROVEN: usize = 256;
 /// Strangers that are named.
 const MOST_NAMED: usize = 8;
 
-/// A leader's host.
-struct RemoteHost {
+/// The connection of a leader, and its host.
+struct LeaderConnection {
     peer: HostPeer,
     /// Set once it has been let in.
     ranks: Option<HostRanks>,
@@ -43,7 +43,7 @@ struct RemoteHost {
     part: Option<Vec<u8>>,
 }
 
-impl RemoteHost {
+impl LeaderConnection {
     fn is_member(&self) -> bool {
         self.ranks.is_some()
     }
@@ -61,7 +61,7 @@ pub(super) struct Star {
     timing: Timing,
     listener: Option<TcpListener>,
     unproven: Arc<AtomicUsize>,
-    hosts: Vec<RemoteHost>,
+    hosts: Vec<LeaderConnection>,
     local: Option<Box<LocalHost>>,
     verdict: Option<RankLost>,
     refused: Option<String>,
@@ -195,7 +195,7 @@ impl Star {
                 if let Err(error) = read {
                     return self.name_stranger(format!("a leader could not be read: {error}"));
                 }
-                self.hosts.push(RemoteHost {
+                self.hosts.push(LeaderConnection {
                     peer: HostPeer::new(stream, sealer),
                     ranks: None,
                     pid: 0,

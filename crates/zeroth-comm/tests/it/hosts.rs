@@ -48,27 +48,21 @@ fn rank_process() {
     assert_eq!(all.concat(), "0123");
     println!("\nready {}", place.rank);
     let watch = link.watch();
-    for step in 1.. {
-        let began = Instant::now();
-        let error = loop {
-            // A step: a collective of the host, then a wait on a rail.
-            let op = OpName::new(step, "gather", 7);
-            if let Err(error) = group.barrier(op).and_then(Handle::wait) {
-                break error;
-            }
-            if let Err(error) = watch(OpName::new(step, "rail", 8)) {
-                break error;
-            }
-            if role == "leaves" && began.elapsed() > 3 * SILENCE {
-                link.leave(&*group, OpName::new(step, "leave", 9)).unwrap();
-                println!("\ndone {}", place.rank);
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        println!("\ntold {}: {error}", place.rank);
-        return;
-    }
+    let began = Instant::now();
+    let error = loop {
+        // A collective of the host, then a wait on a rail.
+        let entered = group.barrier(OpName::new(1, "gather", 7)).and_then(Handle::wait);
+        if let Err(error) = entered.and_then(|()| watch(OpName::new(1, "rail", 8))) {
+            break error;
+        }
+        if role == "leaves" && began.elapsed() > 3 * SILENCE {
+            link.leave(&*group, OpName::new(2, "leave", 9)).unwrap();
+            println!("\ndone {}", place.rank);
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    println!("\ntold {}: {error}", place.rank);
 }
 
 /// The ranks of two hosts with two ranks each.

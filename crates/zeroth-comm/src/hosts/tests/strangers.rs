@@ -8,6 +8,7 @@ use super::*;
 use crate::LostReason;
 use crate::hosts::frame::{Opener, Sealer};
 use crate::hosts::mac::MacKey;
+use crate::hosts::message::HostMessage;
 use crate::hosts::message::tests::samples;
 
 /// A generator of the same numbers in every run.
@@ -167,7 +168,7 @@ fn of_a_thousand_random_cut_and_replayed_frames_none_is_believed() {
 #[test]
 fn random_bytes_are_messages_or_not_and_never_more() {
     let mut numbers = Numbers(11);
-    let samples: Vec<Vec<u8>> = samples().iter().map(|message| message.to_bytes()).collect();
+    let samples: Vec<Vec<u8>> = samples().iter().map(HostMessage::to_bytes).collect();
     let mut found = 0;
     for _ in 0..20_000 {
         let mut bytes = samples[numbers.next() as usize % samples.len()].clone();
