@@ -1,4 +1,4 @@
-//! Shared basics: dtypes, axes of the mesh of ranks, optimizers, activation functions, position buckets, human-readable sizes, escaped control characters, did-you-mean suggestions, counter-based random numbers, atomic files, locked folders.
+//! Shared basics: dtypes, axes of the mesh of ranks, optimizers, activation functions, position buckets, human-readable sizes, escaped control characters, did-you-mean suggestions, counter-based random numbers, atomic files, locked folders, libraries opened at run time.
 
 mod activation_fn;
 mod axis;
@@ -12,6 +12,7 @@ mod philox;
 mod position_bucket;
 mod process_owner;
 mod publish;
+mod shared_library;
 mod size;
 mod unfinished;
 
@@ -29,6 +30,7 @@ pub use philox::{
 pub use position_bucket::PositionBuckets;
 pub use process_owner::{NoProcessOwner, ProcessOwner, process_start};
 pub use publish::{PublishError, publish, sync_folder};
+pub use shared_library::SharedLibrary;
 pub use size::{SizeError, counted, format_bytes, format_count, grouped, parse_bytes, parse_count, was};
 pub use unfinished::{
     PUBLICATION_LIST, PublicationList, create_unfinished, parse_unfinished, publish_unfinished,

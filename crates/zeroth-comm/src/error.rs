@@ -24,6 +24,18 @@ pub enum CommError {
     },
     #[error("{op} moves {bytes} bytes of this host over the control connection, which takes at most {most}")]
     TooLong { op: OpName, bytes: usize, most: usize },
+    #[error(
+        "{op} was given up by this rank before it was complete: its communicator cannot be used any more"
+    )]
+    Abandoned { op: OpName },
+    #[error("{op}: {call} failed: {reason}")]
+    Library {
+        op: OpName,
+        /// What was called.
+        call: &'static str,
+        /// The library, and what it says.
+        reason: String,
+    },
 }
 
 /// Why a rank was lost.

@@ -1,9 +1,10 @@
-//! Communication between ranks: traits whose collectives move bytes and never add, and their implementation for ranks of
-//! one machine over shared memory.
+//! Communication between ranks: traits whose collectives move bytes and never add, and their implementations: for
+//! ranks of one machine over shared memory, for ranks of several hosts over MPI.
 //!
 //! - `comm.rs` lists the traits: [`Comm`], the communicator that a program runs on, and what it hands out. [`Transfer`]
 //!   defines what each collective moves.
 //! - [`local`] implements them over a shared-memory segment that connects processes (or threads, in tests).
+//! - [`mpi`] implements [`Comm`] over MPI, for the ranks of several hosts.
 //! - [`launch`] starts the processes of a job and reports how each of them ended.
 //! - [`environment`] detects ranks that another launcher started, and [`rendezvous`] connects those of one host.
 //! - [`hosts`] connects the hosts of a job for everything but tensors: who takes part, who lives, what was decided.
@@ -29,6 +30,10 @@
 //! # Ok::<(), zeroth_comm::JoinError>(())
 //! ```
 
+// The model of collectives in `tests/it` is also that of unit tests.
+#[cfg(test)]
+extern crate self as zeroth_comm;
+
 mod alone;
 mod comm;
 pub mod environment;
@@ -37,6 +42,7 @@ pub mod hosts;
 mod join_options;
 pub mod launch;
 pub mod local;
+pub mod mpi;
 mod op_name;
 mod place;
 mod process;

@@ -42,7 +42,6 @@ mod position_bias;
 mod route;
 mod rowwise;
 mod scratch;
-mod shared_library;
 mod target;
 mod tensor_map;
 
@@ -50,5 +49,5 @@ pub use device::CudaDevice;
 pub use gpu_kernel::scratch_bytes;
 pub use library_folders::{LIBRARIES_VARIABLE, LibraryFolders};
 pub use modules::compile_kernels;
-pub use shared_library::SharedLibrary;
 pub use target::CudaTarget;
+pub use zeroth_base::SharedLibrary;
