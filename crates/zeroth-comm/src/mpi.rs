@@ -5,7 +5,7 @@
 //!
 //! - **Order.** [`Mpi::init`] comes first in the process, before its signal handlers and threads. UCX, which both
 //!   libraries may use, takes SIGHUP and the signals of crashes when it is loaded, and MPICH takes SIGUSR1; `init` puts
-//!   back the dispositions that it found.
+//!   back the dispositions that it found; SIGUSR1 is then ignored until a handler is installed, see `dispositions.rs`.
 //! - **Threads.** MPI is initialized with `MPI_THREAD_SERIALIZED`: any thread may use a communicator, one at a time.
 //! - **Lost ranks.** MPI reports none: after a kill, a stop or a cut cable `MPI_Test` just never completes. A
 //!   communicator therefore polls, and asks its [`Watch`] every 10 ms whether the job has ended.

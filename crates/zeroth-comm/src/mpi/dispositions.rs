@@ -1,5 +1,8 @@
 //! Dispositions of signals. MPI libraries change some while they are opened and initialized: UCX takes SIGHUP and the
 //! signals of crashes, MPICH SIGUSR1. They are put back, so that the process's own handlers work.
+//!
+//! SIGUSR1 alone stays ignored where MPICH took it from its default: `mpirun -disable-auto-cleanup` sends it to the
+//! survivors of a rank that died, which would end them. A handler that is installed later receives it.
 #![allow(unsafe_code, reason = "sigaction is a function of C")]
 
 use std::mem::MaybeUninit;
@@ -22,10 +25,15 @@ impl Dispositions {
     /// Puts back those that differ.
     pub(super) fn restore(&self) {
         for (signal, saved) in &self.0 {
-            if current(*signal).is_some_and(|now| now.sa_sigaction != saved.sa_sigaction) {
-                // SAFETY: a disposition that was in force before.
-                unsafe { sigaction(*signal, saved, null_mut()) };
+            if current(*signal).is_none_or(|now| now.sa_sigaction == saved.sa_sigaction) {
+                continue;
             }
+            let mut back = *saved;
+            if *signal == libc::SIGUSR1 && back.sa_sigaction == libc::SIG_DFL {
+                back.sa_sigaction = libc::SIG_IGN;
+            }
+            // SAFETY: a disposition that was in force before, or ignoring.
+            unsafe { sigaction(*signal, &raw const back, null_mut()) };
         }
     }
 }
