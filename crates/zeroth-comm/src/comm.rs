@@ -213,14 +213,18 @@ impl<'a> PeerSlices<'a> {
     }
 }
 
+/// Called from another thread, repeatedly, once a rank is lost: see [`Liveness::on_lost`].
+pub type OnLost = Box<dyn Fn(&CommError) + Send>;
+
 /// Tells of a rank that is lost while this rank's host waits for a device and not for a collective.
 pub trait Liveness: Send {
     /// Returns the error that ended the job, if one did: results of the device are then undefined.
     fn check(&self, op: OpName) -> Result<(), CommError>;
 
-    /// For devices that do not wait on the counters: another thread calls `abort`, repeatedly, once a rank is lost. Ranks
-    /// are then watched at all times.
-    fn on_lost(&self, abort: Box<dyn Fn() + Send>);
+    /// For devices that do not wait on the counters: another thread calls `abort`, repeatedly, once a rank is lost, with
+    /// the error that ended the job. While it is set, ranks are watched at all times. `None`: devices wait on the
+    /// counters.
+    fn on_lost(&self, abort: Option<OnLost>);
 }
 
 /// One rank's end of a barrier between the ranks' devices. Drop it only after the device has passed all enqueued
@@ -238,8 +242,8 @@ pub trait Liveness: Send {
 /// counters are stored that release every waiting device. Results computed after that are undefined, so callers that
 /// wait for a device must call [`Liveness::check`] afterwards.
 pub trait DeviceBarrier: Liveness {
-    /// The counters of all ranks.
-    fn counters(&self) -> DeviceCounters<'_>;
+    /// The counters of all ranks; `None` where the ranks share no memory: devices then synchronize by their transport.
+    fn counters(&self) -> Option<DeviceCounters<'_>>;
 
     /// The two points of the next collective, which the host assigns when it enqueues it, long before the device reaches
     /// it. All ranks must enqueue it under the same name.

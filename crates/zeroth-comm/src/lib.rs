@@ -52,8 +52,8 @@ mod transfer;
 
 pub use alone::alone;
 pub use comm::{
-    Comm, DeviceBarrier, DeviceCounters, Handle, JobControl, Liveness, MeshAxes, PeerSlices, PendingTransfer,
-    RankObservation, RankObserver, SharedWindows,
+    Comm, DeviceBarrier, DeviceCounters, Handle, JobControl, Liveness, MeshAxes, OnLost, PeerSlices,
+    PendingTransfer, RankObservation, RankObserver, SharedWindows,
 };
 pub use error::{CommError, JoinError, LostReason, RankLost};
 pub use join_options::{JoinOptions, Silence, SlowRank, Timing};

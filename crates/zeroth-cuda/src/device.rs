@@ -17,10 +17,10 @@ use super::matmuls::Matmuls;
 use super::modules::Modules;
 use super::peers::{Peers, host_is_no_device_transport, token};
 use super::{cudnn, gpu_kernel, ipc, nccl};
-use zeroth_base::DType;
+use zeroth_base::{Axis, DType};
 use zeroth_kernel::{ByTier, READBACKS};
 use zeroth_kernel::{
-    Device, DeviceError, Exchange, IpcHandles, Kernel, Launch, Queue, Span, Tier, Transport,
+    Device, DeviceError, Exchange, IpcHandles, Kernel, Launch, PeerPlace, Queue, Span, Tier, Transport,
 };
 
 /// Pinned staging slots of uploads: enough for the inputs of two steps, one of which may still be queued.
@@ -58,8 +58,8 @@ pub struct CudaDevice {
     timestamps_used: usize,
     /// Event and length of each readback.
     readbacks: Vec<(Handle, usize)>,
-    /// Connections to the other ranks.
-    peers: Option<Peers>,
+    /// Connections to the other ranks, by [`Axis`].
+    peers: [Option<Peers>; Axis::ALL.len()],
 }
 
 impl CudaDevice {
@@ -102,7 +102,7 @@ impl CudaDevice {
             timestamps: Vec::new(),
             timestamps_used: 0,
             readbacks: Vec::new(),
-            peers: None,
+            peers: [None, None],
         };
         let driver = &opened.driver;
         let major = driver.attribute(device, DeviceAttribute::ComputeCapabilityMajor)?;
@@ -173,7 +173,7 @@ impl CudaDevice {
     /// The stream of a queue. If ranks share a GPU, collectives run on the compute stream: the GPU switches to another process at
     /// once when its only active stream waits, but takes two milliseconds when one waiting stream waits for another.
     fn stream(&self, queue: Queue) -> Handle {
-        let shares_compute = queue == Queue::Comm && self.peers.as_ref().is_some_and(Peers::share_gpu);
+        let shares_compute = queue == Queue::Comm && self.peers.iter().flatten().any(Peers::share_gpu);
         self.streams[if shares_compute { Queue::Compute } else { queue } as usize]
     }
 
@@ -381,7 +381,12 @@ impl Device for CudaDevice {
         self.arenas.0[tier].1
     }
 
-    fn ipc_handle(&mut self, transport: Transport, rank: usize) -> Result<Vec<u8>, DeviceError> {
+    fn ipc_handle(
+        &mut self,
+        _axis: Axis,
+        transport: Transport,
+        place: PeerPlace,
+    ) -> Result<Vec<u8>, DeviceError> {
         self.current()?;
         match transport {
             Transport::Ipc => {
@@ -390,27 +395,29 @@ impl Device for CudaDevice {
                 self.driver.synchronise(self.stream(Queue::Comm))?;
                 ipc::ipc_handle(&self.driver, self.device, self.arenas.0[Tier::Device], token)
             }
-            Transport::Nccl => nccl::ipc_handle(gpu_uuid(&self.driver, self.device)?, rank),
+            Transport::Nccl => nccl::ipc_handle(gpu_uuid(&self.driver, self.device)?, place.rank),
             Transport::Host => Err(host_is_no_device_transport()),
         }
     }
 
-    fn open_ipc_handles(&mut self, handles: &IpcHandles<'_>) -> Result<(), DeviceError> {
+    fn open_ipc_handles(&mut self, axis: Axis, handles: &IpcHandles<'_>) -> Result<(), DeviceError> {
         self.current()?;
-        self.close_ipc_handles();
+        self.close_ipc_handles(axis);
         let stream = self.stream(Queue::Comm);
-        self.peers = Some(Peers::open(&self.driver, self.arenas.0[Tier::Device], handles, stream)?);
+        let peers = Peers::open(&self.driver, self.arenas.0[Tier::Device], handles, stream)?;
+        self.peers[axis as usize] = Some(peers);
         Ok(())
     }
 
-    fn close_ipc_handles(&mut self) {
-        if let Some(peers) = self.peers.take() {
+    fn close_ipc_handles(&mut self, axis: Axis) {
+        if let Some(peers) = self.peers[axis as usize].take() {
             peers.close(&self.driver);
         }
     }
 
     fn exchange(
         &mut self,
+        axis: Axis,
         queue: Queue,
         exchange: &Exchange<'_>,
         points: [u32; 2],
@@ -418,14 +425,16 @@ impl Device for CudaDevice {
         self.current()?;
         let closed = || DeviceError::Operands {
             what: exchange.name(),
-            problem: "the peers' IPC handles are not open".to_owned(),
+            problem: format!("the handles of the peers along the {axis} are not open"),
         };
-        let peers = self.peers.as_ref().ok_or_else(closed)?;
+        let peers = self.peers[axis as usize].as_ref().ok_or_else(closed)?;
         peers.exchange(&self.driver, self.arenas, exchange, points, self.stream(queue))
     }
 
     fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
-        self.peers.as_ref().and_then(Peers::abort)
+        let aborts: Vec<_> = self.peers.iter().flatten().filter_map(Peers::abort).collect();
+        (!aborts.is_empty())
+            .then(|| -> Box<dyn Fn() + Send> { Box::new(move || aborts.iter().for_each(|abort| abort())) })
     }
 }
 
@@ -438,7 +447,9 @@ impl Drop for CudaDevice {
         for &stream in &self.streams {
             let _ = self.driver.synchronise(stream);
         }
-        self.close_ipc_handles();
+        for axis in Axis::ALL {
+            self.close_ipc_handles(axis);
+        }
         if let Some(graphs) = &mut self.graphs {
             graphs.close();
         }

@@ -125,13 +125,17 @@ impl Ipc {
         stream: Handle,
     ) -> Result<Self, DeviceError> {
         let functions = Functions::load(&Driver::library()?)?;
-        let BarrierCounters { stride, bytes, .. } = handles.counters;
+        let shared = handles.counters.ok_or_else(|| DeviceError::Operands {
+            what: "exchange",
+            problem: "the ranks share no memory for barrier counters".to_owned(),
+        })?;
+        let BarrierCounters { stride, bytes, .. } = shared;
         if !stride.is_multiple_of(size_of::<u32>()) || handles.handles.len() * stride > bytes {
             let problem =
                 format!("{} counters, {stride} bytes apart, in {bytes} bytes", handles.handles.len());
             return Err(DeviceError::Operands { what: "exchange", problem });
         }
-        let counters = map(driver, &handles.counters)?;
+        let counters = map(driver, &shared)?;
         let (rank, stride) = (handles.rank, stride as u64);
         let gpus: Vec<Option<GpuUuid>> =
             handles.handles.iter().map(|handle| Some(PeerHandle::parse(handle)?.gpu)).collect();

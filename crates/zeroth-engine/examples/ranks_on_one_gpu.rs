@@ -9,12 +9,13 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use zeroth_base::Axis;
 use zeroth_comm::launch::RankLauncher;
 use zeroth_comm::local::{is_launched, join_from_environment};
 use zeroth_comm::{Comm, CommError, DeviceBarrier, DeviceCounters, JoinOptions, OpName};
 use zeroth_cuda::CudaDevice;
 use zeroth_kernel::{
-    BarrierCounters, ByTier, Device, DeviceError, Exchange, IpcHandles, Queue, Span, Transport,
+    BarrierCounters, ByTier, Device, DeviceError, Exchange, IpcHandles, PeerPlace, Queue, Span, Transport,
 };
 
 const RANKS: usize = 2;
@@ -56,14 +57,14 @@ fn rank() -> Outcome<bool> {
     let comm = join_from_environment(&JoinOptions::default())?.ok_or("no launcher started this rank")?;
     let mut device = CudaDevice::open(0, ByTier::on_device(ARENA))?;
     let barrier = comm.device_barrier().ok_or("no device barrier")?;
-    let handle = device.ipc_handle(Transport::Ipc, comm.rank())?;
+    let (transport, rank) = (Transport::Ipc, comm.rank());
+    let handle = device.ipc_handle(Axis::Group, transport, PeerPlace { rank, one_host: true })?;
     let mut all = vec![0; RANKS * handle.len()];
     comm.all_gather(op(0), &handle, &mut all, &[handle.len(); RANKS])?.wait()?;
     let handles: Vec<Vec<u8>> = all.chunks(handle.len()).map(<[u8]>::to_vec).collect();
-    let DeviceCounters { file, at, bytes, stride } = barrier.counters();
-    let counters = BarrierCounters { file, at, bytes, stride };
-    let (transport, own) = (Transport::Ipc, comm.rank());
-    device.open_ipc_handles(&IpcHandles { transport, rank: own, handles: &handles, counters })?;
+    let shared = |DeviceCounters { file, at, bytes, stride }| BarrierCounters { file, at, bytes, stride };
+    let counters = barrier.counters().map(shared);
+    device.open_ipc_handles(Axis::Group, &IpcHandles { transport, rank, handles: &handles, counters })?;
     comm.barrier(op(0))?.wait()?;
     let mut rank = Rank { comm, device, barrier, exchanges: 0 };
     let wrong = rank.compare()?;
@@ -85,7 +86,8 @@ impl Rank {
     fn exchange(&mut self, exchange: &Exchange<'_>) -> Outcome<()> {
         self.exchanges += 1;
         let points = self.barrier.next(op(self.exchanges)).map_err(|error: CommError| error.to_string())?;
-        let enqueued: Result<(), DeviceError> = self.device.exchange(Queue::Comm, exchange, points);
+        let enqueued: Result<(), DeviceError> =
+            self.device.exchange(Axis::Group, Queue::Comm, exchange, points);
         Ok(enqueued?)
     }
 

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use zeroth_base::DType;
+use zeroth_base::{Axis, DType};
 use zeroth_comm::{Comm, OpName, PeerSlices, SharedWindows, Transfer};
 use zeroth_kernel::{
     Device, DeviceError, Kernel, Launch, PeerMapping, Queue, RankSum, Shared, Span, Tier, Transport,
@@ -64,7 +64,7 @@ impl Collectives {
         let (mut gpus, mut how) = (None, None);
         if !seen {
             let asked = Transport::from_env().map_err(CollectiveError::Device)?;
-            match GpuCollectives::open(asked, device, comm)? {
+            match GpuCollectives::open(asked, Axis::Group, device, comm)? {
                 Ok(open) => {
                     how = Some(open.describe());
                     gpus = Some(open);

@@ -1,7 +1,10 @@
 //! Collectives between GPUs: choice of a transport, and collectives enqueued on the device, so that no host thread blocks.
 
+use zeroth_base::Axis;
 use zeroth_comm::{Comm, CommError, DeviceBarrier, DeviceCounters, OpName};
-use zeroth_kernel::{BarrierCounters, Device, DeviceError, Exchange, IpcHandles, Queue, Transport};
+use zeroth_kernel::{
+    BarrierCounters, Device, DeviceError, Exchange, IpcHandles, PeerPlace, Queue, Transport,
+};
 
 use super::error::CollectiveError;
 use zeroth_program::Collective;
@@ -9,17 +12,19 @@ use zeroth_program::Collective;
 /// Bytes of the message in which a rank publishes its handle, or the reason why it has none.
 const MESSAGE: usize = 512;
 
-/// The GPUs of all ranks, connected by one transport.
+/// The GPUs of all ranks along an axis, connected by one transport.
 pub(super) struct GpuCollectives {
+    axis: Axis,
     transport: Transport,
     barrier: Box<dyn DeviceBarrier>,
 }
 
 impl GpuCollectives {
-    /// Opens the first transport that works on all ranks, or returns the reasons why none does. A transport requested by name
+    /// Opens the first transport that works on all ranks of `comm`, which are those along `axis`, or returns the reasons why none does. A transport requested by name
     /// that does not work is an error. Nothing is in the arenas yet.
     pub(super) fn open(
         requested: Option<Transport>,
+        axis: Axis,
         device: &mut dyn Device,
         comm: &dyn Comm,
     ) -> Result<Result<Self, String>, CollectiveError> {
@@ -35,12 +40,12 @@ impl GpuCollectives {
         let mut reasons = Vec::new();
         if let (Ok(_), Some(barrier)) = (&all, barrier) {
             for &transport in transports {
-                match connect(transport, device, comm, &*barrier)? {
+                match connect(transport, axis, device, comm, &*barrier)? {
                     Ok(()) => {
                         if let Some(abort) = device.abort() {
-                            barrier.on_lost(abort);
+                            barrier.on_lost(Some(Box::new(move |_| abort())));
                         }
-                        return Ok(Ok(Self { transport, barrier }));
+                        return Ok(Ok(Self { axis, transport, barrier }));
                     }
                     Err(reason) => reasons.push(format!("{}: {reason}", transport.name())),
                 }
@@ -73,7 +78,7 @@ impl GpuCollectives {
         queue: Queue,
     ) -> Result<(), CollectiveError> {
         let points = self.barrier.next(name).map_err(CollectiveError::Comm)?;
-        device.exchange(queue, exchange, points).map_err(CollectiveError::Device)
+        device.exchange(self.axis, queue, exchange, points).map_err(CollectiveError::Device)
     }
 
     /// Returns an error if a rank was lost: the contents of the device's memory are then undefined.
@@ -102,23 +107,24 @@ pub(super) fn exchange(collective: &Collective) -> Option<Exchange<'_>> {
 /// Connects all ranks by one transport. If it fails on one rank, it fails on all.
 fn connect(
     transport: Transport,
+    axis: Axis,
     device: &mut dyn Device,
     comm: &dyn Comm,
     barrier: &dyn DeviceBarrier,
 ) -> Result<Result<(), String>, CollectiveError> {
-    let handle = device.ipc_handle(transport, comm.rank()).map_err(|error| error.to_string());
+    let place = PeerPlace { rank: comm.rank(), one_host: barrier.counters().is_some() };
+    let handle = device.ipc_handle(axis, transport, place).map_err(|error| error.to_string());
     let handles = match publish(comm, "publish IPC handles", &handle)? {
         Ok(handles) => handles,
         Err(reason) => return Ok(Err(reason)),
     };
-    let DeviceCounters { file, at, bytes, stride } = barrier.counters();
-    let counters = BarrierCounters { file, at, bytes, stride };
-    let rank = comm.rank();
-    let opened = device.open_ipc_handles(&IpcHandles { transport, rank, handles: &handles, counters });
+    let shared = |DeviceCounters { file, at, bytes, stride }| BarrierCounters { file, at, bytes, stride };
+    let (rank, counters) = (comm.rank(), barrier.counters().map(shared));
+    let opened = device.open_ipc_handles(axis, &IpcHandles { transport, rank, handles: &handles, counters });
     let opened = opened.map(|()| Vec::new()).map_err(|error: DeviceError| error.to_string());
     let connected = publish(comm, "open IPC handles", &opened)?;
     if connected.is_err() {
-        device.close_ipc_handles();
+        device.close_ipc_handles(axis);
     }
     Ok(connected.map(|_| ()))
 }
@@ -180,7 +186,7 @@ mod tests {
     fn unconnected_devices_report_reasons_and_fall_back_to_the_host() {
         for reasons in on_two_ranks(|comm| {
             let mut device = CpuDevice::new(1, ByTier::on_device(4096)).unwrap();
-            let Ok(Err(reasons)) = GpuCollectives::open(None, &mut device, comm) else {
+            let Ok(Err(reasons)) = GpuCollectives::open(None, Axis::Group, &mut device, comm) else {
                 panic!("a CPU device has no transport")
             };
             reasons
@@ -193,7 +199,7 @@ mod tests {
     fn an_unavailable_requested_transport_is_an_error_on_every_rank() {
         for error in on_two_ranks(|comm| {
             let mut device = CpuDevice::new(1, ByTier::on_device(4096)).unwrap();
-            let opened = GpuCollectives::open(Some(Transport::Nccl), &mut device, comm);
+            let opened = GpuCollectives::open(Some(Transport::Nccl), Axis::Group, &mut device, comm);
             let Err(CollectiveError::Device(error)) = opened else { panic!("a CPU device has no transport") };
             error.to_string()
         }) {
@@ -205,7 +211,7 @@ mod tests {
     fn a_requested_host_transport_is_used_without_probing() {
         for used in on_two_ranks(|comm| {
             let mut device = CpuDevice::new(1, ByTier::on_device(4096)).unwrap();
-            matches!(GpuCollectives::open(Some(Transport::Host), &mut device, comm), Ok(Err(_)))
+            matches!(GpuCollectives::open(Some(Transport::Host), Axis::Group, &mut device, comm), Ok(Err(_)))
         }) {
             assert!(used);
         }

@@ -2,9 +2,9 @@
 
 use std::os::fd::BorrowedFd;
 
-use zeroth_base::DType;
+use zeroth_base::{Axis, DType};
 
-use crate::{DeviceError, Exchange, IpcHandles, Kernel, Launch, Span, Tier, Transport};
+use crate::{DeviceError, Exchange, IpcHandles, Kernel, Launch, PeerPlace, Span, Tier, Transport};
 
 /// An in-order queue of a device (a CUDA stream). Work on different queues may run concurrently unless an event orders it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -214,24 +214,31 @@ pub trait Device: Send {
         Err(DeviceError::Operands { what: "sum over ranks", problem })
     }
 
-    /// The handle by which peers' devices reach this one, as `rank`. Called before first use of the arena, which it may write.
-    fn ipc_handle(&mut self, _transport: Transport, _rank: usize) -> Result<Vec<u8>, DeviceError> {
+    /// The handle by which the devices along an axis reach this one. Called before first use of the arena,
+    /// which it may write. A device holds at most one transport an axis.
+    fn ipc_handle(
+        &mut self,
+        _axis: Axis,
+        _transport: Transport,
+        _place: PeerPlace,
+    ) -> Result<Vec<u8>, DeviceError> {
         Err(no_ipc())
     }
 
-    /// Opens the handles of all ranks; collective. [`Self::exchange`] works once all ranks have returned.
-    fn open_ipc_handles(&mut self, _handles: &IpcHandles<'_>) -> Result<(), DeviceError> {
+    /// Opens the handles of all ranks along an axis; collective. [`Self::exchange`] works once all of them have returned.
+    fn open_ipc_handles(&mut self, _axis: Axis, _handles: &IpcHandles<'_>) -> Result<(), DeviceError> {
         Err(no_ipc())
     }
 
-    /// Closes the peers' handles, because a rank failed to open them.
-    fn close_ipc_handles(&mut self) {}
+    /// Closes the peers' handles along an axis, because a rank failed to open or to use them.
+    fn close_ipc_handles(&mut self, _axis: Axis) {}
 
-    /// Enqueues a collective among the ranks' devices; all ranks enqueue theirs in the same order on the same queue. `points` are
-    /// the next two values of the barrier counters: peers may read this rank's spans once its counter reaches the first, and
-    /// later work on the queue waits until all counters reach the second.
+    /// Enqueues a collective among the devices along an axis; all of them enqueue theirs in the same order on the same queue.
+    /// `points` are the next two values of the axis' barrier counters: peers may read this rank's spans once its counter reaches
+    /// the first, and later work on the queue waits until all counters reach the second.
     fn exchange(
         &mut self,
+        _axis: Axis,
         _queue: Queue,
         _exchange: &Exchange<'_>,
         _points: [u32; 2],
@@ -239,7 +246,8 @@ pub trait Device: Send {
         Err(no_ipc())
     }
 
-    /// A function that aborts waits for peers' devices from any thread; `None` where writing the barrier counters does.
+    /// A function that aborts waits for peers' devices, on all axes and from any thread; `None` where writing the barrier counters
+    /// does.
     fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
         None
     }

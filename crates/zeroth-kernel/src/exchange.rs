@@ -74,7 +74,16 @@ pub struct BarrierCounters<'a> {
     pub stride: usize,
 }
 
-/// The handles of all ranks' devices.
+/// What a rank tells its device about its peers along an axis, before it asks for a handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerPlace {
+    /// The rank's place on the axis.
+    pub rank: usize,
+    /// Whether all ranks of the axis are on this host.
+    pub one_host: bool,
+}
+
+/// The handles of the devices of all ranks along an axis, who are numbered by their places on it.
 #[derive(Debug, Clone, Copy)]
 pub struct IpcHandles<'a> {
     /// The transport they are for.
@@ -83,8 +92,8 @@ pub struct IpcHandles<'a> {
     pub rank: usize,
     /// Every rank's [`Device::ipc_handle`](crate::Device::ipc_handle), in rank order.
     pub handles: &'a [Vec<u8>],
-    /// The barrier counters of all ranks.
-    pub counters: BarrierCounters<'a>,
+    /// The barrier counters of all ranks; `None` where the ranks share no memory.
+    pub counters: Option<BarrierCounters<'a>>,
 }
 
 /// A collective over the device arenas of ranks, which have the same layout. Counts and starts are in bytes, one per rank.

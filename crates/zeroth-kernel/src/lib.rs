@@ -43,7 +43,7 @@ pub use dims::{
 pub use element::{Element, is_nonfinite};
 pub use error::DeviceError;
 pub use exact_sum::{BLOCK, ExactSum};
-pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, Transport, bytes_before};
+pub use exchange::{BarrierCounters, Exchange, IpcHandles, PeerCopy, PeerPlace, Transport, bytes_before};
 pub use kernel::{
     Access, AttentionContext, AttentionDropout, Balance, BiasGrad, CacheRange, DivergenceSpec, GradStore,
     HeadLossDw, Kernel, Launch, Rounding, RowKey, Span, TeacherSpans, TiedRowsIn, TiedRowsOut, operands,

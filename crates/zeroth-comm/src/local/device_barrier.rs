@@ -14,15 +14,13 @@ use super::peer_monitor::{Observed, PeerMonitor};
 use super::rank_slot::{DeviceCounter, LEFT};
 use super::segment::SharedSegment;
 use super::wait::{COUNTED, SLICE, reached};
-use crate::comm::{DeviceBarrier, DeviceCounters, Liveness};
+use crate::comm::{DeviceBarrier, DeviceCounters, Liveness, OnLost};
 use crate::error::{CommError, LostReason};
 use crate::join_options::{OnSlow, Timing};
 use crate::op_name::OpName;
 
 /// Distance of the releasing counters from the last enqueued point.
 const RELEASE_DISTANCE: u32 = 1 << 30;
-
-type OnLost = Box<dyn Fn() + Send>;
 
 struct Shared {
     segment: Arc<SharedSegment>,
@@ -33,6 +31,9 @@ struct Shared {
     on_lost: Mutex<Option<OnLost>>,
     on_slow: Option<Arc<OnSlow>>,
 }
+
+/// Where a rank is that has enqueued no collective yet.
+const CONNECT: OpName = OpName::new(0, "connect devices", 0);
 
 /// One rank's end of the barrier.
 pub(super) struct LocalDeviceBarrier {
@@ -65,9 +66,9 @@ impl LocalDeviceBarrier {
 }
 
 impl DeviceBarrier for LocalDeviceBarrier {
-    fn counters(&self) -> DeviceCounters<'_> {
+    fn counters(&self) -> Option<DeviceCounters<'_>> {
         let (file, at, bytes) = self.shared.segment.counters();
-        DeviceCounters { file, at, bytes, stride: size_of::<DeviceCounter>() }
+        Some(DeviceCounters { file, at, bytes, stride: size_of::<DeviceCounter>() })
     }
 
     fn next(&self, op: OpName) -> Result<[u32; 2], CommError> {
@@ -86,14 +87,11 @@ impl DeviceBarrier for LocalDeviceBarrier {
 
 impl Liveness for LocalDeviceBarrier {
     fn check(&self, op: OpName) -> Result<(), CommError> {
-        match self.shared.segment.ended() {
-            None => Ok(()),
-            Some(ended) => Err(self.shared.segment.lost_on(self.shared.rank, op, ended)),
-        }
+        self.shared.ended(op).map_or(Ok(()), Err)
     }
 
-    fn on_lost(&self, abort: Box<dyn Fn() + Send>) {
-        *lock(&self.shared.on_lost) = Some(abort);
+    fn on_lost(&self, abort: Option<OnLost>) {
+        *lock(&self.shared.on_lost) = abort;
     }
 }
 
@@ -108,6 +106,11 @@ impl Drop for LocalDeviceBarrier {
 }
 
 impl Shared {
+    /// The error that ended the job, for a rank in `op`.
+    fn ended(&self, op: OpName) -> Option<CommError> {
+        Some(self.segment.lost_on(self.rank, op, self.segment.ended()?))
+    }
+
     /// Watches the ranks until the barrier is dropped.
     fn run(&self, mut watch: PeerMonitor, stopped: &Receiver<()>) {
         // The point at which the device waits.
@@ -126,8 +129,9 @@ impl Shared {
                     self.check_peers(&mut watch, awaited, watched);
                 }
             }
-            if self.segment.ended().is_some() {
-                self.release_all();
+            let op = lock(&self.op).unwrap_or(CONNECT);
+            if let Some(error) = self.ended(op) {
+                self.release_all(&error);
             }
         }
     }
@@ -178,7 +182,7 @@ impl Shared {
 
     /// Releases all waiting devices. Devices of live ranks may still store to their counters, so the thread repeats this until
     /// it is stopped.
-    fn release_all(&self) {
+    fn release_all(&self, error: &CommError) {
         let enqueued = self.segment.counter(self.rank).enqueued.load(Ordering::Relaxed);
         let released = enqueued.wrapping_add(RELEASE_DISTANCE);
         for rank in 0..self.segment.layout.world {
@@ -186,7 +190,7 @@ impl Shared {
             self.segment.counter(rank).arrived.store(released, Ordering::Release);
         }
         if let Some(abort) = &*lock(&self.on_lost) {
-            abort();
+            abort(error);
         }
     }
 
@@ -324,10 +328,11 @@ mod tests {
     fn a_lost_rank_aborts_devices_that_do_not_wait_on_the_counters() {
         let (segment, barriers) = barriers(2);
         let (aborted, notified) = mpsc::channel();
-        barriers[0].on_lost(Box::new(move || {
-            let _ = aborted.send(());
-        }));
+        barriers[0].on_lost(Some(Box::new(move |error| {
+            let _ = aborted.send(error.to_string());
+        })));
         segment.end(1, LostReason::Dead);
-        assert_eq!(notified.recv_timeout(Duration::from_mins(1)), Ok(()));
+        let error = notified.recv_timeout(Duration::from_mins(1)).unwrap();
+        assert!(error.contains("rank 1") && error.contains("op connect devices"), "{error}");
     }
 }

@@ -4,8 +4,9 @@
 use std::os::fd::AsFd;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use zeroth_base::Axis;
 use zeroth_cuda::CudaDevice;
-use zeroth_kernel::{BarrierCounters, Device, Exchange, IpcHandles, Queue, Span, Transport};
+use zeroth_kernel::{BarrierCounters, Device, Exchange, IpcHandles, PeerPlace, Queue, Span, Transport};
 
 use super::harness::{Harness, Outcome};
 
@@ -31,9 +32,9 @@ impl Harness {
         let file = memfd_create("counters", MemfdFlags::CLOEXEC).expect("a memory file");
         ftruncate(&file, PAGE as u64).expect("a page of it");
         let counters = BarrierCounters { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
-        let handle = self.device.ipc_handle(transport, 0)?;
-        let handles = IpcHandles { transport, rank: 0, handles: &[handle], counters };
-        self.device.open_ipc_handles(&handles)?;
+        let handle = self.device.ipc_handle(Axis::Group, transport, PeerPlace { rank: 0, one_host: true })?;
+        let handles = IpcHandles { transport, rank: 0, handles: &[handle], counters: Some(counters) };
+        self.device.open_ipc_handles(Axis::Group, &handles)?;
         let values: Vec<u8> = (0..BYTES).map(|at| (at * 31 % 251) as u8).collect();
         let from = self.upload(&values)?;
         self.device.synchronise()?;
@@ -48,7 +49,7 @@ impl Harness {
                 "broadcast" => (Exchange::Broadcast { root: 0, buffer: from }, from),
                 _ => (Exchange::AllGatherInPlace { buffer: from, starts: &[0], counts: &counts }, from),
             };
-            self.device.exchange(Queue::Comm, &exchange, points)?;
+            self.device.exchange(Axis::Group, Queue::Comm, &exchange, points)?;
             let mut found = vec![0; BYTES];
             self.device.download(Queue::Comm, found_at, &mut found)?;
             let is_right = found == values;
@@ -60,11 +61,11 @@ impl Harness {
         if let Some(abort) = self.device.abort() {
             abort();
             let exchange = Exchange::Broadcast { root: 0, buffer: from };
-            let is_rejected = self.device.exchange(Queue::Comm, &exchange, points).is_err();
+            let is_rejected = self.device.exchange(Axis::Group, Queue::Comm, &exchange, points).is_err();
             self.failures += usize::from(!is_rejected);
             println!("{} aborted: {}", transport.name(), if is_rejected { "ok" } else { "FAILED" });
         }
-        self.device.close_ipc_handles();
+        self.device.close_ipc_handles(Axis::Group);
         self.next = 0;
         Ok(())
     }
