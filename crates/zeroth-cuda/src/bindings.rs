@@ -139,7 +139,24 @@ mod tests {
             tensor_map::SWIZZLE_128B => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B;
             tensor_map::L2_PROMOTION_128B => CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
             nc::UINT8 => nccl::sys::ncclDataType_t::ncclUint8;
+            nc::IN_PROGRESS => nccl::sys::ncclResult_t::ncclInProgress;
         }
+    }
+
+    #[test]
+    fn the_configuration_of_nccl_is_laid_out_as_in_the_header() {
+        use std::mem::offset_of;
+
+        type Theirs = nccl::sys::ncclConfig_t;
+        assert_eq!(size_of::<nc::Configuration>(), size_of::<Theirs>());
+        assert_eq!(offset_of!(nc::Configuration, magic), offset_of!(Theirs, magic));
+        assert_eq!(offset_of!(nc::Configuration, version), offset_of!(Theirs, version));
+        assert_eq!(offset_of!(nc::Configuration, blocking), offset_of!(Theirs, blocking));
+        assert_eq!(offset_of!(nc::Configuration, cga_cluster_size), offset_of!(Theirs, cgaClusterSize));
+        assert_eq!(offset_of!(nc::Configuration, min_ctas), offset_of!(Theirs, minCTAs));
+        assert_eq!(offset_of!(nc::Configuration, max_ctas), offset_of!(Theirs, maxCTAs));
+        assert_eq!(offset_of!(nc::Configuration, net_name), offset_of!(Theirs, netName));
+        assert_eq!(offset_of!(nc::Configuration, split_share), offset_of!(Theirs, splitShare));
     }
 
     #[test]

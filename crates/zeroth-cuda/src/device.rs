@@ -2,6 +2,9 @@
 #![allow(unsafe_code, reason = "copies between host memory and arenas")]
 
 use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::arenas::Arenas;
 use super::cpu_optimizer::CpuOptimizer;
@@ -9,7 +12,7 @@ use super::cudnn::FusedAttention;
 use super::driver::{Address, DeviceAttribute, Driver, Handle};
 use super::flash::is_hopper;
 use super::gpu_kernel::Libraries;
-use super::gpu_uuid::gpu_uuid;
+use super::gpu_uuid::{GpuOfHost, gpu_uuid};
 use super::graphs::Graphs;
 use super::kernels::ENTRIES;
 use super::launch_context::LaunchContext;
@@ -26,6 +29,10 @@ use zeroth_kernel::{
 /// Pinned staging slots of uploads: enough for the inputs of two steps, one of which may still be queued.
 const SLOTS: usize = 24;
 const SLOT_BYTES: usize = 4 << 20;
+/// The environment variable that keeps collectives in a stream of their own.
+const COMM_STREAM: &str = "ZEROTH_GPU_COMM_STREAM";
+/// The interval at which a stream is asked whether it is idle.
+const LOOK: Duration = Duration::from_micros(100);
 /// Largest readback in bytes.
 const READBACK_BYTES: usize = 1 << 20;
 
@@ -60,6 +67,10 @@ pub struct CudaDevice {
     readbacks: Vec<(Handle, usize)>,
     /// Connections to the other ranks, by [`Axis`].
     peers: [Option<Peers>; Axis::ALL.len()],
+    /// Whether a rank is lost: set by [`Device::abort`] from another thread.
+    lost: Arc<AtomicBool>,
+    /// Whether collectives have a stream of their own where ranks share the GPU, too.
+    own_comm_stream: bool,
 }
 
 impl CudaDevice {
@@ -103,6 +114,8 @@ impl CudaDevice {
             timestamps_used: 0,
             readbacks: Vec::new(),
             peers: [None, None],
+            lost: Arc::default(),
+            own_comm_stream: own_comm_stream()?,
         };
         let driver = &opened.driver;
         let major = driver.attribute(device, DeviceAttribute::ComputeCapabilityMajor)?;
@@ -166,6 +179,16 @@ impl CudaDevice {
         nccl::version()
     }
 
+    /// The time that NCCL took to abort, once it has after a rank was lost.
+    pub fn abort_time(&self) -> Option<Duration> {
+        self.peers.iter().flatten().filter_map(Peers::abort_time).max()
+    }
+
+    /// Returns the error for which exchanges have ended, if they have: what they wrote is undefined.
+    fn check_peers(&self) -> Result<(), DeviceError> {
+        self.peers.iter().flatten().find_map(Peers::failure).map_or(Ok(()), Err)
+    }
+
     fn current(&self) -> Result<(), DeviceError> {
         self.driver.set_current(self.context)
     }
@@ -173,7 +196,8 @@ impl CudaDevice {
     /// The stream of a queue. If ranks share a GPU, collectives run on the compute stream: the GPU switches to another process at
     /// once when its only active stream waits, but takes two milliseconds when one waiting stream waits for another.
     fn stream(&self, queue: Queue) -> Handle {
-        let shares_compute = queue == Queue::Comm && self.peers.iter().flatten().any(Peers::share_gpu);
+        let shares_gpu = || self.peers.iter().flatten().any(Peers::share_gpu);
+        let shares_compute = queue == Queue::Comm && !self.own_comm_stream && shares_gpu();
         self.streams[if shares_compute { Queue::Compute } else { queue } as usize]
     }
 
@@ -284,7 +308,8 @@ impl Device for CudaDevice {
         check_length("download", to.len(), from)?;
         let (at, stream) = (self.arenas.find("download", from)?, self.stream(queue));
         if from.tier == Tier::Device && !to.is_empty() {
-            return self.driver.copy_to_host(to, at, stream);
+            self.driver.copy_to_host(to, at, stream)?;
+            return self.check_peers();
         }
         self.driver.synchronise(stream)?;
         if to.is_empty() {
@@ -317,6 +342,7 @@ impl Device for CudaDevice {
         self.current()?;
         let (event, bytes) = self.readbacks[number];
         self.driver.synchronise_event(event)?;
+        self.check_peers()?;
         self.cpu_optimizer.as_ref().map_or(Ok(()), CpuOptimizer::take_error)?;
         let at = self.staging + (SLOTS * SLOT_BYTES + number * READBACK_BYTES) as Address;
         // SAFETY: the copy has completed; the next copy to this slot needs `&mut self`, which the result borrows.
@@ -344,6 +370,7 @@ impl Device for CudaDevice {
     fn synchronise(&mut self) -> Result<(), DeviceError> {
         self.current()?;
         self.streams.iter().try_for_each(|&stream| self.driver.synchronise(stream))?;
+        self.check_peers()?;
         self.cpu_optimizer.as_ref().map_or(Ok(()), CpuOptimizer::take_error)
     }
 
@@ -395,7 +422,7 @@ impl Device for CudaDevice {
                 self.driver.synchronise(self.stream(Queue::Comm))?;
                 ipc::ipc_handle(&self.driver, self.device, self.arenas.0[Tier::Device], token)
             }
-            Transport::Nccl => nccl::ipc_handle(gpu_uuid(&self.driver, self.device)?, place.rank),
+            Transport::Nccl => nccl::ipc_handle(GpuOfHost::here(gpu_uuid(&self.driver, self.device)?), place),
             Transport::Host => Err(host_is_no_device_transport()),
         }
     }
@@ -404,7 +431,8 @@ impl Device for CudaDevice {
         self.current()?;
         self.close_ipc_handles(axis);
         let stream = self.stream(Queue::Comm);
-        let peers = Peers::open(&self.driver, self.arenas.0[Tier::Device], handles, stream)?;
+        let gpu = (&self.driver, self.context);
+        let peers = Peers::open(gpu, self.arenas.0[Tier::Device], handles, stream, &self.lost)?;
         self.peers[axis as usize] = Some(peers);
         Ok(())
     }
@@ -431,11 +459,43 @@ impl Device for CudaDevice {
         peers.exchange(&self.driver, self.arenas, exchange, points, self.stream(queue))
     }
 
-    fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
-        let aborts: Vec<_> = self.peers.iter().flatten().filter_map(Peers::abort).collect();
-        (!aborts.is_empty())
-            .then(|| -> Box<dyn Fn() + Send> { Box::new(move || aborts.iter().for_each(|abort| abort())) })
+    fn synchronise_within(&mut self, queue: Queue, limit: Duration) -> Result<(), DeviceError> {
+        self.current()?;
+        let (stream, begun) = (self.stream(queue), Instant::now());
+        while !self.driver.is_idle(stream)? {
+            if begun.elapsed() > limit {
+                self.peers.iter().flatten().for_each(Peers::release);
+                let reason = format!("the queue is not idle after {} s", limit.as_secs());
+                return Err(self.driver.failed("waiting for the devices of other ranks", reason));
+            }
+            std::thread::sleep(LOOK);
+        }
+        self.check_peers()
     }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.current().and_then(|()| self.driver.free_bytes()).ok()
+    }
+
+    fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
+        let lost = Arc::clone(&self.lost);
+        Some(Box::new(move || lost.store(true, Ordering::Release)))
+    }
+}
+
+/// Reads [`COMM_STREAM`].
+fn own_comm_stream() -> Result<bool, DeviceError> {
+    let Some(value) = std::env::var_os(COMM_STREAM).filter(|value| !value.is_empty()) else {
+        return Ok(false);
+    };
+    if value.eq_ignore_ascii_case("own") {
+        return Ok(true);
+    }
+    Err(DeviceError::Call {
+        device: "cuda".to_owned(),
+        call: format!("reading {COMM_STREAM}"),
+        reason: format!("it is `{}`; write own, or unset it", value.display()),
+    })
 }
 
 impl Drop for CudaDevice {

@@ -27,6 +27,8 @@ pub(super) enum DeviceAttribute {
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DEFAULT: c_uint = 0;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
+/// `CUDA_ERROR_NOT_READY`.
+pub(super) const NOT_READY: c_int = 600;
 pub(super) const MEMHOSTALLOC_PORTABLE: c_uint = 1;
 /// Function attribute: the largest dynamic shared memory of a launch.
 pub(super) const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
@@ -47,6 +49,7 @@ bindings! {
         cuCtxSetCurrent(Handle);
         cuMemAlloc_v2(*mut Address, usize);
         cuMemFree_v2(Address);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
         cuMemFreeHost(*mut c_void);
         cuMemHostRegister_v2(*mut c_void, usize, c_uint);
@@ -57,6 +60,7 @@ bindings! {
         cuStreamCreate(*mut Handle, c_uint);
         cuStreamDestroy_v2(Handle);
         cuStreamSynchronize(Handle);
+        cuStreamQuery(Handle);
         cuStreamWaitEvent(Handle, Handle, c_uint);
         cuEventCreate(*mut Handle, c_uint);
         cuEventDestroy_v2(Handle);
@@ -85,6 +89,7 @@ bindings! {
 }
 
 /// The initialized driver.
+#[derive(Clone)]
 pub(super) struct Driver {
     device: String,
     functions: Functions,
@@ -172,6 +177,15 @@ impl Driver {
     pub(super) fn free(&self, address: Address) {
         // SAFETY: allocated by `allocate`, freed once.
         unsafe { (self.functions.cuMemFree_v2)(address) };
+    }
+
+    /// Free bytes of the current context's device.
+    pub(super) fn free_bytes(&self) -> Result<u64, DeviceError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two sizes.
+        let code = unsafe { (self.functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        self.check("cuMemGetInfo", code)?;
+        Ok(free as u64)
     }
 
     /// Allocates pinned host memory, which the device accesses at the same address.
@@ -281,6 +295,15 @@ impl Driver {
     pub(super) fn synchronise(&self, stream: Handle) -> Result<(), DeviceError> {
         // SAFETY: a live stream.
         self.check("cuStreamSynchronize", unsafe { (self.functions.cuStreamSynchronize)(stream) })
+    }
+
+    /// Whether all work of a stream has completed.
+    pub(super) fn is_idle(&self, stream: Handle) -> Result<bool, DeviceError> {
+        // SAFETY: a live stream.
+        match unsafe { (self.functions.cuStreamQuery)(stream) } {
+            NOT_READY => Ok(false),
+            code => self.check("cuStreamQuery", code).map(|()| true),
+        }
     }
 
     pub(super) fn wait_event(&self, stream: Handle, event: Handle) -> Result<(), DeviceError> {

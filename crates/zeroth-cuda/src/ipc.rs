@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "calls into the driver; maps a file that other processes map too")]
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -25,6 +26,9 @@ pub(super) const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 pub(super) const PORTABLE_DEVICEMAP: c_uint = 3;
 /// `CU_STREAM_WAIT_VALUE_GEQ`: waits until the counter has reached the value, modulo 2³².
 pub(super) const WAIT_VALUE_GEQ: c_uint = 0;
+
+/// Distance of the releasing counters from the last enqueued point: they end the waits of all streams.
+const RELEASE_DISTANCE: u32 = 1 << 30;
 
 /// `CUipcMemHandle`; passed by value.
 #[derive(Clone, Copy)]
@@ -96,6 +100,8 @@ pub(super) struct Ipc {
     counters: MappedCounters,
     stride: u64,
     shares_gpu: bool,
+    /// The last enqueued point.
+    last: AtomicU32,
 }
 
 /// The counters of all ranks, mapped and pinned.
@@ -141,7 +147,8 @@ impl Ipc {
             handles.handles.iter().map(|handle| Some(PeerHandle::parse(handle)?.gpu)).collect();
         let shares_gpu = gpus.iter().filter(|gpu| **gpu == gpus[rank]).count() > 1;
         let (arenas, bytes) = (Vec::new(), own.1);
-        let mut opened = Self { functions, rank, arenas, bytes, counters, stride, shares_gpu };
+        let mut opened =
+            Self { functions, rank, arenas, bytes, counters, stride, shares_gpu, last: AtomicU32::new(0) };
         let outcome = opened.pin(driver).and_then(|()| opened.map_arenas(driver, own.0, handles, stream));
         if let Err(error) = outcome {
             opened.close(driver);
@@ -241,6 +248,7 @@ impl Ipc {
             arenas.find(exchange.name(), take.to)?;
             arenas.find(exchange.name(), take.place)?;
         }
+        self.last.store(points[1], Ordering::Relaxed);
         self.store_counter(driver, points[0], stream)?;
         others().try_for_each(|rank| self.wait_counter(driver, rank, points[0], stream))?;
         for take in exchange.copies(self.rank, world) {
@@ -279,6 +287,20 @@ impl Ipc {
             (self.functions.cuStreamWaitValue32_v2)(stream, self.counter(rank), value, WAIT_VALUE_GEQ)
         };
         driver.check("cuStreamWaitValue32", code)
+    }
+
+    /// Ends the waits of this rank's streams for peers. Counters are undefined after it.
+    pub(super) fn release(&self) {
+        let released = self.last.load(Ordering::Relaxed).wrapping_add(RELEASE_DISTANCE);
+        for rank in 0..self.arenas.len() {
+            // SAFETY: within the mapping, by the check in `open`, and aligned by its stride. Nothing else depends on the counters any
+            // more.
+            unsafe {
+                let counter =
+                    self.counters.start.cast::<u32>().add(rank * self.stride as usize / size_of::<u32>());
+                counter.write_volatile(released);
+            }
+        }
     }
 
     /// Unmaps everything. All streams must be idle.

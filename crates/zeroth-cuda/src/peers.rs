@@ -1,6 +1,9 @@
 //! The peers of a rank on a GPU, behind one interface for all transports.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use super::arenas::Arenas;
 use super::driver::{Address, Driver, Handle};
@@ -8,23 +11,24 @@ use super::ipc::{Ipc, TOKEN};
 use super::nccl::Nccl;
 use zeroth_kernel::{DeviceError, Exchange, IpcHandles, Transport};
 
-/// Connections to all ranks.
+/// Connections to all ranks along an axis.
 pub(super) enum Peers {
     Ipc(Ipc),
     Nccl(Nccl),
 }
 
 impl Peers {
-    /// Connects to all ranks.
+    /// Connects to all ranks along an axis.
     pub(super) fn open(
-        driver: &Driver,
+        gpu: (&Driver, Handle),
         arena: (Address, u64),
         handles: &IpcHandles<'_>,
         stream: Handle,
+        lost: &Arc<AtomicBool>,
     ) -> Result<Self, DeviceError> {
         match handles.transport {
-            Transport::Ipc => Ipc::open(driver, arena, handles, stream).map(Self::Ipc),
-            Transport::Nccl => Nccl::open(handles.rank, handles.handles).map(Self::Nccl),
+            Transport::Ipc => Ipc::open(gpu.0, arena, handles, stream).map(Self::Ipc),
+            Transport::Nccl => Nccl::open(gpu, handles.rank, handles.handles, lost).map(Self::Nccl),
             Transport::Host => Err(host_is_no_device_transport()),
         }
     }
@@ -52,11 +56,27 @@ impl Peers {
         }
     }
 
-    /// A function that releases streams waiting for a lost rank, from any thread; `None` if storing the counters does.
-    pub(super) fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
+    /// Ends waits of this rank's streams for peers, because they took too long.
+    pub(super) fn release(&self) {
+        match self {
+            Self::Ipc(ipc) => ipc.release(),
+            Self::Nccl(nccl) => nccl.abort(),
+        }
+    }
+
+    /// Why exchanges do not work any more, where that is so.
+    pub(super) fn failure(&self) -> Option<DeviceError> {
         match self {
             Self::Ipc(_) => None,
-            Self::Nccl(nccl) => Some(nccl.abort()),
+            Self::Nccl(nccl) => nccl.failure(),
+        }
+    }
+
+    /// The time that aborting took, once it is done.
+    pub(super) fn abort_time(&self) -> Option<Duration> {
+        match self {
+            Self::Ipc(_) => None,
+            Self::Nccl(nccl) => nccl.abort_time(),
         }
     }
 

@@ -141,7 +141,13 @@ impl Collectives {
             let met = gpus.check(OpName::new(step, op, 0));
             met.map_err(|source| RunError::Comm { step, op: op.to_owned(), source })?;
         }
-        found.map_err(RunError::device(step, op))
+        found.map_err(|error| match &self.gpus {
+            Some(gpus) => match gpus.cause(OpName::new(step, op, 0), error) {
+                CollectiveError::Device(error) => RunError::device(step, op)(error),
+                CollectiveError::Comm(source) => RunError::Comm { step, op: op.to_owned(), source },
+            },
+            None => RunError::device(step, op)(error),
+        })
     }
 
     /// Runs a collective, or enqueues it where the GPUs run it.

@@ -1,22 +1,32 @@
 //! Collectives between GPUs: choice of a transport, and collectives enqueued on the device, so that no host thread blocks.
 
+use std::time::Duration;
+
 use zeroth_base::Axis;
 use zeroth_comm::{Comm, CommError, DeviceBarrier, DeviceCounters, OpName};
 use zeroth_kernel::{
-    BarrierCounters, Device, DeviceError, Exchange, IpcHandles, PeerPlace, Queue, Transport,
+    BarrierCounters, Device, DeviceError, Exchange, IpcHandles, PeerPlace, Queue, Span, Tier, Transport,
 };
 
 use super::error::CollectiveError;
+use super::loss_of_a_rank::{await_verdict, end_soon_after_loss};
 use zeroth_program::Collective;
 
 /// Bytes of the message in which a rank publishes its handle, or the reason why it has none.
 const MESSAGE: usize = 512;
+
+/// Bytes of the parts by which connections are verified: NCCL connects differently for small and for large ones.
+const TESTED: [usize; 2] = [256, 1 << 20];
+/// The time for the exchange of a part, connecting included.
+const CONNECT: Duration = Duration::from_mins(1);
 
 /// The GPUs of all ranks along an axis, connected by one transport.
 pub(super) struct GpuCollectives {
     axis: Axis,
     transport: Transport,
     barrier: Box<dyn DeviceBarrier>,
+    /// Bytes of the device that the transport took.
+    taken: Option<u64>,
 }
 
 impl GpuCollectives {
@@ -40,14 +50,25 @@ impl GpuCollectives {
         let mut reasons = Vec::new();
         if let (Ok(_), Some(barrier)) = (&all, barrier) {
             for &transport in transports {
-                match connect(transport, axis, device, comm, &*barrier)? {
+                // NCCL does not wait on the counters, from its first call on.
+                let abort = device.abort().filter(|_| transport == Transport::Nccl);
+                barrier.on_lost(abort.map(end_soon_after_loss));
+                let free = device.free_bytes();
+                let connected = match connect(transport, axis, device, comm, &*barrier)? {
+                    Ok(()) => verify(axis, device, comm, &*barrier)?,
+                    Err(reason) => Err(reason),
+                };
+                match connected {
                     Ok(()) => {
-                        if let Some(abort) = device.abort() {
-                            barrier.on_lost(Some(Box::new(move |_| abort())));
-                        }
-                        return Ok(Ok(Self { axis, transport, barrier }));
+                        let taken =
+                            free.zip(device.free_bytes()).map(|(before, now)| before.saturating_sub(now));
+                        return Ok(Ok(Self { axis, transport, barrier, taken }));
                     }
-                    Err(reason) => reasons.push(format!("{}: {reason}", transport.name())),
+                    Err(reason) => {
+                        device.close_ipc_handles(axis);
+                        barrier.on_lost(None);
+                        reasons.push(format!("{}: {reason}", transport.name()));
+                    }
                 }
             }
         } else {
@@ -64,7 +85,12 @@ impl GpuCollectives {
     pub(super) fn describe(&self) -> String {
         match self.transport {
             Transport::Ipc => "from GPU to GPU (CUDA IPC)".to_owned(),
-            Transport::Nccl => "from GPU to GPU (NCCL)".to_owned(),
+            Transport::Nccl => match self.taken {
+                Some(bytes) => {
+                    format!("from GPU to GPU (NCCL, which took {})", zeroth_base::format_bytes(bytes))
+                }
+                None => "from GPU to GPU (NCCL)".to_owned(),
+            },
             Transport::Host => unreachable!("`open` returns before it connects through the host"),
         }
     }
@@ -78,7 +104,16 @@ impl GpuCollectives {
         queue: Queue,
     ) -> Result<(), CollectiveError> {
         let points = self.barrier.next(name).map_err(CollectiveError::Comm)?;
-        device.exchange(self.axis, queue, exchange, points).map_err(CollectiveError::Device)
+        device.exchange(self.axis, queue, exchange, points).map_err(|error| self.cause(name, error))
+    }
+
+    /// The cause of a device's error: a lost rank, where the connection to it failed before the loss is known.
+    pub(super) fn cause(&self, name: OpName, error: DeviceError) -> CollectiveError {
+        let is_connection = self.transport == Transport::Nccl && matches!(error, DeviceError::Call { .. });
+        match if is_connection { await_verdict(&*self.barrier, name) } else { self.check(name) } {
+            Ok(()) => CollectiveError::Device(error),
+            Err(lost) => CollectiveError::Comm(lost),
+        }
     }
 
     /// Returns an error if a rank was lost: the contents of the device's memory are then undefined.
@@ -123,10 +158,59 @@ fn connect(
     let opened = device.open_ipc_handles(axis, &IpcHandles { transport, rank, handles: &handles, counters });
     let opened = opened.map(|()| Vec::new()).map_err(|error: DeviceError| error.to_string());
     let connected = publish(comm, "open IPC handles", &opened)?;
-    if connected.is_err() {
-        device.close_ipc_handles(axis);
-    }
     Ok(connected.map(|_| ()))
+}
+
+/// Runs exchanges of known bytes over the new connections and compares the results. If one fails on one rank, it fails on all.
+fn verify(
+    axis: Axis,
+    device: &mut dyn Device,
+    comm: &dyn Comm,
+    barrier: &dyn DeviceBarrier,
+) -> Result<Result<(), String>, CollectiveError> {
+    let (own, world) = (comm.rank(), comm.world());
+    let room = device.capacity(Tier::Device) as usize / (2 * world);
+    for (index, bytes) in TESTED.into_iter().map(|bytes| bytes.min(room)).enumerate() {
+        let op = OpName::new(0, "connect devices", index as u32);
+        let whole = (world * bytes) as u64;
+        let (send, recv, counts) = (Span::device(0, whole), Span::device(whole, whole), vec![bytes; world]);
+        let part = |from: usize, to: usize| (0..bytes).map(move |at| pattern(from, to, at));
+        let given: Vec<u8> = (0..world).flat_map(|to| part(own, to)).collect();
+        let gather = Exchange::AllGather { send: send.part(0, bytes as u64, 1), recv, counts: &counts };
+        // An all-gather gives every rank what its peers have for the first one.
+        for (exchange, to) in [(gather, 0), (Exchange::AllToAll { send, recv, counts: &counts }, own)] {
+            let points = barrier.next(op).map_err(CollectiveError::Comm)?;
+            let mut found = vec![0; given.len()];
+            let exchanged = device
+                .upload(Queue::Comm, &given, send)
+                .and_then(|()| device.upload(Queue::Comm, &found, recv))
+                .and_then(|()| device.exchange(axis, Queue::Comm, &exchange, points))
+                .and_then(|()| device.synchronise_within(Queue::Comm, CONNECT))
+                .and_then(|()| device.download(Queue::Comm, recv, &mut found));
+            // A lost rank is the cause of other errors.
+            barrier.check(op).map_err(CollectiveError::Comm)?;
+            let mut expected = (0..world).flat_map(|from| part(from, to));
+            let wrong = found.iter().position(|found| Some(*found) != expected.next());
+            let outcome = match (exchanged, wrong) {
+                (Ok(()), None) => Ok(Vec::new()),
+                (Ok(()), Some(at)) => Err(format!(
+                    "{} of {bytes} bytes a rank gave wrong bytes from rank {} on",
+                    exchange.name(),
+                    at / bytes
+                )),
+                (Err(error), _) => Err(error.to_string()),
+            };
+            if let Err(reason) = publish(comm, "verify connections", &outcome)? {
+                return Ok(Err(reason));
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// The byte at an offset of the part that one rank sends to another.
+fn pattern(from: usize, to: usize, at: usize) -> u8 {
+    (from.wrapping_mul(101) ^ to.wrapping_mul(29) ^ at.wrapping_mul(7) ^ (at >> 8)) as u8 | 1
 }
 
 /// All-gathers a message per rank. Returns all messages in rank order, or the error of the first rank that failed.
@@ -165,7 +249,7 @@ mod tests {
     use zeroth_comm::JoinOptions;
     use zeroth_comm::local::LocalJob;
     use zeroth_cpu::CpuDevice;
-    use zeroth_kernel::{ByTier, Span};
+    use zeroth_kernel::ByTier;
 
     use super::*;
 

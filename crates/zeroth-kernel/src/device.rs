@@ -1,6 +1,7 @@
 //! The [`Device`] trait: arenas, queues, and asynchronous kernels.
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use zeroth_base::{Axis, DType};
 
@@ -246,8 +247,18 @@ pub trait Device: Send {
         Err(no_ipc())
     }
 
-    /// A function that aborts waits for peers' devices, on all axes and from any thread; `None` where writing the barrier counters
-    /// does.
+    /// Waits until a queue is empty, at most as long as `limit`. After an error the peers' handles can only be closed.
+    fn synchronise_within(&mut self, _queue: Queue, _limit: Duration) -> Result<(), DeviceError> {
+        self.synchronise()
+    }
+
+    /// Free bytes of the device's memory; `None` where they are not known.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// A function that ends waits for peers' devices, on all axes and from any thread, including those of handles that are opened
+    /// later; `None` where no device waits. Devices that wait on the barrier counters are released by storing those.
     fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
         None
     }
