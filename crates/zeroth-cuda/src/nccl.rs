@@ -15,14 +15,12 @@ use super::gpu_uuid::{GpuOfHost, ranks_on_one_gpu};
 use functions::UNIQUE_ID_BYTES;
 use worker::{Membership, Operation, Worker};
 use zeroth_kernel::bytes_before;
-use zeroth_kernel::{DeviceError, Exchange, PeerPlace, Span};
+use zeroth_kernel::{DeviceError, Exchange, IpcHandles, PeerPlace, Span};
 
 #[cfg(test)]
 pub(super) use functions::{Configuration, IN_PROGRESS, UINT8};
 pub(super) use functions::{Functions, UniqueId};
 
-/// The time for all ranks to join, and for each of the first exchanges, which connect to peers.
-const DEADLINE: Duration = Duration::from_mins(1);
 /// Exchanges that have a deadline. Later ones may wait for the GPU, as long as its work takes.
 const CONNECTING: u32 = 8;
 
@@ -66,21 +64,23 @@ pub(super) struct Nccl {
     world: usize,
     worker: Worker,
     exchanges: AtomicU32,
+    /// The time for each of the first exchanges, which connect to peers.
+    limit: Duration,
 }
 
 impl Nccl {
     /// Joins the communicator; waits until all ranks have joined, or one is `lost`.
     pub(super) fn open(
         (driver, context): (&Driver, Handle),
-        rank: usize,
-        handles: &[Vec<u8>],
+        handles: &IpcHandles<'_>,
         lost: &Arc<AtomicBool>,
     ) -> Result<Self, DeviceError> {
-        let (gpus, id) = parse_handles(handles)?;
+        let IpcHandles { rank, limit, .. } = *handles;
+        let (gpus, id) = parse_handles(handles.handles)?;
         let (functions, world) = (Functions::open()?, gpus.len());
         let membership = Membership { functions, driver: driver.clone(), context, id, rank, world };
-        let worker = Worker::open(membership, Arc::clone(lost), DEADLINE)?;
-        Ok(Self { rank, world, worker, exchanges: AtomicU32::new(0) })
+        let worker = Worker::open(membership, Arc::clone(lost), limit)?;
+        Ok(Self { rank, world, worker, exchanges: AtomicU32::new(0), limit })
     }
 
     /// Enqueues an exchange.
@@ -91,7 +91,7 @@ impl Nccl {
         stream: Handle,
     ) -> Result<(), DeviceError> {
         let connects = self.exchanges.fetch_add(1, Ordering::Relaxed) < CONNECTING;
-        self.worker.enqueue(stream, connects.then_some(DEADLINE), |operations| {
+        self.worker.enqueue(stream, connects.then_some(self.limit), |operations| {
             list(operations, arenas, exchange, self.rank, self.world)
         })
     }

@@ -28,7 +28,7 @@ impl Peers {
     ) -> Result<Self, DeviceError> {
         match handles.transport {
             Transport::Ipc => Ipc::open(gpu.0, arena, handles, stream).map(Self::Ipc),
-            Transport::Nccl => Nccl::open(gpu, handles.rank, handles.handles, lost).map(Self::Nccl),
+            Transport::Nccl => Nccl::open(gpu, handles, lost).map(Self::Nccl),
             Transport::Host => Err(host_is_no_device_transport()),
         }
     }

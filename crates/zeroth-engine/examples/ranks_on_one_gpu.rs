@@ -64,7 +64,10 @@ fn rank() -> Outcome<bool> {
     let handles: Vec<Vec<u8>> = all.chunks(handle.len()).map(<[u8]>::to_vec).collect();
     let shared = |DeviceCounters { file, at, bytes, stride }| BarrierCounters { file, at, bytes, stride };
     let counters = barrier.counters().map(shared);
-    device.open_ipc_handles(Axis::Group, &IpcHandles { transport, rank, handles: &handles, counters })?;
+    device.open_ipc_handles(
+        Axis::Group,
+        &IpcHandles { transport, rank, handles: &handles, counters, limit: Transport::connect_limit()? },
+    )?;
     comm.barrier(op(0))?.wait()?;
     let mut rank = Rank { comm, device, barrier, exchanges: 0 };
     let wrong = rank.compare()?;

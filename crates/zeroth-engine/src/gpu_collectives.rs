@@ -15,10 +15,10 @@ use zeroth_program::Collective;
 /// Bytes of the message in which a rank publishes its handle, or the reason why it has none.
 const MESSAGE: usize = 512;
 
+/// The operation in which devices connect.
+const CONNECT: &str = "connect devices";
 /// Bytes of the parts by which connections are verified: NCCL connects differently for small and for large ones.
 const TESTED: [usize; 2] = [256, 1 << 20];
-/// The time for the exchange of a part, connecting included.
-const CONNECT: Duration = Duration::from_mins(1);
 
 /// The GPUs of all ranks along an axis, connected by one transport.
 pub(super) struct GpuCollectives {
@@ -27,6 +27,8 @@ pub(super) struct GpuCollectives {
     barrier: Box<dyn DeviceBarrier>,
     /// Bytes of the device that the transport took.
     taken: Option<u64>,
+    /// Why earlier transports were not chosen.
+    refused: Vec<String>,
 }
 
 impl GpuCollectives {
@@ -44,6 +46,7 @@ impl GpuCollectives {
             Some(Transport::Nccl) => &[Transport::Nccl],
             Some(Transport::Host) => return Ok(Err("requested by ZEROTH_GPU_COLLECTIVES".to_owned())),
         };
+        let limit = Transport::connect_limit().map_err(CollectiveError::Device)?;
         let barrier = comm.device_barrier();
         let own = if barrier.is_some() { Ok(Vec::new()) } else { Err("no device barrier".to_owned()) };
         let all = publish(comm, "create device barrier", &own)?;
@@ -54,15 +57,15 @@ impl GpuCollectives {
                 let abort = device.abort().filter(|_| transport == Transport::Nccl);
                 barrier.on_lost(abort.map(end_soon_after_loss));
                 let free = device.free_bytes();
-                let connected = match connect(transport, axis, device, comm, &*barrier)? {
-                    Ok(()) => verify(axis, device, comm, &*barrier)?,
+                let connected = match connect(transport, limit, axis, device, comm, &*barrier)? {
+                    Ok(()) => verify(limit, axis, device, comm, &*barrier)?,
                     Err(reason) => Err(reason),
                 };
                 match connected {
                     Ok(()) => {
                         let taken =
                             free.zip(device.free_bytes()).map(|(before, now)| before.saturating_sub(now));
-                        return Ok(Ok(Self { axis, transport, barrier, taken }));
+                        return Ok(Ok(Self { axis, transport, barrier, taken, refused: reasons }));
                     }
                     Err(reason) => {
                         device.close_ipc_handles(axis);
@@ -83,7 +86,7 @@ impl GpuCollectives {
 
     /// The transport, as reports print it.
     pub(super) fn describe(&self) -> String {
-        match self.transport {
+        let how = match self.transport {
             Transport::Ipc => "from GPU to GPU (CUDA IPC)".to_owned(),
             Transport::Nccl => match self.taken {
                 Some(bytes) => {
@@ -92,7 +95,9 @@ impl GpuCollectives {
                 None => "from GPU to GPU (NCCL)".to_owned(),
             },
             Transport::Host => unreachable!("`open` returns before it connects through the host"),
-        }
+        };
+        let refused = self.refused.join("; ");
+        if refused.is_empty() { how } else { format!("{how}, because others do not work: {refused}") }
     }
 
     /// Enqueues a collective.
@@ -142,6 +147,7 @@ pub(super) fn exchange(collective: &Collective) -> Option<Exchange<'_>> {
 /// Connects all ranks by one transport. If it fails on one rank, it fails on all.
 fn connect(
     transport: Transport,
+    limit: Duration,
     axis: Axis,
     device: &mut dyn Device,
     comm: &dyn Comm,
@@ -153,9 +159,14 @@ fn connect(
         Ok(handles) => handles,
         Err(reason) => return Ok(Err(reason)),
     };
+    if transport == Transport::Nccl {
+        // A rank that leaves now is missed by those who join.
+        barrier.next(OpName::new(0, CONNECT, 0)).map_err(CollectiveError::Comm)?;
+    }
     let shared = |DeviceCounters { file, at, bytes, stride }| BarrierCounters { file, at, bytes, stride };
     let (rank, counters) = (comm.rank(), barrier.counters().map(shared));
-    let opened = device.open_ipc_handles(axis, &IpcHandles { transport, rank, handles: &handles, counters });
+    let opened =
+        device.open_ipc_handles(axis, &IpcHandles { transport, rank, handles: &handles, counters, limit });
     let opened = opened.map(|()| Vec::new()).map_err(|error: DeviceError| error.to_string());
     let connected = publish(comm, "open IPC handles", &opened)?;
     Ok(connected.map(|_| ()))
@@ -163,6 +174,7 @@ fn connect(
 
 /// Runs exchanges of known bytes over the new connections and compares the results. If one fails on one rank, it fails on all.
 fn verify(
+    limit: Duration,
     axis: Axis,
     device: &mut dyn Device,
     comm: &dyn Comm,
@@ -171,7 +183,7 @@ fn verify(
     let (own, world) = (comm.rank(), comm.world());
     let room = device.capacity(Tier::Device) as usize / (2 * world);
     for (index, bytes) in TESTED.into_iter().map(|bytes| bytes.min(room)).enumerate() {
-        let op = OpName::new(0, "connect devices", index as u32);
+        let op = OpName::new(0, CONNECT, 1 + index as u32);
         let whole = (world * bytes) as u64;
         let (send, recv, counts) = (Span::device(0, whole), Span::device(whole, whole), vec![bytes; world]);
         let part = |from: usize, to: usize| (0..bytes).map(move |at| pattern(from, to, at));
@@ -185,7 +197,7 @@ fn verify(
                 .upload(Queue::Comm, &given, send)
                 .and_then(|()| device.upload(Queue::Comm, &found, recv))
                 .and_then(|()| device.exchange(axis, Queue::Comm, &exchange, points))
-                .and_then(|()| device.synchronise_within(Queue::Comm, CONNECT))
+                .and_then(|()| device.synchronise_within(Queue::Comm, limit))
                 .and_then(|()| device.download(Queue::Comm, recv, &mut found));
             // A lost rank is the cause of other errors.
             barrier.check(op).map_err(CollectiveError::Comm)?;
@@ -243,6 +255,9 @@ fn publish(
     }
     Ok(Ok(all.iter().map(payload).collect()))
 }
+
+#[cfg(test)]
+mod transport_tests;
 
 #[cfg(test)]
 mod tests {

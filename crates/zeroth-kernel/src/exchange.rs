@@ -1,11 +1,14 @@
 //! Collectives between the devices of ranks, without their hosts: transports, and which bytes go where.
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use crate::{DeviceError, Span, Tier};
 
 /// The environment variable that chooses a transport.
 const VARIABLE: &str = "ZEROTH_GPU_COLLECTIVES";
+/// The environment variable with the seconds that ranks' devices have to connect.
+const CONNECT_VARIABLE: &str = "ZEROTH_GPU_CONNECT_SECONDS";
 
 /// How ranks on GPUs exchange bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +37,24 @@ impl Transport {
     /// The transport that `ZEROTH_GPU_COLLECTIVES` names; `None` where it is not set.
     pub fn from_env() -> Result<Option<Self>, DeviceError> {
         std::env::var_os(VARIABLE).map_or(Ok(None), |value| Self::named(&value.to_string_lossy()))
+    }
+
+    /// The time for devices to connect, and for each of the first exchanges: what `ZEROTH_GPU_CONNECT_SECONDS` says, or a minute.
+    pub fn connect_limit() -> Result<Duration, DeviceError> {
+        let value = std::env::var_os(CONNECT_VARIABLE).unwrap_or_default();
+        Self::limit(&value.to_string_lossy())
+    }
+
+    fn limit(value: &str) -> Result<Duration, DeviceError> {
+        if value.is_empty() {
+            return Ok(Duration::from_mins(1));
+        }
+        let seconds = value.parse().ok().filter(|seconds| (1..=86_400).contains(seconds));
+        seconds.map(Duration::from_secs).ok_or_else(|| DeviceError::Call {
+            device: "cuda".to_owned(),
+            call: format!("reading {CONNECT_VARIABLE}"),
+            reason: format!("it is `{value}`; write seconds from 1 to 86400, or unset it for 60"),
+        })
     }
 
     fn named(value: &str) -> Result<Option<Self>, DeviceError> {
@@ -94,6 +115,8 @@ pub struct IpcHandles<'a> {
     pub handles: &'a [Vec<u8>],
     /// The barrier counters of all ranks; `None` where the ranks share no memory.
     pub counters: Option<BarrierCounters<'a>>,
+    /// The time for all ranks to open the handles, and for each of the first exchanges.
+    pub limit: Duration,
 }
 
 /// A collective over the device arenas of ranks, which have the same layout. Counts and starts are in bytes, one per rank.
@@ -287,6 +310,9 @@ mod tests {
     fn unknown_transport_names_are_refused_with_the_known_ones() {
         assert_eq!(Transport::named(""), Ok(None));
         assert_eq!(Transport::named("NCCL"), Ok(Some(Transport::Nccl)));
+        assert_eq!(Transport::limit(""), Ok(Duration::from_mins(1)));
+        assert_eq!(Transport::limit("5"), Ok(Duration::from_secs(5)));
+        assert!(Transport::limit("0").unwrap_err().to_string().contains("from 1 to 86400"));
         let error = Transport::named("mpi").unwrap_err().to_string();
         assert!(error.contains("ZEROTH_GPU_COLLECTIVES") && error.contains("`mpi`"), "{error}");
         assert!(error.contains("ipc, nccl or host"), "{error}");

@@ -70,6 +70,20 @@ const ZEROTH: &[Variable] = &[
          works is taken",
     ),
     of(
+        "ZEROTH_GPU_COMM_STREAM",
+        "own: collectives have a stream of their own, for tests.",
+        Honoured,
+        "they always do where every rank has a GPU; ranks that share one enqueue them in the compute stream, because it takes the \
+         GPU two milliseconds to change between processes of which one waits. Results are the same bits",
+    ),
+    of(
+        "ZEROTH_GPU_CONNECT_SECONDS",
+        "The seconds that GPUs of ranks have to connect to each other.",
+        Honoured,
+        "a transport that takes longer, or longer for one of the first exchanges, is given up for the next one; without it \
+         60. NCCL needs more for thousands of ranks",
+    ),
+    of(
         "ZEROTH_GPU_GRAPHS",
         "off: every kernel is enqueued by itself.",
         Honoured,
@@ -182,7 +196,13 @@ const COLLECTIVES: &[Variable] = &[
     of("NCCL_DEBUG", "What NCCL prints: VERSION, WARN, INFO or TRACE.", Honoured, NCCL),
     of("NCCL_P2P_DISABLE", "1 keeps GPUs from reading each other's memory directly.", Honoured, NCCL),
     of("NCCL_IB_DISABLE", "1 uses sockets instead of InfiniBand.", Honoured, NCCL),
-    of("NCCL_SOCKET_IFNAME", "The network interfaces to use.", Honoured, NCCL),
+    of(
+        "NCCL_SOCKET_IFNAME",
+        "The network interfaces to use.",
+        Honoured,
+        "NCCL reads it where ranks exchange bytes by it; without it ranks of one machine set it to lo, so that NCCL listens on \
+         no network",
+    ),
     of("NCCL_IB_HCA", "The InfiniBand adapters to use.", Honoured, NCCL),
     of(
         "NCCL_ASYNC_ERROR_HANDLING",

@@ -33,7 +33,13 @@ impl Harness {
         ftruncate(&file, PAGE as u64).expect("a page of it");
         let counters = BarrierCounters { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
         let handle = self.device.ipc_handle(Axis::Group, transport, PeerPlace { rank: 0, one_host: true })?;
-        let handles = IpcHandles { transport, rank: 0, handles: &[handle], counters: Some(counters) };
+        let handles = IpcHandles {
+            transport,
+            rank: 0,
+            handles: &[handle],
+            counters: Some(counters),
+            limit: Transport::connect_limit()?,
+        };
         self.device.open_ipc_handles(Axis::Group, &handles)?;
         let values: Vec<u8> = (0..BYTES).map(|at| (at * 31 % 251) as u8).collect();
         let from = self.upload(&values)?;

@@ -21,8 +21,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Polls of a call in progress before the first sleep, and the sleep.
 const SPINS: u32 = 500;
 const NAP: Duration = Duration::from_micros(20);
-/// The time for the communicator to end.
+/// The time for the communicator to end, and for one that has failed to be aborted.
 const CLOSE: Duration = Duration::from_secs(5);
+const CLOSE_FAILED: Duration = Duration::from_secs(1);
 
 /// A part of an exchange, with addresses in the arenas and a size in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,8 +191,9 @@ impl Worker {
         let begun = Instant::now();
         let mut state = self.0.lock();
         state.task = Some(Task::Close);
+        let longest = if state.failed.is_some() { CLOSE_FAILED } else { CLOSE };
         self.0.changed.notify_all();
-        while !state.ended && begun.elapsed() < CLOSE {
+        while !state.ended && begun.elapsed() < longest {
             state = self.0.wait(state, SLICE);
         }
         state.abandoned = true;

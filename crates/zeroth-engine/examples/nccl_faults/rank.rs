@@ -107,9 +107,11 @@ impl Rank {
         self.comm.all_gather(op, &handle, &mut all, &counts)?.wait()?;
         let handles: Vec<Vec<u8>> = all.chunks(handle.len()).map(<[u8]>::to_vec).collect();
         let begun = Instant::now();
+        self.barrier.next(op)?;
         self.enter(1);
-        self.device
-            .open_ipc_handles(axis, &IpcHandles { transport, rank, handles: &handles, counters: None })?;
+        let limit = Transport::connect_limit()?;
+        let handles = IpcHandles { transport, rank, handles: &handles, counters: None, limit };
+        self.device.open_ipc_handles(axis, &handles)?;
         println!("joined in {:.0} ms", 1e3 * begun.elapsed().as_secs_f64());
         self.comm.barrier(op)?.wait()?;
         Ok(())
