@@ -4,14 +4,16 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command};
 
+use zeroth::base::ProcessOwner;
+
 use super::train;
 
 /// Creates the unfinished files of a killed process.
-fn leave(run: &Path, process: u32) -> Vec<String> {
+fn leave(run: &Path, process: &ProcessOwner) -> Vec<String> {
     let folders = [
-        format!("checkpoints/.step-9.unfinished-{process}-1"),
-        format!("checkpoints/.step-8.removed-{process}-1"),
-        format!("checkpoints/.step-1.replaced-{process}-1"),
+        format!("checkpoints/.step-9.unfinished-{process}"),
+        format!("checkpoints/.step-8.removed-{process}"),
+        format!("checkpoints/.step-1.replaced-{process}"),
     ];
     for folder in &folders {
         fs::create_dir(run.join(folder)).unwrap();
@@ -47,11 +49,10 @@ impl Drop for Alive {
     }
 }
 
-/// The id of an exited process.
-fn gone() -> u32 {
-    let mut child = Command::new("true").spawn().unwrap();
-    child.wait().unwrap();
-    child.id()
+/// An exited process.
+fn gone() -> ProcessOwner {
+    let alive = Alive(Command::new("sleep").arg("600").spawn().unwrap());
+    ProcessOwner::of(alive.0.id()).unwrap()
 }
 
 #[test]
@@ -64,20 +65,24 @@ fn stale_files_of_dead_processes_are_removed() {
     };
     goes_on("1");
     let alive = Alive(Command::new("sleep").arg("600").spawn().unwrap());
-    let file = format!(".config.json.unfinished-{}", alive.0.id());
+    let file = format!(".config.json.unfinished-{}", ProcessOwner::of(alive.0.id()).unwrap());
     let others = [
         file.as_str(),
         "model/.notes.md.unfinished-4194304",
         "model/.config.json.unfinished-mine",
         ".notes.unfinished-4194304",
         "checkpoints/.step-x.unfinished-4194304-1",
+        // Of a process of another host, whose id is of none here, and of an earlier version.
+        "checkpoints/.latest.unfinished-00000001-00000002-4194304-1",
+        "model/.config.json.unfinished-00000001-00000002-4194304-1",
+        "checkpoints/.latest.unfinished-4194304",
     ];
     for name in others {
         fs::write(run.join(name), "mine").unwrap();
     }
     // Once while resuming, once when already complete.
     for (steps, what) in [("2", "resuming from"), ("2", "complete")] {
-        let left = leave(&run, gone());
+        let left = leave(&run, &gone());
         goes_on(steps);
         for name in left {
             assert!(fs::symlink_metadata(run.join(&name)).is_err(), "{what}: {name} is still there");
@@ -96,7 +101,7 @@ fn a_checkpoint_moved_aside_is_restored() {
     let flags = ["--save-steps", "1", "--resume", "auto", "--max-steps", "2"];
     train("qwen3-tied", &run, &flags).assert_done();
     let checkpoints = run.join("checkpoints");
-    let aside = checkpoints.join(format!(".step-2.replaced-{}-1", gone()));
+    let aside = checkpoints.join(format!(".step-2.replaced-{}", gone()));
     fs::rename(checkpoints.join("step-2"), &aside).unwrap();
     let ended = train("qwen3-tied", &run, &flags);
     ended.assert_done();

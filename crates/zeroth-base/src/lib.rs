@@ -13,6 +13,7 @@ mod position_bucket;
 mod process_owner;
 mod publish;
 mod shared_library;
+mod signs_of_life;
 mod size;
 mod unfinished;
 
@@ -28,9 +29,10 @@ pub use philox::{
     PHILOX_MULTIPLIERS, PHILOX_WEYL, halves, name_key, normal_at, philox4x32, philox4x32_lanes,
 };
 pub use position_bucket::PositionBuckets;
-pub use process_owner::{NoProcessOwner, ProcessOwner, process_start};
+pub use process_owner::{NoProcessOwner, ProcessOwner, host_name, process_start};
 pub use publish::{PublishError, publish, sync_folder};
 pub use shared_library::SharedLibrary;
+pub use signs_of_life::{RenewedFolder, SILENCE, is_silent};
 pub use size::{SizeError, counted, format_bytes, format_count, grouped, parse_bytes, parse_count, was};
 pub use unfinished::{
     PUBLICATION_LIST, PublicationList, create_unfinished, parse_unfinished, publish_unfinished,

@@ -5,21 +5,29 @@ use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
-use std::time::Duration;
 
-/// A file of another machine that nobody has written to for this long belongs to no process any more.
-const SILENT: Duration = Duration::from_hours(1);
+use crate::signs_of_life::is_silent;
 
-/// A process on one of the machines that share a file system, written as `HOST-BOOT-PID-START`.
+/// A process on one of the hosts that share a file system, written as `BOOT-NAMESPACE-PID-START`.
 ///
-/// Process ids are reused, so the start time tells two processes apart; start times repeat after a boot, so the boot does.
+/// A process id means something to processes of the same pid namespace of the same boot alone: they look into /proc. All others
+/// wait for a sign of life. Process ids are reused, so the start time tells two processes apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessOwner {
-    /// A hash of the machine's name, and the begin of its boot id; earlier versions wrote neither.
-    machine: Option<[u32; 2]>,
+    /// Where its id counts; earlier versions did not write it.
+    space: Option<PidSpace>,
     pid: u32,
     /// Clock ticks from the boot to the start of the process.
     start: Option<u64>,
+}
+
+/// What process ids are relative to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PidSpace {
+    /// The begin of the kernel's boot id.
+    boot: u32,
+    /// A hash of the whole boot id and the pid namespace: containers of one machine share its boot.
+    namespace: u32,
 }
 
 impl ProcessOwner {
@@ -28,14 +36,14 @@ impl ProcessOwner {
         static OWN: OnceLock<ProcessOwner> = OnceLock::new();
         let find = || {
             let pid = std::process::id();
-            Self { machine: Some(machine()), pid, start: Some(process_start(pid).unwrap_or(0)) }
+            Self { space: Some(PidSpace::own()), pid, start: Some(process_start(pid).unwrap_or(0)) }
         };
         OWN.get_or_init(find).clone()
     }
 
-    /// The process `pid` of this machine, if it is alive.
+    /// The process `pid` of this host, if it is alive.
     pub fn of(pid: u32) -> Option<Self> {
-        Some(Self { machine: Some(machine()), pid, start: Some(process_start(pid)?) })
+        Some(Self { space: Some(PidSpace::own()), pid, start: Some(process_start(pid)?) })
     }
 
     /// Its process id.
@@ -43,33 +51,29 @@ impl ProcessOwner {
         self.pid
     }
 
-    /// Whether it is alive on this machine. Containers of one machine have names of their own, and share its boot.
-    pub fn is_alive(&self) -> bool {
-        let [_, boot] = machine();
-        if self.machine.is_some_and(|[_, found]| found != boot) {
-            return false;
-        }
-        let is_same = |found| self.start.is_none_or(|start| start == found);
-        process_start(self.pid).is_some_and(is_same)
+    /// Whether its id is one of those that this process can look up. It is not for processes of other hosts, of other
+    /// containers of this machine, and of earlier boots.
+    pub fn is_here(&self) -> bool {
+        self.space == Some(PidSpace::own())
     }
 
-    /// Whether it has left the file at `path` behind. Nobody can look into another machine: there the time of the last write
-    /// tells. The caller holds the lock of the folder.
+    /// Whether it is alive, as far as this process can look it up.
+    pub fn is_alive(&self) -> bool {
+        let is_same = |found| self.start.is_none_or(|start| start == found);
+        self.is_here() && process_start(self.pid).is_some_and(is_same)
+    }
+
+    /// Whether it has left the file or folder at `path` behind. Nobody can look into another host: there a missing sign of life
+    /// tells, and a first call never does. The caller holds the lock of the folder.
     pub fn has_abandoned(&self, path: &Path) -> bool {
-        let here = machine();
-        if self.machine.is_none_or(|[host, boot]| host == here[0] || boot == here[1]) {
-            // Without a start time it may be an earlier process with the id of this one.
-            return !self.is_alive() || (self.start.is_none() && self.pid == std::process::id());
-        }
-        let modified = fs::symlink_metadata(path).and_then(|found| found.modified()).ok();
-        modified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > SILENT)
+        if self.is_here() { !self.is_alive() } else { is_silent(path) }
     }
 }
 
 impl fmt::Display for ProcessOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some([host, boot]) = self.machine {
-            write!(f, "{host:08x}-{boot:08x}-")?;
+        if let Some(PidSpace { boot, namespace }) = self.space {
+            write!(f, "{boot:08x}-{namespace:08x}-")?;
         }
         write!(f, "{}", self.pid)?;
         self.start.map_or(Ok(()), |start| write!(f, "-{start}"))
@@ -78,7 +82,7 @@ impl fmt::Display for ProcessOwner {
 
 /// A text that names no process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not of the form HOST-BOOT-PID-START, nor PID")]
+#[error("not of the form BOOT-NAMESPACE-PID-START, nor PID")]
 pub struct NoProcessOwner;
 
 impl FromStr for ProcessOwner {
@@ -91,9 +95,10 @@ impl FromStr for ProcessOwner {
             is_one.then(|| u32::from_str_radix(part, 16).ok()).flatten()
         };
         let parsed = match parts[..] {
-            [pid] => digits(pid).map(|pid| Self { machine: None, pid, start: None }),
-            [host, boot, pid, start] => hex(host).zip(hex(boot)).and_then(|(host, boot)| {
-                Some(Self { machine: Some([host, boot]), pid: digits(pid)?, start: Some(digits(start)?) })
+            [pid] => digits(pid).map(|pid| Self { space: None, pid, start: None }),
+            [boot, namespace, pid, start] => hex(boot).zip(hex(namespace)).and_then(|(boot, namespace)| {
+                let space = Some(PidSpace { boot, namespace });
+                Some(Self { space, pid: digits(pid)?, start: Some(digits(start)?) })
             }),
             _ => None,
         };
@@ -117,16 +122,41 @@ pub fn process_start(pid: u32) -> Option<u64> {
     (state != "Z" && state != "X").then_some(start)
 }
 
-/// A hash of this machine's name (FNV-1a), and the begin of its boot id.
-fn machine() -> [u32; 2] {
-    static MACHINE: OnceLock<[u32; 2]> = OnceLock::new();
-    *MACHINE.get_or_init(|| {
-        let read = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
-        let hash = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
-        let host = read("hostname").trim().as_bytes().iter().fold(0x811c_9dc5, hash);
-        let boot = read("random/boot_id");
-        [host, boot.get(..8).and_then(|begin| u32::from_str_radix(begin, 16).ok()).unwrap_or(0)]
-    })
+/// This host's name, as messages show it: that of the container, if this is one.
+pub fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+}
+
+impl PidSpace {
+    fn own() -> Self {
+        static OWN: OnceLock<PidSpace> = OnceLock::new();
+        *OWN.get_or_init(|| {
+            let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+            let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+            // In a pid namespace without a /proc of its own, /proc has other processes.
+            let listed = fs::read_link("/proc/self").unwrap_or_default();
+            let is_listed = listed.to_str() == Some(&std::process::id().to_string());
+            let parts = [boot.as_bytes(), namespace.as_os_str().as_encoded_bytes(), &[u8::from(is_listed)]];
+            // FNV-1a.
+            let hash = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+            Self {
+                boot: boot.get(..8).and_then(|begin| u32::from_str_radix(begin, 16).ok()).unwrap_or(0),
+                namespace: parts.concat().iter().fold(0x811c_9dc5, hash),
+            }
+        })
+    }
+}
+
+/// A process of this host that has ended.
+#[cfg(test)]
+pub(crate) fn ended_process() -> ProcessOwner {
+    let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let owner = ProcessOwner::of(child.id()).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    owner
 }
 
 #[cfg(test)]
@@ -137,39 +167,35 @@ mod tests {
     fn owners_are_written_and_read() {
         let own = ProcessOwner::own();
         assert_eq!(own.to_string().parse(), Ok(own.clone()));
-        assert!(own.is_alive());
-        assert_eq!("12".parse(), Ok(ProcessOwner { machine: None, pid: 12, start: None }));
+        assert!(own.is_here() && own.is_alive());
+        assert_eq!("12".parse(), Ok(ProcessOwner { space: None, pid: 12, start: None }));
         for other in ["", "-", "+1", "1-2", "mine", "99999999999", "1-2-3-4", "00000001-00000002-+3-4"] {
             assert_eq!(other.parse::<ProcessOwner>(), Err(NoProcessOwner), "{other}");
         }
     }
 
     #[test]
-    fn reused_ids_and_other_boots_are_not_the_same_process() {
+    fn only_processes_of_this_boot_and_namespace_are_looked_up() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "x").unwrap();
         let own = ProcessOwner::own();
         assert!(!own.has_abandoned(&path));
-        let [host, boot] = machine();
-        for gone in [
-            ProcessOwner { start: own.start.map(|start| start + 1), ..own.clone() },
-            ProcessOwner { machine: Some([host, boot ^ 1]), ..own.clone() },
-            // Of an earlier version, whose process had this id.
-            ProcessOwner { machine: None, start: None, ..own.clone() },
+        // A reused id.
+        let gone = ProcessOwner { start: own.start.map(|start| start + 1), ..own.clone() };
+        assert!(gone.is_here() && gone.has_abandoned(&path), "{gone}");
+        // With the id and the start time of this process, in another container, on another host, and of an earlier version.
+        let PidSpace { boot, namespace } = PidSpace::own();
+        for space in [
+            Some(PidSpace { boot, namespace: namespace ^ 1 }),
+            Some(PidSpace { boot: boot ^ 1, namespace }),
+            None,
         ] {
-            assert!(gone.has_abandoned(&path), "{gone}");
+            for pid in [own.pid, 4_194_304] {
+                let there = ProcessOwner { space, pid, start: own.start };
+                assert!(!there.is_here() && !there.is_alive() && !there.has_abandoned(&path), "{there}");
+                assert_ne!(there.to_string(), own.to_string());
+            }
         }
-        // Of another container of this machine.
-        let beside = ProcessOwner { machine: Some([host ^ 1, boot]), ..own.clone() };
-        assert!(beside.is_alive() && !beside.has_abandoned(&path));
-        let gone = ProcessOwner { start: own.start.map(|start| start + 1), ..beside };
-        assert!(gone.has_abandoned(&path));
-        // Of another machine: by the time of the last write.
-        let there = ProcessOwner { machine: Some([host ^ 1, boot ^ 1]), ..own };
-        assert!(!there.is_alive() && !there.has_abandoned(&path));
-        let before = std::time::SystemTime::now() - 2 * SILENT;
-        fs::File::options().write(true).open(&path).unwrap().set_modified(before).unwrap();
-        assert!(there.has_abandoned(&path));
     }
 }

@@ -9,7 +9,8 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::{ProcessOwner, sync_folder};
+use crate::signs_of_life::renew_from_now_on;
+use crate::{LOCK_FILE, ProcessOwner, sync_folder};
 
 /// What this process has to remove if it ends early.
 #[derive(Debug, Default)]
@@ -42,10 +43,17 @@ pub fn parse_unfinished(name: &str) -> Option<(&str, ProcessOwner)> {
 
 /// Creates an unfinished file.
 pub fn create_unfinished(path: &Path) -> io::Result<File> {
+    renew_from_now_on();
     let mut own = lock(&OWN);
     own.files.push(path.to_owned());
     // The lock is held: a file that appears after the others were removed would stay.
     File::create(path)
+}
+
+/// The files that this process has not finished, but for locks.
+pub(crate) fn own_unfinished() -> Vec<PathBuf> {
+    let is_lock = |path: &PathBuf| path.file_name().is_some_and(|name| name == LOCK_FILE);
+    lock(&OWN).files.iter().filter(|path| !is_lock(path)).cloned().collect()
 }
 
 /// Gives a whole file its name.
@@ -184,15 +192,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-
-    /// A process that has ended.
-    fn gone() -> String {
-        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        let owner = ProcessOwner::of(child.id()).unwrap().to_string();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        owner
-    }
+    use crate::process_owner::ended_process;
 
     fn names(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap();
@@ -228,15 +228,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut alive = Command::new("sleep").arg("600").spawn().unwrap();
         let living = format!(".a.unfinished-{}", ProcessOwner::of(alive.id()).unwrap());
-        let stay = [living.as_str(), ".b.unfinished-4194304", ".a.unfinished-mine", "a"];
-        let gone = gone();
+        // Of a process of another host with the id of one that is gone, and of an earlier version.
+        let there = ".a.unfinished-00000001-00000001-4194304-1";
+        let stay = [living.as_str(), there, ".a.unfinished-4194304", ".a.unfinished-mine", "a"];
+        let unknown = [".b.unfinished-4194304", ".b.unfinished-00000001-00000001-4194304-1"];
+        for name in unknown {
+            fs::write(folder.path().join(name), "x").unwrap();
+        }
+        let gone = ended_process();
         for name in stay.iter().map(ToString::to_string).chain([format!(".a.unfinished-{gone}")]) {
             fs::write(folder.path().join(name), "x").unwrap();
         }
         remove_abandoned(folder.path(), |name| name == "a");
         alive.kill().unwrap();
         alive.wait().unwrap();
-        let mut stay = stay.map(str::to_owned);
+        let mut stay: Vec<&str> = [&stay[..], &unknown[..]].concat();
         stay.sort_unstable();
         assert_eq!(names(folder.path()), stay);
     }
@@ -244,7 +250,7 @@ mod tests {
     #[test]
     fn a_publication_that_stopped_halfway_is_undone() {
         let folder = tempfile::tempdir().unwrap();
-        let list = format!(".published.unfinished-{}", gone());
+        let list = format!(".published.unfinished-{}", ended_process());
         let write = |names: &[&str]| {
             for name in names {
                 fs::write(folder.path().join(name), "weights\nconfig\nrecord").unwrap();

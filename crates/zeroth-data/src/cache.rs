@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
-use zeroth_base::sync_folder;
+use zeroth_base::{ProcessOwner, sync_folder};
 
 use super::rows::table_delimiter;
 use super::token_file::{TokenFile, VERSION};
@@ -74,7 +74,7 @@ impl CacheFolder {
 
     /// Removes the files that this process is writing; called before it exits without finishing them.
     pub fn remove_unfinished(&self) {
-        let mark = format!("{UNFINISHED}{}-", std::process::id());
+        let mark = format!("{UNFINISHED}{}-", ProcessOwner::own());
         let folder = self.folder.iter().map(|folder| folder.join(TOKENS)).chain(self.temporary_in.clone());
         for path in folder.flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path()) {
             if path.file_name().is_some_and(|name| name.to_string_lossy().contains(&mark)) {
@@ -220,10 +220,10 @@ impl TokenFolder {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let (hidden, file) = loop {
             let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
-            let hidden = format!(".{name}{UNFINISHED}{}-{writer}", std::process::id());
+            let hidden = format!(".{name}{UNFINISHED}{}-{writer}", ProcessOwner::own());
             match rustix::fs::openat(&self.open, &hidden, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(file) => break (hidden, File::from(file)),
-                // Left by a killed process with the same id.
+                // Planted: no other process has this name.
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -293,7 +293,7 @@ fn temporary_file(folder: &Path) -> io::Result<File> {
         Err(error) => return Err(error.into()),
     }
     for number in 0.. {
-        let path = folder.join(format!(".tokens{UNFINISHED}{}-{number}", std::process::id()));
+        let path = folder.join(format!(".tokens{UNFINISHED}{}-{number}", ProcessOwner::own()));
         match rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode) {
             Ok(file) => {
                 rustix::fs::unlink(&path)?;

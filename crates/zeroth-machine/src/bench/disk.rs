@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use rustix::fs::{Advice, OFlags, fadvise};
+use zeroth_base::ProcessOwner;
 
 use super::operands::{Operands, random};
 use super::{BenchError, Benchmark, RateUnit};
@@ -113,7 +114,7 @@ impl Scratch {
 /// Writes and reads of a file of `bytes`, rounded up to whole blocks of every thread, in an existing folder.
 pub fn disk_benchmarks(folder: &Path, bytes: usize) -> Result<Vec<Benchmark>, BenchError> {
     let bytes = bytes.next_multiple_of(BLOCK * THREADS);
-    let path = folder.join(format!(".zeroth-bench-{}", std::process::id()));
+    let path = folder.join(format!(".zeroth-bench-{}", ProcessOwner::own()));
     let failed = |source| BenchError::File { path: path.clone(), source };
     let free = disk(folder).map_err(|error| failed(error.source))?.free;
     if free < bytes as u64 {

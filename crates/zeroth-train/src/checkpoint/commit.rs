@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
-use zeroth_base::publish;
+use zeroth_base::{RenewedFolder, publish};
 
 use super::checksums::{MANIFEST, SUMS, checksums_text, hex};
 use super::directory::{clean, sync_folder};
@@ -30,6 +30,8 @@ pub struct UnfinishedCheckpoint {
     path: PathBuf,
     step: u64,
     not_removed: Vec<CheckpointError>,
+    /// Ranks may take minutes to write and sync what other hosts must not remove.
+    _renewed: RenewedFolder,
 }
 
 impl UnfinishedCheckpoint {
@@ -42,7 +44,8 @@ impl UnfinishedCheckpoint {
             remove_unless_foreign(&path).map_err(writing("remove", &path, 0))?;
         }
         fs::create_dir(&path).map_err(writing("create", &path, 0))?;
-        Ok(Self { checkpoints: checkpoints.to_owned(), path, step, not_removed })
+        let _renewed = RenewedFolder::new(&path);
+        Ok(Self { checkpoints: checkpoints.to_owned(), path, step, not_removed, _renewed })
     }
 
     /// Errors of leftovers that could not be removed.

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use zeroth_base::RenewedFolder;
+
 use super::checksums::MANIFEST;
 use super::error::{CheckpointError, reading, writing};
 use super::file_names::{
@@ -161,8 +163,8 @@ pub fn prune(
 }
 
 /// Removes what killed processes left behind: unfinished folders, and folders whose removal was interrupted. A folder
-/// that was being replaced gets its name back if the replacement never arrived. Returns the errors of removals that
-/// failed.
+/// that was being replaced gets its name back if the replacement never arrived. What processes of other hosts made goes
+/// once this process has seen it unchanged for a minute. Returns the errors of removals that failed.
 pub fn clean(checkpoints: &Path) -> Result<Vec<CheckpointError>, CheckpointError> {
     let mut failed = Vec::new();
     for name in names(checkpoints)? {
@@ -192,6 +194,7 @@ fn good(folder: &Path) -> Result<Checkpoint, CheckpointError> {
 /// Renames before removing, so a half-removed checkpoint is never taken for a valid one.
 fn remove(checkpoints: &Path, step: u64, folder: &Path) -> Result<(), CheckpointError> {
     let path = hidden(checkpoints, step, "removed");
+    let _renewed = RenewedFolder::new(&path);
     fs::rename(folder, &path).map_err(writing("rename", folder, 0))?;
     sync_folder(checkpoints)?;
     fs::remove_dir_all(&path).map_err(writing("remove", &path, 0))
@@ -218,6 +221,15 @@ fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     }
     names.sort_unstable();
     Ok(names)
+}
+
+/// Looks at what processes of other hosts have not finished, so that [`clean`] knows a minute later whether they live.
+pub(crate) fn look_at_unfinished(checkpoints: &Path) {
+    for name in names(checkpoints).unwrap_or_default() {
+        if let Some(leftover) = StaleName::parse(&name) {
+            leftover.is_in_use(&checkpoints.join(&name));
+        }
+    }
 }
 
 /// Fsyncs a folder, so that the names in it are durable.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use zeroth_base::{ProcessOwner, parse_unfinished, process_start};
+use zeroth_base::{ProcessOwner, is_silent, parse_unfinished};
 
 use super::checksums::{MANIFEST, SUMS};
 use super::model_files::{COMPANION_FILES, CONFIG};
@@ -26,9 +26,7 @@ pub fn parse_step_folder(name: &str) -> Option<u64> {
 
 /// A hidden name for a folder that is not, or no longer, a checkpoint, tagged with this process.
 pub(super) fn hidden(checkpoints: &Path, step: u64, what: &str) -> PathBuf {
-    let pid = std::process::id();
-    let started = process_start(pid).unwrap_or(0);
-    checkpoints.join(format!(".{}.{what}-{pid}-{started}", step_folder(step)))
+    checkpoints.join(format!(".{}.{what}-{}", step_folder(step), ProcessOwner::own()))
 }
 
 /// The name of a rank's file.
@@ -85,24 +83,18 @@ pub(super) fn remove_unless_foreign(folder: &Path) -> io::Result<bool> {
     fs::remove_dir_all(folder).map(|()| true)
 }
 
-/// A hidden name that a zeroth process created: `.step-5.unfinished-123-456`, with its id and start time, or that of an
-/// unfinished `latest`.
+/// A hidden name that a zeroth process created: `.step-5.unfinished-OWNER`, or that of an unfinished `latest`.
 pub(crate) struct StaleName {
     pub(crate) step: Option<u64>,
     pub(super) is_replaced: bool,
-    by: Creator,
-}
-
-enum Creator {
-    /// By its id and start time.
-    Process(u32, u64),
-    Owner(ProcessOwner),
+    /// Earlier versions wrote an id and a start time, of a process on any host.
+    by: Option<ProcessOwner>,
 }
 
 impl StaleName {
     pub(crate) fn parse(name: &str) -> Option<Self> {
         if let Some(("latest", owner)) = parse_unfinished(name) {
-            return Some(Self { step: None, is_replaced: false, by: Creator::Owner(owner) });
+            return Some(Self { step: None, is_replaced: false, by: Some(owner) });
         }
         let (of, mark) = name.strip_prefix('.')?.split_once('.')?;
         let (what, process) = mark.split_once('-')?;
@@ -110,16 +102,18 @@ impl StaleName {
             return None;
         }
         let step = parse_step_folder(of)?;
-        let (pid, started) = process.split_once('-')?;
-        let by = Creator::Process(pid.parse().ok()?, started.parse().ok()?);
+        let by = match process.split_once('-') {
+            Some((pid, started)) if pid.parse::<u32>().is_ok() && started.parse::<u64>().is_ok() => None,
+            _ => Some(process.parse().ok()?),
+        };
         Some(Self { step: Some(step), is_replaced: what == "replaced", by })
     }
 
-    /// Whether the process that created it is alive. Process ids are reused, start times are not.
+    /// Whether the process that created it may be alive.
     pub(super) fn is_in_use(&self, path: &Path) -> bool {
         match &self.by {
-            Creator::Process(pid, started) => process_start(*pid) == Some(*started),
-            Creator::Owner(owner) => !owner.has_abandoned(path),
+            Some(owner) => !owner.has_abandoned(path),
+            None => !is_silent(path),
         }
     }
 }
@@ -133,6 +127,23 @@ mod tests {
         assert_eq!(parse_step_folder(&step_folder(12)), Some(12));
         for name in ["step-", "step-012", "step-+1", "step-1.tmp", ".step-1.unfinished-1-2", "latest", "12"] {
             assert_eq!(parse_step_folder(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn hidden_names_are_parsed_with_the_process_that_made_them() {
+        let folder = Path::new("checkpoints");
+        for what in ["unfinished", "replaced", "removed"] {
+            let path = hidden(folder, 5, what);
+            let found = StaleName::parse(path.file_name().unwrap().to_str().unwrap()).unwrap();
+            assert_eq!((found.step, found.is_replaced), (Some(5), what == "replaced"));
+            assert_eq!(found.by, Some(ProcessOwner::own()));
+        }
+        assert!(StaleName::parse(".step-5.unfinished-12-34").is_some_and(|found| found.by.is_none()));
+        for name in
+            [".step-5.unfinished-", ".step-5.unfinished-a-b", ".step-5.kept-1-2", ".step-05.removed-1-2"]
+        {
+            assert!(StaleName::parse(name).is_none(), "{name}");
         }
     }
 }

@@ -27,6 +27,7 @@ mod verify;
 
 pub(crate) use bounds::MAX_SAMPLES;
 pub use commit::UnfinishedCheckpoint;
+pub(crate) use directory::look_at_unfinished;
 pub use directory::{
     CheckpointPath, ListedCheckpoint, NewestValid, Pruned, clean, list, newest_resumable, newest_valid,
     prune, resolve,

@@ -51,10 +51,22 @@ impl RunFolder {
     /// Creates the folder if missing, locks it, and handles an earlier run. Nothing is removed if that would remove
     /// one of the `inputs`.
     pub fn open(root: &Path, existing: ExistingRun, inputs: &[RunInput]) -> Result<Self, RunFolderError> {
+        Self::open_telling(root, existing, inputs, &|_| ())
+    }
+
+    /// As [`Self::open`]; calls `tell` before it waits for a sign of life of a run on another host.
+    pub fn open_telling(
+        root: &Path,
+        existing: ExistingRun,
+        inputs: &[RunInput],
+        tell: &dyn Fn(&str),
+    ) -> Result<Self, RunFolderError> {
         check_output(root, existing)?;
         let made = missing(root);
         fs::create_dir_all(root).map_err(failed("create", root))?;
-        let lock = FolderLock::take(root)?;
+        // Before a wait for the lock, which may be as long as that for what a run on another host left.
+        stale_files::look(root);
+        let lock = FolderLock::take_telling(root, tell)?;
         let mut folder = Self {
             root: root.to_owned(),
             overwritten: OverwritePlan::default(),
@@ -201,7 +213,7 @@ mod tests {
         fs::write(run.latest(), "step-5").unwrap();
         drop(run);
         // Leftovers of a kill.
-        let unfinished = checkpoints.join(".step-10.unfinished-4194304-1");
+        let unfinished = checkpoints.join(".step-10.unfinished-00000001-00000001-4194304-1");
         fs::create_dir(&unfinished).unwrap();
         fs::write(unfinished.join("rank-00000-of-00001.safetensors"), "x").unwrap();
         fs::write(checkpoints.join(".latest.unfinished-12"), "step").unwrap();
@@ -246,7 +258,7 @@ mod tests {
             run.removed(),
             [
                 "checkpoints/.latest.unfinished-12",
-                "checkpoints/.step-10.unfinished-4194304-1",
+                "checkpoints/.step-10.unfinished-00000001-00000001-4194304-1",
                 "checkpoints/latest",
                 "checkpoints/step-5",
                 "model/model.safetensors",

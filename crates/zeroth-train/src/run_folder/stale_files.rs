@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use zeroth_base::{FolderLock, LOCK_FILE, PUBLICATION_LIST, parse_unfinished, remove_abandoned};
+use zeroth_base::{FolderLock, LOCK_FILE, PUBLICATION_LIST, is_silent, parse_unfinished, remove_abandoned};
 use zeroth_model::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_weight_file};
 
 use super::files::{FILES, exists};
-use crate::checkpoint::{COMPANION_FILES, CONFIG, clean};
+use crate::checkpoint::{COMPANION_FILES, CONFIG, clean, look_at_unfinished};
 use crate::export::RECORD;
 
 /// Removes what dead processes left in a run folder, its model and its checkpoints; other files stay. The caller
@@ -22,10 +22,16 @@ pub(crate) fn remove(root: &Path) {
     remove_abandoned(&model, is_of_a_model);
     if exists(&model.join(LOCK_FILE)) {
         // That of a killed export goes when it is released.
-        drop(FolderLock::take(&model));
+        drop(FolderLock::take_at_once(&model));
     }
     // Best effort: a leftover is never taken for a checkpoint, and the next save reports it.
     let _ = clean(&root.join("checkpoints"));
+}
+
+/// Looks at what processes of other hosts have left, so that [`remove`] knows a minute later whether they live.
+pub(crate) fn look(root: &Path) {
+    look_at_unfinished(&root.join("checkpoints"));
+    let _ = is_silent(&root.join("model").join(LOCK_FILE));
 }
 
 /// Whether an export, of a model or of adapters, writes files of this name.

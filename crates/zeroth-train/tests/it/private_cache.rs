@@ -144,7 +144,7 @@ fn symlinks_are_not_written_through() {
     let precious = place.folder.path().join("precious");
     fs::write(&precious, "mine").unwrap();
     for writer in 0..50 {
-        let planted = format!(".{name}.unfinished-{}-{writer}", std::process::id());
+        let planted = format!(".{name}.unfinished-{}-{writer}", zeroth_base::ProcessOwner::own());
         symlink(&precious, place.tokens().join(planted)).unwrap();
     }
     assert!(!place.named().unwrap().found);

@@ -3,7 +3,7 @@
 use zeroth::base::{counted, publish};
 use zeroth::config::preset::Preset;
 use zeroth::data::find_files;
-use zeroth::job::{ResolvedJob, is_inside, token_cache};
+use zeroth::job::{ResolvedJob, StartedRanks, is_inside, token_cache};
 use zeroth::program::Compiled;
 use zeroth::train::checkpoint::{Checkpoint, parse_step_folder, step_folder};
 use zeroth::train::{
@@ -23,7 +23,7 @@ use crate::startup_signals::OnStop;
 /// Prepares a run before ranks are started. The inner error is an exit code if there is nothing to run.
 pub(super) fn prepare_run(
     arguments: &TrainArgs,
-    ranks: Option<u64>,
+    started: Option<StartedRanks>,
     output: &Output,
     signals: &Signals,
 ) -> anyhow::Result<Result<PreparedRun, Exit>> {
@@ -36,7 +36,7 @@ pub(super) fn prepare_run(
         let replaces = arguments.overwrite_output_dir && arguments.resume.is_none();
         check_output(&arguments.output, if replaces { ExistingRun::Overwrite } else { ExistingRun::Keep })?;
     }
-    let mut resolved_job = resolve_job::resolve_job(arguments, ranks, None)?;
+    let mut resolved_job = resolve_job::resolve_job(arguments, started, None)?;
     let compiled = match resolved_job.fit()? {
         Ok(compiled) => compiled,
         Err(misfit) => {
@@ -194,7 +194,8 @@ fn open_folder(arguments: &TrainArgs, resolved_job: &ResolvedJob) -> anyhow::Res
         let file = config.filter(|name| Preset::find(name).is_err());
         inputs.extend(file.map(|name| RunInput::new(flag, name)));
     }
-    Ok(RunFolder::open(&arguments.output, existing, &inputs)?)
+    let tell = |waiting: &str| output::note(&format!("note: {waiting}"));
+    Ok(RunFolder::open_telling(&arguments.output, existing, &inputs, &tell)?)
 }
 
 /// Prints what overwriting has removed and kept.

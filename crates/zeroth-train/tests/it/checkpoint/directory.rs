@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+use zeroth_base::ProcessOwner;
 use zeroth_train::checkpoint::{
     Checkpoint, CheckpointError, CheckpointPath, UnfinishedCheckpoint, clean, list, newest_valid, prune,
     resolve,
 };
 
-use super::sample::{Model, files_in, names_in};
+use super::sample::{Model, files_in, gone, names_in};
 
 /// The step of the newest valid checkpoint, and the number of newer ones rejected.
 fn newest(checkpoints: &Path) -> (Option<u64>, usize) {
@@ -23,15 +24,12 @@ fn damage(folder: &Path) {
     fs::write(&path, bytes).unwrap();
 }
 
-/// The hidden name of a dead process.
-const LEFT: &str = ".step-10.unfinished-4194304-1";
-
 #[test]
 fn interrupted_saves_lose_nothing() {
     let (model, folder, scratch) = (Model::new(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     model.save(folder.path(), 5);
     let whole = model.save_cut(scratch.path(), 10, &[600], 1000).unwrap();
-    let unfinished = folder.path().join(LEFT);
+    let unfinished = folder.path().join(format!(".step-10.unfinished-{}", gone()));
     fs::create_dir_all(unfinished.join("model")).unwrap();
     let check = |expected| {
         let newest = newest_valid(folder.path()).unwrap();
@@ -60,20 +58,30 @@ fn interrupted_saves_lose_nothing() {
 fn saves_remove_stale_files() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     model.save(folder.path(), 5);
-    for name in [LEFT, ".step-3.removed-4194304-1", ".step-5.replaced-4194304-1"] {
-        fs::create_dir(folder.path().join(name)).unwrap();
-        fs::write(folder.path().join(name).join("rank-00000-of-00001.safetensors"), "half").unwrap();
+    let gone = gone();
+    for name in [".step-10.unfinished", ".step-3.removed", ".step-5.replaced"] {
+        let left = folder.path().join(format!("{name}-{gone}"));
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join("rank-00000-of-00001.safetensors"), "half").unwrap();
     }
-    fs::write(folder.path().join(".latest.unfinished-4194304"), "step").unwrap();
+    fs::write(folder.path().join(format!(".latest.unfinished-{gone}")), "step").unwrap();
     // The same process id with another start time: a reused id.
-    fs::create_dir(folder.path().join(format!(".step-9.unfinished-{}-1", std::process::id()))).unwrap();
+    let own = ProcessOwner::own().to_string();
+    let (reused, _) = own.rsplit_once('-').unwrap();
+    fs::create_dir(folder.path().join(format!(".step-9.unfinished-{reused}-1"))).unwrap();
+    // Of a process of another host with the id of one that is gone here, and of earlier versions, on whatever host.
+    let there = [
+        ".step-3.replaced-00000001-00000002-4194304-1",
+        ".step-9.unfinished-00000001-00000002-4194304-1",
+        ".step-9.unfinished-4194304-1",
+    ];
     let foreign = [".step-x.unfinished-1-1", ".notes", "best"];
-    for name in foreign {
+    for name in foreign.iter().chain(&there) {
         fs::create_dir(folder.path().join(name)).unwrap();
     }
     let in_use = UnfinishedCheckpoint::begin(folder.path(), 6).unwrap();
     let own = in_use.path().file_name().unwrap().to_str().unwrap().to_owned();
-    let mut expected: Vec<&str> = foreign.to_vec();
+    let mut expected: Vec<&str> = [&foreign[..], &there[..]].concat();
     expected.extend([own.as_str(), "latest", "step-5"]);
     expected.sort_unstable();
     assert_eq!(names_in(folder.path()), expected);
@@ -85,7 +93,7 @@ fn saves_remove_stale_files() {
 fn interrupted_replacements_are_restored() {
     let (model, folder) = (Model::new(), tempfile::tempdir().unwrap());
     let path = model.save(folder.path(), 5);
-    fs::rename(&path, folder.path().join(".step-5.replaced-4194304-1")).unwrap();
+    fs::rename(&path, folder.path().join(format!(".step-5.replaced-{}", gone()))).unwrap();
     clean(folder.path()).unwrap();
     assert_eq!(newest(folder.path()), (Some(5), 0));
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use zeroth_train::checkpoint::{Checkpoint, clean, list, prune};
 
-use super::sample::{Model, names_in};
+use super::sample::{Model, gone, names_in};
 
 #[test]
 fn saving_a_step_again_keeps_foreign_files() {
@@ -29,7 +29,7 @@ fn pruning_and_cleaning_keep_foreign_files() {
         model.save(folder.path(), step);
     }
     fs::write(folder.path().join("step-1/notes.txt"), "mine").unwrap();
-    let left = folder.path().join(".step-9.unfinished-4194304-1");
+    let left = folder.path().join(format!(".step-9.unfinished-{}", gone()));
     fs::create_dir(&left).unwrap();
     fs::write(left.join("notes.txt"), "mine").unwrap();
     clean(folder.path()).unwrap();

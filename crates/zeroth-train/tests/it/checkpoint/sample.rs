@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use half::bf16;
 use serde_json::json;
-use zeroth_base::DType;
+use zeroth_base::{DType, ProcessOwner};
 use zeroth_engine::StateKind;
 use zeroth_kernel::Moment;
 use zeroth_model::{Family, ModelConfig, ModelSizes, NewFolder, ParameterTable, new_folder, table};
@@ -217,4 +218,13 @@ pub(crate) fn names_in(folder: &Path) -> Vec<String> {
         .collect();
     names.sort_unstable();
     names
+}
+
+/// A process of this host that has ended.
+pub(crate) fn gone() -> ProcessOwner {
+    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+    let owner = ProcessOwner::of(child.id()).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    owner
 }
