@@ -4,14 +4,20 @@
 //! - They die with their launcher: the kernel kills them when the launching thread ends, however it ends.
 //! - The first failure ends the job: the other ranks are notified through the segment and get a moment to end with their own
 //!   message, then SIGTERM, then SIGKILL.
+//! - On several hosts, [`run_on_hosts`] starts a [`HostLauncher`] on each, by a [`Hostfile`].
 //! - A save or a graceful stop is requested through the segment ([`crate::JobControl`]). Ctrl-C, the terminal's SIGHUP and
 //!   the warnings of cluster managers (SIGUSR1, SIGUSR2) are handled by the launcher alone. Before the first step there may be
 //!   nothing to save: then a stop kills ranks at once, if the launch is configured so.
 
 mod handoff;
+mod host_launcher;
+mod hostfile;
 mod ignore;
 mod memory;
+mod mpi_command;
+mod mpi_run;
 mod output;
+mod remote_hosts;
 mod report;
 
 use std::ffi::OsString;
@@ -33,7 +39,14 @@ use crate::error::{JoinError, LostReason};
 use crate::local::{JOB_FD, JOB_TOKEN, LocalJob, RANK, WORLD};
 
 pub use handoff::{inherited, sealed};
+pub use host_launcher::{HostLauncher, HostReport, RankCommand};
+pub use hostfile::{HostSlots, Hostfile, HostfileError, LineProblem};
+pub use mpi_command::{MpiCommandError, MpiLauncher};
+pub use mpi_run::MpiRun;
 pub use output::{OutputLine, OutputStream, RankOutput};
+pub use remote_hosts::{
+    HostExit, RemoteHost, RemoteShellError, parse_command, pass_on_commands, run_on_hosts, write_command,
+};
 pub use report::{ExitReason, LaunchReport, OutOfMemory, RankExit};
 
 /// Polling interval for ended ranks.
@@ -372,7 +385,14 @@ impl Ranks {
         failed.map(|(_, number)| number)
     }
 
-    /// Sends a signal to all running ranks.
+    /// Passes a signal on to all running ranks.
+    fn deliver(&self, signal: Signal) {
+        for rank in self.0.iter().filter(|rank| rank.status.is_none()) {
+            let _ = rank.signal(signal);
+        }
+    }
+
+    /// Ends all running ranks by a signal.
     fn end(&mut self, signal: Signal) {
         for rank in self.0.iter_mut().filter(|rank| rank.status.is_none()) {
             rank.signalled |= rank.signal(signal).is_ok();
