@@ -14,7 +14,7 @@ use zeroth_train::split_dataset;
 use super::data_error::DataRequestError;
 use super::data_files::{data_files, refuse_output_inside, system_message, token_cache};
 use super::events::{OnEvent, ResolveEvent};
-use super::handoff::LauncherHandoff;
+use super::handoff::TokenCaches;
 use super::request::{DataRequest, ReadingRequest};
 use super::row_length::longest_row;
 
@@ -125,29 +125,22 @@ pub(super) struct RunData {
     pub(super) samples: Samples,
     /// Those of the token cache, before any are held out.
     pub(super) all_samples: Samples,
-    pub(super) path: PathBuf,
     pub(super) evaluation: Option<Samples>,
-    pub(super) evaluation_path: Option<PathBuf>,
+    pub(super) caches: TokenCaches,
 }
 
 impl DataRequest {
     /// Opens the caches that the launcher prepared.
     pub(super) fn open(
         &self,
-        handoff: &LauncherHandoff,
+        caches: &TokenCaches,
         reading: &Reading,
         seed: u64,
     ) -> Result<RunData, DataRequestError> {
-        let all_samples = Samples::open(&handoff.samples)?;
+        let all_samples = Samples::open(&caches.samples)?;
         let (samples, held_out) = self.hold_out(all_samples.clone(), reading, seed)?;
-        let evaluation = handoff.evaluation.as_deref().map(Samples::open).transpose()?;
-        Ok(RunData {
-            samples,
-            all_samples,
-            path: handoff.samples.clone(),
-            evaluation: evaluation.or(held_out),
-            evaluation_path: handoff.evaluation.clone(),
-        })
+        let evaluation = caches.evaluation.as_deref().map(Samples::open).transpose()?;
+        Ok(RunData { samples, all_samples, evaluation: evaluation.or(held_out), caches: caches.clone() })
     }
 
     /// Divides the samples into training and evaluation.
@@ -207,6 +200,7 @@ impl DataRequest {
         let (evaluation, evaluation_path) =
             evaluation.map(|(Prepared { samples, path, .. }, _)| (samples, path)).unzip();
         let evaluation = evaluation.or(held_out);
-        Ok(RunData { samples, all_samples, path: train.path, evaluation, evaluation_path })
+        let caches = TokenCaches { samples: train.path, evaluation: evaluation_path };
+        Ok(RunData { samples, all_samples, evaluation, caches })
     }
 }

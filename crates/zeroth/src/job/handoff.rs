@@ -13,9 +13,11 @@ use zeroth_config::read::ConfigSource;
 use zeroth_machine::Rates;
 use zeroth_model::{ModelError, locate, read_config};
 use zeroth_plan::Budget;
+use zeroth_train::checkpoint::Checkpoint;
 use zeroth_train::{ModelFiles, ModelFilesError};
 
 use super::request::JobRequest;
+use super::resume::ResumeRequestError;
 use super::teacher::TeacherConfig;
 
 /// The environment variable with the handoff's file descriptor.
@@ -47,17 +49,58 @@ pub struct LauncherHandoff {
     /// CPU threads of a rank that memory is planned for: the scratch of kernels grows with them, and every arena must have
     /// one layout.
     pub threads: usize,
-    /// Token cache of the training data.
-    pub samples: PathBuf,
-    /// Token cache of the evaluation data.
-    pub evaluation: Option<PathBuf>,
+    /// The token caches that all ranks of a host read. `None` for the first rank of another host, which finds or makes its
+    /// own; the agreement compares what they hold.
+    pub caches: Option<TokenCaches>,
     /// The checkpoint to resume from, already verified.
-    pub resume: Option<PathBuf>,
+    pub resume: Option<ResumePoint>,
     /// Inputs as read by the launcher, for the ranks it starts. Under an external launcher, ranks read their own files,
     /// which may differ.
     pub inputs: Option<InheritedInputs>,
     /// Settings that every rank must agree on.
     pub agreement: Map<String, Value>,
+}
+
+/// The token caches of a run on one host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenCaches {
+    /// Of the training data.
+    pub samples: PathBuf,
+    /// Of the evaluation data.
+    pub evaluation: Option<PathBuf>,
+}
+
+/// A checkpoint that all ranks resume from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are named for what they hold")]
+pub struct ResumePoint {
+    pub folder: PathBuf,
+    pub step: u64,
+    /// The SHA-256 of its manifest: another host may have another checkpoint under that path.
+    pub identity: String,
+}
+
+impl ResumePoint {
+    /// That of a checkpoint.
+    pub fn of(checkpoint: &Checkpoint) -> Self {
+        Self {
+            folder: checkpoint.folder().to_owned(),
+            step: checkpoint.manifest().step,
+            identity: checkpoint.identity().to_owned(),
+        }
+    }
+
+    /// Opens the same checkpoint.
+    pub(super) fn open(&self) -> Result<Checkpoint, ResumeRequestError> {
+        let checkpoint = Checkpoint::open(&self.folder)?;
+        if checkpoint.identity() != self.identity {
+            return Err(ResumeRequestError::AnotherCheckpoint {
+                folder: self.folder.clone(),
+                host: zeroth_base::host_name(),
+            });
+        }
+        Ok(checkpoint)
+    }
 }
 
 /// Input files as read at start, as they may change during a run.
@@ -136,6 +179,12 @@ impl LauncherHandoff {
             .and_then(|mut file| file.read_to_end(&mut text))
             .map_err(invalid)?;
         Self::read(&text).map(Some)
+    }
+
+    /// The same for the first rank of another host: files of this one mean nothing there.
+    #[must_use]
+    pub fn for_other_host(&self) -> Self {
+        Self { caches: None, inputs: None, ..self.clone() }
     }
 
     /// Reads the text of a handoff.

@@ -1,13 +1,14 @@
-//! A rank's share of a machine, for runs and for plans.
+//! This machine, for runs and for plans, and what the ranks of a job have of it.
 
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::OffloadDevice;
 use zeroth_cuda::CudaDevice;
-use zeroth_machine::{DeviceKind, Gpus, Machine, Rates, probe, probe_host};
-use zeroth_plan::{Budget, Processes};
+use zeroth_machine::{DeviceKind, Gpu, Gpus, Machine, Rates, probe, probe_host};
+use zeroth_plan::Processes;
 use zeroth_program::Settings;
 
 use super::error::JobError;
+use super::rank_share::{GpuIdentity, GpuShare, RankShare};
 use super::request::JobRequest;
 use crate::planning::is_open;
 
@@ -37,8 +38,11 @@ pub fn cpus() -> usize {
 
 /// Free bytes of a GPU for each rank: with more ranks than GPUs, ranks share them.
 pub(super) fn free_device_memory(machine: &Machine, ranks: u64) -> Option<u64> {
-    let sharing = ranks.div_ceil(gpus(machine).max(1));
-    machine.device_memory().map(|memory| memory.free / sharing)
+    let Gpus::Found { devices, .. } = &machine.gpus else { return None };
+    let all = devices.len() as u64;
+    let used = devices.iter().zip(0..ranks);
+    // Rank r has the GPU r modulo their number.
+    used.map(|(gpu, first)| gpu.free.unwrap_or(gpu.total) / (ranks - first).div_ceil(all)).min()
 }
 
 /// How ranks are started. The rayon pool for data and weight initialisation has one thread per CPU.
@@ -46,49 +50,77 @@ pub(super) fn processes() -> Processes {
     Processes { region: REGION as u64, threads: cpus() as u64 }
 }
 
-/// The machine of a job, and what its ranks take of it.
+/// Ranks that a launcher has started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StartedRanks {
+    /// All ranks of the job.
+    pub world: u64,
+    /// Those of this host.
+    pub local_world: u64,
+    /// The number of this host.
+    pub host: usize,
+    /// The number of this process's rank among those of its host.
+    pub local_rank: u64,
+}
+
+/// This host, and the job's ranks on it.
 pub(super) struct JobMachine {
     pub(super) machine: Machine,
     pub(super) device: DeviceKind,
-    pub(super) ranks: u64,
+    pub(super) ranks: StartedRanks,
 }
 
 impl JobMachine {
-    /// As asked for; `ranks` are those that an external launcher has started.
-    pub(super) fn find(request: &JobRequest, ranks: Option<u64>) -> Result<Self, JobError> {
+    /// As asked for; `started` are ranks that a launcher has started. Without one, all ranks are those of this host.
+    pub(super) fn find(request: &JobRequest, started: Option<StartedRanks>) -> Result<Self, JobError> {
         let machine = if request.device == Some(DeviceKind::Cpu) { probe_host() } else { probe() };
         let found = if gpus(&machine) > 0 { DeviceKind::Cuda } else { DeviceKind::Cpu };
         let device = request.device.unwrap_or(found);
-        let ranks = ranks.or(request.ranks).unwrap_or_else(|| usual_ranks(device, &machine));
         if device == DeviceKind::Cuda && gpus(&machine) == 0 {
             return Err(JobError::NoGpu);
         }
+        let ranks = started.unwrap_or_else(|| {
+            let world = request.ranks.unwrap_or_else(|| usual_ranks(device, &machine));
+            StartedRanks { world, local_world: world, host: 0, local_rank: 0 }
+        });
         Ok(Self { machine, device, ranks })
     }
 
     /// CPU threads of a rank.
     pub(super) fn threads(&self, request: &JobRequest) -> usize {
-        let share = (cpus() / self.ranks as usize).max(1);
+        let share = (cpus() / self.ranks.local_world as usize).max(1);
         request.threads_per_rank.map_or(share, |threads| threads as usize)
     }
 
-    /// Memory budget of a rank: as given, else free memory.
-    pub(super) fn budget(&self, request: &JobRequest) -> Budget {
-        let typed_host = request.host_memory.map(|bytes| bytes / self.ranks);
-        let free_host = self.machine.host_memory_available().map(|bytes| bytes / self.ranks);
-        match self.device {
-            // On a CPU, device memory is host memory, unless separate budgets are given.
-            DeviceKind::Cpu if request.device_memory.is_some() => Budget {
-                together: free_host,
-                ..Budget::given(request.device_memory, typed_host, true, processes())
+    /// What a rank of this host can have of it: with more ranks than GPUs, ranks share them.
+    pub(super) fn share(&self, request: &JobRequest, local_rank: u64) -> RankShare {
+        let local_world = self.ranks.local_world;
+        let of_gpu = |devices: &[Gpu]| {
+            let gpu = devices.get(local_rank as usize % devices.len().max(1))?;
+            let device = gpu.uuid.clone().map_or(GpuIdentity::Index(gpu.index), GpuIdentity::Uuid);
+            Some(GpuShare { device, free: gpu.free.unwrap_or(gpu.total) })
+        };
+        RankShare {
+            host: self.ranks.host,
+            threads: self.threads(request),
+            free_host_memory: self.machine.host_memory_available().map(|bytes| bytes / local_world),
+            given_host_memory: request.host_memory.map(|bytes| bytes / local_world),
+            gpu: match &self.machine.gpus {
+                Gpus::Found { devices, .. } if self.device == DeviceKind::Cuda => of_gpu(devices),
+                _ => None,
             },
-            DeviceKind::Cpu => Budget::given(None, typed_host.or(free_host), true, processes()),
-            DeviceKind::Cuda => {
-                let free = free_device_memory(&self.machine, self.ranks);
-                let device = request.device_memory.or(free);
-                Budget::given(device, typed_host.or(free_host), false, processes())
-            }
+            rates: None,
         }
+    }
+
+    /// Shares of all ranks of this host, as this process sees its GPUs; with measured rates in the first.
+    pub(super) fn shares(&self, request: &JobRequest, rates: Option<Rates>) -> Vec<RankShare> {
+        let mut shares: Vec<RankShare> =
+            (0..self.ranks.local_world).map(|rank| self.share(request, rank)).collect();
+        if let Some(first) = shares.first_mut() {
+            first.rates = rates;
+        }
+        shares
     }
 
     /// A rank's share of the measured update rates, if the placement of the offloaded optimizer update depends on them.
@@ -105,9 +137,9 @@ impl JobMachine {
             .and_then(|mut gpu| Rates::measure(&mut gpu, moments, stochastic_rounding));
         match measured {
             Ok(Rates { update, bus, memory, matmuls }) => {
-                let ranks_per_gpu = self.ranks.div_ceil(gpus(&self.machine).max(1));
+                let ranks_per_gpu = self.ranks.local_world.div_ceil(gpus(&self.machine).max(1));
                 let [bus, memory, matmuls] = [bus, memory, matmuls].map(|rate| rate / ranks_per_gpu);
-                Some(Rates { update: update / self.ranks, bus, memory, matmuls })
+                Some(Rates { update: update / self.ranks.local_world, bus, memory, matmuls })
             }
             Err(error) => {
                 notes.push(format!("zeroth.update is \"device\": cannot measure which is faster: {error}"));

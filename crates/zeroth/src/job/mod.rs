@@ -16,6 +16,7 @@ mod machine;
 mod pairs;
 mod plan;
 mod rank_facts;
+mod rank_share;
 mod request;
 mod resolve;
 mod resolved_job;
@@ -30,14 +31,17 @@ pub use data_error::DataRequestError;
 pub use data_files::{data_files, nearest_existing, refuse_output_inside, system_message, token_cache};
 pub use error::JobError;
 pub use events::{OnEvent, ResolveEvent};
-pub use handoff::{HANDOFF_VARIABLE, InheritedInputs, Inputs, InputsError, LauncherHandoff};
+pub use handoff::{
+    HANDOFF_VARIABLE, InheritedInputs, Inputs, InputsError, LauncherHandoff, ResumePoint, TokenCaches,
+};
 pub use lora::{LoraRequest, LoraRequestError, ResolvedLora};
-pub use machine::{REGION, cpus, gpus};
+pub use machine::{REGION, StartedRanks, cpus, gpus};
 pub use pairs::{PairLengths, PairRequest};
 pub use plan::{
     ParameterCount, PlanOptions, PlanRequestError, PlannedModel, ResolvedPlan, builtin_note, resolve_plan,
 };
 pub use rank_facts::{RankFacts, collectives_asked, differences as rank_differences};
+pub use rank_share::{GpuIdentity, GpuShare, RankShare};
 pub use request::{DataRequest, JobRequest, ReadingRequest};
 pub use resolve::resolve;
 pub use resolved_job::ResolvedJob;

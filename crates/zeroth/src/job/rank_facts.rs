@@ -57,11 +57,11 @@ impl RankFacts {
         facts
     }
 
-    /// Those of one rank.
-    pub fn of_rank(&self, rank: usize) -> Map<String, Value> {
+    /// Those of one rank of this host.
+    pub fn of_rank(&self, local_rank: usize) -> Map<String, Value> {
         let mut facts = self.all.clone();
         if !self.gpus.is_empty() {
-            facts.insert(GPU.to_owned(), self.gpus[rank % self.gpus.len()].as_str().into());
+            facts.insert(GPU.to_owned(), self.gpus[local_rank % self.gpus.len()].as_str().into());
         }
         facts
     }

@@ -20,30 +20,31 @@ use super::config::ConfigContext;
 use super::data::{Reading, RunData};
 use super::error::JobError;
 use super::events::{OnEvent, ResolveEvent};
-use super::handoff::{Inputs, LauncherHandoff};
-use super::machine::{JobMachine, gpus};
+use super::handoff::{Inputs, LauncherHandoff, ResumePoint};
+use super::machine::{JobMachine, StartedRanks, gpus};
 use super::rank_facts::RankFacts;
+use super::rank_share::LeastShare;
 use super::request::JobRequest;
 use super::resolved_job::ResolvedJob;
 use super::resume::{self, is_inside};
 use super::strategies::Strategies;
 use super::teacher::{Student, check_data, teacher_placement};
 
-/// Resolves a request. `ranks` are those that an external launcher has started. Ranks pass the `handoff` of their launcher,
-/// which makes its decisions here.
+/// Resolves a request. `started` are the ranks that a launcher has started. Ranks pass the `handoff` of their launcher, which
+/// makes its decisions here.
 pub fn resolve(
     request: &JobRequest,
-    ranks: Option<u64>,
+    started: Option<StartedRanks>,
     handoff: Option<LauncherHandoff>,
     on_event: OnEvent<'_>,
 ) -> Result<ResolvedJob, JobError> {
     let mut notes = Vec::new();
-    let mut start = Start::read(request, ranks, handoff.as_ref(), on_event, &mut notes)?;
+    let mut start = Start::read(request, started, handoff.as_ref(), on_event, &mut notes)?;
     let rows = Rows::read(request, &mut start, handoff.as_ref(), on_event, &mut notes)?;
     let Start { inputs, checked, context, mut resolved, model, machine, checkpoint, lora, table, shape } =
         start;
     let Rows { reading, distillation, order: DataOrder { seed, data_seed, shuffle }, data } = rows;
-    let RunData { samples, evaluation, path, evaluation_path, .. } = data;
+    let RunData { samples, evaluation, caches, .. } = data;
     let order = SampleOrder::new(samples.count(), shuffle.then_some(data_seed));
     let length = match request.flags.max_steps {
         Some(steps) => RunLength::Steps(steps),
@@ -81,20 +82,25 @@ pub fn resolve(
     };
     if let Some(checkpoint) = &checkpoint {
         resume::refuse_weights_only(checkpoint, &job)?;
-        resume::note_changes(checkpoint.manifest(), &job, &resolved, machine.ranks, &mut notes);
+        resume::note_changes(checkpoint.manifest(), &job, &resolved, machine.ranks.world, &mut notes);
     }
     job.size_rows();
     let own_threads = machine.threads(request);
-    let handoff = handoff.unwrap_or_else(|| LauncherHandoff {
-        threads: own_threads,
-        budget: machine.budget(request),
-        rates: machine.rates(&resolved, &mut notes),
-        samples: path,
-        evaluation: evaluation_path,
-        resume: checkpoint.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
-        inputs: None,
-        agreement: Map::new(),
-    });
+    let handoff = if let Some(handoff) = handoff {
+        LauncherHandoff { caches: Some(caches), ..handoff }
+    } else {
+        let rates = machine.rates(&resolved, &mut notes);
+        let least = LeastShare::of(&machine.shares(request, rates));
+        LauncherHandoff {
+            threads: least.threads,
+            budget: least.budget(machine.device, request.device_memory),
+            rates: least.rates,
+            caches: Some(caches),
+            resume: checkpoint.as_ref().map(ResumePoint::of),
+            inputs: None,
+            agreement: Map::new(),
+        }
+    };
     let resumes_here = resumes_here(request, checkpoint.as_ref());
     let kept_name = || resumes_here.then(|| resume::kept_name(&request.output)).flatten();
     Ok(ResolvedJob {
@@ -108,7 +114,10 @@ pub fn resolve(
         resumes_here,
         job,
         resolved,
-        ranks: machine.ranks,
+        ranks: machine.ranks.world,
+        started: machine.ranks,
+        share: machine.share(request, machine.ranks.local_rank),
+        given_device_memory: request.device_memory,
         device: machine.device,
         gpus: gpus(&machine.machine),
         facts: RankFacts::of(&machine.machine, machine.device, own_threads),
@@ -141,7 +150,7 @@ struct Start {
 impl Start {
     fn read(
         request: &JobRequest,
-        ranks: Option<u64>,
+        started: Option<StartedRanks>,
         handoff: Option<&LauncherHandoff>,
         on_event: OnEvent<'_>,
         notes: &mut Vec<String>,
@@ -152,18 +161,18 @@ impl Start {
         };
         let checked = CheckedConfig::of_source(&request.deepspeed, inputs.config())?;
         let model = ModelConfig::from_map(&inputs.model, &inputs.origin)?;
-        let machine = JobMachine::find(request, ranks)?;
+        let machine = JobMachine::find(request, started)?;
         let checkpoint = match handoff {
-            Some(handoff) => handoff.resume.as_deref().map(Checkpoint::open).transpose()?,
+            Some(handoff) => handoff.resume.as_ref().map(ResumePoint::open).transpose()?,
             None => resume::find(request, notes)?,
         };
-        let context = ConfigContext::new(request, &model, &inputs.model, machine.ranks);
+        let context = ConfigContext::new(request, &model, &inputs.model, machine.ranks.world);
         // Before the data is read: the number of steps depends on the batch sizes.
         let mut resolved = context.resolve(&checked)?;
         on_event(ResolveEvent::Config {
             file: &checked.report.values,
             resolved: &resolved,
-            ranks: machine.ranks,
+            ranks: machine.ranks.world,
         });
         let (lora, table) = adapters(request, &model, &inputs, notes)?;
         if let Some(checkpoint) = &checkpoint {
@@ -206,8 +215,8 @@ impl Rows {
         let distillation = distillation.transpose()?;
         let order = DataOrder::new(request, checkpoint.as_ref(), notes);
         // What is held out depends on the seed of the run's first start.
-        let data = if let Some(handoff) = handoff {
-            request.data.open(handoff, &reading, order.data_seed)?
+        let data = if let Some(caches) = handoff.and_then(|handoff| handoff.caches.as_ref()) {
+            request.data.open(caches, &reading, order.data_seed)?
         } else {
             let data = request.data.prepare(&reading, &request.output, order.data_seed, on_event)?;
             check_data(distillation.as_ref(), model, &data.all_samples)?;

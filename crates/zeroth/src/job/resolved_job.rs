@@ -13,7 +13,9 @@ use zeroth_train::checkpoint::Checkpoint;
 
 use super::data::Reading;
 use super::handoff::{Inputs, LauncherHandoff};
+use super::machine::StartedRanks;
 use super::rank_facts::RankFacts;
+use super::rank_share::{LeastShare, RankShare};
 use super::strategies::Strategies;
 use crate::planning;
 
@@ -28,11 +30,17 @@ pub struct ResolvedJob {
     pub name: String,
     /// The run's name, or that of the run that is resumed.
     pub run_name: Option<String>,
-    /// Data-parallel ranks.
+    /// Data-parallel ranks, on all hosts.
     pub ranks: u64,
+    /// Where this process's ranks are among them.
+    pub started: StartedRanks,
+    /// What this process's rank can have of its host.
+    pub share: RankShare,
+    /// Memory budget of one device, if it was given.
+    pub(super) given_device_memory: Option<u64>,
     /// The devices to train on.
     pub device: DeviceKind,
-    /// GPUs of this machine.
+    /// GPUs that this process sees.
     pub gpus: u64,
     /// What its ranks may differ in.
     pub facts: RankFacts,
@@ -63,6 +71,17 @@ pub struct ResolvedJob {
 }
 
 impl ResolvedJob {
+    /// Plans for the least share of all ranks, which other hosts and launchers that show each rank another GPU tell first;
+    /// before [`Self::fit`].
+    pub fn limit_to(&mut self, shares: &[RankShare]) {
+        let least = LeastShare::of(shares);
+        self.handoff.threads = least.threads;
+        self.handoff.budget = least.budget(self.device, self.given_device_memory);
+        self.handoff.rates = least.rates.or(self.handoff.rates);
+        self.target = self.device.target(least.threads);
+        self.threads = self.threads.min(least.threads);
+    }
+
     /// Host memory of a rank outside its arenas.
     pub fn overhead(&self, compiled: &Compiled) -> Overhead {
         self.job.overhead(compiled, self.handoff.budget.processes)

@@ -49,6 +49,11 @@ pub enum ResumeRequestError {
         notes.join("\n  ")
     )]
     NoneFound { named: String, notes: Vec<String> },
+    #[error(
+        "{} on host {host} is not the checkpoint of that path that rank 0 resumes from: give all hosts one --output folder, or a          copy of that checkpoint",
+        folder.display()
+    )]
+    AnotherCheckpoint { folder: PathBuf, host: String },
     #[error("{} cannot be read: {ANEW}", folder.display())]
     Unreadable { folder: PathBuf, source: Box<CheckpointError> },
     #[error(
