@@ -11,6 +11,7 @@ use crate::bench_args::BenchArgs;
 use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
 use crate::kd_args::{DistillCommand, PlanTeacherArgs};
+use crate::launch_args::LaunchArgs;
 use crate::lora_args::LoraArgs;
 use crate::monitor_args::MonitorArgs;
 use crate::pair_args::PairLengthArgs;
@@ -53,6 +54,8 @@ pub(crate) enum Format {
 pub(crate) enum Command {
     /// Train a model
     Train(Box<TrainArgs>),
+    /// Train on several hosts, by DeepSpeed's hostfile
+    Launch(Box<LaunchArgs>),
     /// Plan memory: what a job needs, which presets fit, and what to change if none does
     Plan(Box<PlanArgs>),
     /// Check, explain, resolve and generate DeepSpeed configs

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{Command, FromArgMatches};
 use zeroth::comm::local::is_launched;
 
-use crate::cli::Cli;
+use crate::cli::{Cli, DeviceArg};
 use crate::flag_names::Subcommand;
 use crate::parse_errors::{self, ParseFailure, name_of};
 use crate::{normalize_args, run_file};
@@ -38,6 +38,40 @@ pub(crate) fn read(
     let cli = Cli::from_arg_matches(&matches).map_err(|error| ParseFailure::Clap(Box::new(error)))?;
     let notes = if is_rank { Vec::new() } else { repeated(&Subcommand::find(root, &typed), &typed) };
     Ok(CommandRead { cli, notes })
+}
+
+/// A command line of `train` for ranks on several hosts.
+#[derive(Debug)]
+pub(crate) struct TrainCommand {
+    /// Its arguments without the program, run file included: the file may change until ranks read it.
+    pub(crate) arguments: Vec<String>,
+    /// Whether it trains on CPUs.
+    pub(crate) is_cpu: bool,
+}
+
+impl TrainCommand {
+    /// Whether it says what to resume from.
+    pub(crate) fn resumes(&self) -> bool {
+        self.arguments.iter().any(|word| word == "--resume" || word.starts_with("--resume="))
+    }
+}
+
+/// Checks a command of `launch` before any host is asked to run it.
+pub(crate) fn read_train(root: &Command, typed: &[String]) -> Result<TrainCommand, ParseFailure> {
+    let refuse = |errors| ParseFailure::Errors { errors, command: None };
+    if typed.first().is_none_or(|word| word != "train") {
+        let found = typed.first().map_or("nothing", String::as_str);
+        return Err(refuse(vec![format!("`zeroth launch` starts `train`: found {found} behind --")]));
+    }
+    let all = std::iter::once("zeroth".to_owned()).chain(typed.iter().cloned()).collect();
+    let all = run_file::expand(root, all).map_err(refuse)?;
+    let matches = parse_errors::parse(root, &all)?;
+    let cli = Cli::from_arg_matches(&matches).map_err(|error| ParseFailure::Clap(Box::new(error)))?;
+    let is_cpu = match &cli.command {
+        crate::cli::Command::Train(train) => train.device == Some(DeviceArg::Cpu),
+        _ => false,
+    };
+    Ok(TrainCommand { arguments: all.into_iter().skip(1).collect(), is_cpu })
 }
 
 /// Notes on flags with several values that are given twice: someone may expect that they add up.

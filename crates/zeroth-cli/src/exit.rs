@@ -17,6 +17,8 @@ pub(crate) enum Exit {
     DoesNotFit = 3,
     /// A check found problems.
     Problems = 4,
+    /// A rank was killed: told to `zeroth launch` on another host, which may start the job again.
+    RankDied = 75,
     /// SIGHUP, after a checkpoint was saved.
     HungUp = 129,
     /// SIGINT, after a checkpoint was saved.
@@ -38,6 +40,25 @@ impl Exit {
         known.into_iter().find(|exit| (*exit as u8).to_string() == code).unwrap_or(Self::Wrong)
     }
 
+    /// The outcome that a process ended with by this exit code, if it is one of a command.
+    pub(crate) fn of_process(code: i32) -> Option<Self> {
+        let all = [
+            Self::Done,
+            Self::Failed,
+            Self::Wrong,
+            Self::DoesNotFit,
+            Self::Problems,
+            Self::RankDied,
+            Self::HungUp,
+            Self::Interrupted,
+            Self::User1,
+            Self::User2,
+            Self::Terminated,
+            Self::CpuTime,
+        ];
+        all.into_iter().find(|exit| *exit as i32 == code)
+    }
+
     /// Whether a signal has ended the run, after a save.
     pub(crate) const fn is_stop(self) -> bool {
         match self {
@@ -47,7 +68,9 @@ impl Exit {
             | Self::User2
             | Self::Terminated
             | Self::CpuTime => true,
-            Self::Done | Self::Failed | Self::Wrong | Self::DoesNotFit | Self::Problems => false,
+            Self::Done | Self::Failed | Self::Wrong | Self::DoesNotFit | Self::Problems | Self::RankDied => {
+                false
+            }
         }
     }
 

@@ -15,6 +15,7 @@ mod foreign_names;
 mod generate_flags;
 mod job_request;
 mod kd_args;
+mod launch_args;
 mod lora_args;
 mod monitor_args;
 mod normalize_args;
@@ -43,7 +44,6 @@ use std::process::ExitCode;
 use crate::command_line::CommandRead;
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::parse_errors::ParseFailure;
 
 fn main() -> ExitCode {
     let exit = run();
@@ -65,24 +65,10 @@ fn run() -> Exit {
             output::leave_line();
             end(exit)
         }
-        Err(ParseFailure::Clap(error)) => {
-            let printed = error.print();
-            if error.use_stderr() {
-                return Exit::Wrong;
-            }
-            // Help and version are results too.
-            results::written(printed);
-            end(Exit::Done)
-        }
-        Err(ParseFailure::Errors { errors, command }) => {
-            for error in errors {
-                output::error(&error);
-            }
-            if let Some(command) = command {
-                output::note(&format!("`{command} --help` lists its flags"));
-            }
-            Exit::Wrong
-        }
+        Err(failure) => match failure.print() {
+            Exit::Done => end(Exit::Done),
+            exit => exit,
+        },
     }
 }
 

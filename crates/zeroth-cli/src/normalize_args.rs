@@ -9,7 +9,7 @@ use crate::flag_names::spellings;
 use crate::foreign_names;
 
 /// Commands that are not built yet.
-const UNBUILT_COMMANDS: [&str; 2] = ["checkpoint import", "launch"];
+const UNBUILT_COMMANDS: [&str; 1] = ["checkpoint import"];
 
 /// Converts arguments to UTF-8; a lossy conversion would name another path.
 pub(crate) fn texts(typed: impl Iterator<Item = OsString>) -> Result<Vec<String>, String> {
@@ -45,7 +45,7 @@ pub(crate) fn unsupported_command(typed: &[String]) -> Option<String> {
     let with_its_own = format!("{command} {}", words.next().unwrap_or_default());
     let later = UNBUILT_COMMANDS.into_iter().find(|later| [command, &with_its_own].contains(later))?;
     Some(format!(
-        "`zeroth {later}` is not yet built in this version; available are train, generate, plan, config, checkpoint \
+        "`zeroth {later}` is not yet built in this version; available are train, launch, generate, plan, config, checkpoint \
          (inspect, verify, export), data preview, distill cache, init, bench, monitor, doctor and completions"
     ))
 }

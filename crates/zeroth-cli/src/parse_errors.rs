@@ -6,9 +6,10 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command};
 
+use crate::exit::Exit;
 use crate::flag_names::Subcommand;
-use crate::foreign_names;
 use crate::normalize_args::normalize;
+use crate::{foreign_names, output, results};
 
 /// Why a command line was rejected.
 #[derive(Debug)]
@@ -17,6 +18,31 @@ pub(crate) enum ParseFailure {
     Clap(Box<clap::Error>),
     /// All errors, and the command whose help is relevant, if any.
     Errors { errors: Vec<String>, command: Option<String> },
+}
+
+impl ParseFailure {
+    /// Prints it; help and version are results.
+    pub(crate) fn print(self) -> Exit {
+        match self {
+            Self::Clap(error) => {
+                let printed = error.print();
+                if error.use_stderr() {
+                    return Exit::Wrong;
+                }
+                results::written(printed);
+                Exit::Done
+            }
+            Self::Errors { errors, command } => {
+                for error in errors {
+                    output::error(&error);
+                }
+                if let Some(command) = command {
+                    output::note(&format!("`{command} --help` lists its flags"));
+                }
+                Exit::Wrong
+            }
+        }
+    }
 }
 
 /// Parses the command line.

@@ -30,23 +30,34 @@ pub(crate) enum SignalRole {
     Launched,
 }
 
+/// The environment variable with the signal by which `zeroth launch` asks ranks under `mpirun` to stop.
+pub(crate) const STOP_SIGNAL: &str = "ZEROTH_STOP_SIGNAL";
+
 /// What the warnings of cluster managers do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SaveSignals {
     signals: &'static [i32],
     /// Whether the run also ends.
     stops: bool,
+    /// The one by which `zeroth launch` asks for a stop, where `mpirun` forwards no other.
+    stop: Option<i32>,
 }
 
 impl SaveSignals {
     /// They are not handled here.
-    pub(crate) const NONE: Self = Self { signals: &[], stops: false };
+    pub(crate) const NONE: Self = Self { signals: &[], stops: false, stop: None };
 
     /// Those of a run under another launcher, or of its own. MPICH uses SIGUSR1 itself.
     pub(crate) fn of(launcher: Option<ExternalLauncher>, stops: bool) -> Self {
+        let stop = match std::env::var(STOP_SIGNAL).as_deref() {
+            Ok("SIGUSR1") => Some(SIGUSR1),
+            Ok("SIGUSR2") => Some(SIGUSR2),
+            _ => None,
+        };
         match launcher {
-            Some(ExternalLauncher::Mpich) => Self { signals: &[SIGUSR2], stops },
-            _ => Self { signals: &[SIGUSR1, SIGUSR2], stops },
+            // It uses SIGUSR1 itself, to tell ranks of a lost one.
+            Some(ExternalLauncher::Mpich) if stop.is_none() => Self { signals: &[SIGUSR2], stops, stop },
+            _ => Self { signals: &[SIGUSR1, SIGUSR2], stops, stop },
         }
     }
 }
@@ -100,7 +111,7 @@ impl Signals {
             SignalRole::Launched => _ = register_conditional_default(SIGTERM, Arc::clone(&terminated))?,
         }
         for signal in saves.signals {
-            if saves.stops {
+            if saves.stops || saves.stop == Some(*signal) {
                 register(*signal, Arc::clone(&user[usize::from(*signal == SIGUSR2)]))?;
                 register(*signal, Arc::clone(&stop_requested))?;
                 stops.push(*signal);

@@ -20,6 +20,7 @@ mod generate_setup;
 mod generate_stream;
 mod generate_text;
 mod init;
+mod launch;
 mod machine_profile;
 mod monitor;
 mod plan;
@@ -50,6 +51,7 @@ pub(crate) fn run(command: Command, output: &Output) -> anyhow::Result<Exit> {
     }
     match command {
         Command::Train(arguments) => train::run(&arguments, output),
+        Command::Launch(arguments) => launch::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments, output),
         Command::Config(config) => match config {
             ConfigCommand::New(arguments) => generate::new(&arguments, output),

@@ -4,7 +4,7 @@
 use zeroth::comm::JoinOptions;
 use zeroth::comm::environment::LaunchedRank;
 use zeroth::comm::rendezvous::{Coordinator, RendezvousError, WaitPolicy, request_join};
-use zeroth::job::{LauncherHandoff, REGION, ResolvedJob};
+use zeroth::job::{LauncherHandoff, REGION, ResolvedJob, StartedRanks};
 use zeroth::program::Compiled;
 
 use super::agreement::Refusal;
@@ -21,6 +21,14 @@ use crate::startup_signals::InterruptedWork;
 /// This process's rank under an external launcher; `None` without one.
 pub(super) fn place() -> anyhow::Result<Option<LaunchedRank>> {
     Ok(LaunchedRank::of_this_process()?)
+}
+
+/// The ranks that the launcher has started.
+fn started(launched: &LaunchedRank) -> StartedRanks {
+    let place = launched.place;
+    let [world, local_world, host, local_rank] =
+        [place.world, place.local_world, place.host, place.local_rank].map(|number| number as u64);
+    StartedRanks { world, local_world, host, local_rank }
 }
 
 pub(super) fn run(arguments: &TrainArgs, launched: &LaunchedRank, output: &Output) -> anyhow::Result<Exit> {
@@ -59,7 +67,7 @@ fn run_rank_0(
     patience: WaitPolicy,
 ) -> anyhow::Result<Exit> {
     let host = Coordinator::open(&launched.job, launched.place.world, patience)?;
-    let run = match prepare_run(arguments, Some(launched.place.world as u64), output, signals) {
+    let run = match prepare_run(arguments, Some(started(launched)), output, signals) {
         Ok(Ok(run)) => run,
         Ok(Err(exit)) => {
             host.refuse(&(exit as u8).to_string());
@@ -103,7 +111,7 @@ fn run_peer(
         .as_ref()
         .map_or_else(|_| JoinOptions::default(), |(resolved_job, _)| rank::options(resolved_job));
     let comm = invitation.join(&options)?;
-    let facts = resolved.as_ref().map(|(resolved_job, _)| resolved_job.facts.of_rank(place.rank));
+    let facts = resolved.as_ref().map(|(resolved_job, _)| resolved_job.facts.of_rank(place.local_rank));
     if let Some(exit) = agreement::exchange(&*comm, facts.as_ref().map_err(|refusal| *refusal))? {
         return Ok(exit);
     }
@@ -121,9 +129,8 @@ fn resolve(
     launched: &LaunchedRank,
     handoff: LauncherHandoff,
 ) -> Result<(ResolvedJob, Compiled), Refusal> {
-    let mut resolved_job =
-        resolve_job::resolve_job(arguments, Some(launched.place.world as u64), Some(handoff))
-            .map_err(|error| refusal(&error))?;
+    let mut resolved_job = resolve_job::resolve_job(arguments, Some(started(launched)), Some(handoff))
+        .map_err(|error| refusal(&error))?;
     let compiled = match resolved_job.fit().map_err(|error| refusal(&error.into()))? {
         Ok(compiled) => compiled,
         Err(misfit) => return Err(Refusal { exit: Exit::DoesNotFit, why: misfit.to_string() }),

@@ -9,7 +9,7 @@ use zeroth::comm::LostReason;
 use zeroth::comm::launch::{
     ExitReason, LaunchReport, OutputLine, OutputStream, RankLauncher, RankOutput, sealed,
 };
-use zeroth::job::{HANDOFF_VARIABLE, LauncherHandoff, REGION, newest_resumable_or_none};
+use zeroth::job::{HANDOFF_VARIABLE, LauncherHandoff, REGION, ResumePoint, newest_resumable_or_none};
 
 use super::live::LiveStatus;
 use super::prepared_run::PreparedRun;
@@ -87,7 +87,7 @@ pub(super) fn many(
         status.restarted(newest.as_ref());
         // Without a checkpoint of its own, a run restarts from where it was resumed.
         if let Some(checkpoint) = newest {
-            handoff.resume = Some(checkpoint.folder().to_owned());
+            handoff.resume = Some(ResumePoint::of(&checkpoint));
         }
     }
 }

@@ -107,7 +107,8 @@ pub(super) fn joined(
         _ => None,
     };
     if agreed == Agreed::No
-        && let Some(exit) = agreement::exchange(&*comm, Ok(&resolved_job.facts.of_rank(number)))?
+        && let Some(exit) =
+            agreement::exchange(&*comm, Ok(&resolved_job.facts.of_rank(local_rank(resolved_job, number))))?
     {
         return Ok(exit);
     }
@@ -149,7 +150,8 @@ fn steps(
         save_now,
         trace_now,
     };
-    let device = device(resolved_job, compiled, number)?;
+    let local_rank = local_rank(resolved_job, number);
+    let device = device(resolved_job, compiled, local_rank)?;
     let ranks = resolved_job.ranks as usize;
     let mut live = LiveRank::new(control, &arguments.output, number, ranks);
     let checkpoints = checkpoints::options(arguments, resolved_job);
@@ -239,11 +241,21 @@ impl Requests<'_> {
     }
 }
 
+/// The number of a rank among those of its host. Those that our launcher starts are all on one.
+fn local_rank(resolved_job: &ResolvedJob, rank: usize) -> usize {
+    let started = resolved_job.started;
+    if started.local_world == started.world { rank } else { started.local_rank as usize }
+}
+
 /// The device of a rank, with arenas of the planned sizes. With more ranks than GPUs, ranks share them.
-fn device(resolved_job: &ResolvedJob, compiled: &Compiled, rank: usize) -> anyhow::Result<Box<dyn Device>> {
+fn device(
+    resolved_job: &ResolvedJob,
+    compiled: &Compiled,
+    local_rank: usize,
+) -> anyhow::Result<Box<dyn Device>> {
     let arenas = compiled.memory.arenas();
     let target = resolved_job.device.target(resolved_job.threads);
-    let mut device = target.open(rank % resolved_job.gpus.max(1) as usize, arenas)?;
+    let mut device = target.open(local_rank % resolved_job.gpus.max(1) as usize, arenas)?;
     // The budget also covers workspace that is allocated while tuning.
     if let Some(budget) = resolved_job.handoff.budget.limits[Tier::Device] {
         device.limit_autotune_bytes(budget.saturating_sub(arenas[Tier::Device]));

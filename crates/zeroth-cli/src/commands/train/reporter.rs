@@ -265,19 +265,23 @@ fn distilled(step: &StepMetrics) -> Option<[f64; 2]> {
     Some([part("ce_loss")?, part("kd_loss")?])
 }
 
-/// Peak FLOP/s of all GPUs in use, from datasheets; on a CPU, as measured by `zeroth bench`, if it was run.
+/// Peak FLOP/s of all GPUs in use, from datasheets; on a CPU, as measured by `zeroth bench`, if it was run. Other hosts count
+/// as this one.
 fn peak(resolved_job: &ResolvedJob, target: &dyn Target) -> Option<f64> {
     let dtype = resolved_job.job.settings.types.compute;
+    let local_ranks = resolved_job.started.local_world;
+    let hosts = resolved_job.ranks as f64 / local_ranks as f64;
     if target.is_host() {
         if !machine_profile::is_any_kept() {
             return None;
         }
         let machine = Identity::of(&probe());
         let (_, profile) = machine_profile::kept(&machine).ok()??;
-        let threads = (resolved_job.ranks as usize * target.threads()).min(machine.threads as usize);
-        return profile.peak_flops(dtype, threads);
+        let threads = (local_ranks as usize * target.threads()).min(machine.threads as usize);
+        return profile.peak_flops(dtype, threads).map(|peak| peak * hosts);
     }
     let Gpus::Found { devices, .. } = probe().gpus else { return None };
-    let used = devices.iter().take(resolved_job.ranks as usize);
-    used.map(|gpu| Peak::of(&gpu.name, dtype).map(|peak| peak.flops)).sum()
+    let used = devices.iter().take(local_ranks as usize);
+    let of_host: Option<f64> = used.map(|gpu| Peak::of(&gpu.name, dtype).map(|peak| peak.flops)).sum();
+    of_host.map(|peak| peak * hosts)
 }

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use zeroth::base::{counted, grouped};
 use zeroth::data::Prepared;
-use zeroth::job::{self, LauncherHandoff, ResolveEvent, ResolvedJob};
+use zeroth::job::{self, LauncherHandoff, ResolveEvent, ResolvedJob, StartedRanks};
 use zeroth::train::ReportTo;
 
 use super::trainer_note::Compared;
@@ -17,13 +17,13 @@ use crate::terminal::Meter;
 /// Resolves the command line. Ranks pass the `handoff` of their launcher.
 pub(super) fn resolve_job(
     arguments: &TrainArgs,
-    ranks: Option<u64>,
+    started: Option<StartedRanks>,
     handoff: Option<LauncherHandoff>,
 ) -> anyhow::Result<ResolvedJob> {
     let FlagRequest { request, notes } = arguments.job_request()?;
     report_to(arguments)?;
     let watch = Watch { is_lora: request.lora.is_some(), meter: Mutex::new(None), notes: Mutex::new(notes) };
-    let mut resolved_job = job::resolve(&request, ranks, handoff, &|event| watch.handle(&event))?;
+    let mut resolved_job = job::resolve(&request, started, handoff, &|event| watch.handle(&event))?;
     let mut notes = watch.notes.into_inner().unwrap_or_else(PoisonError::into_inner);
     notes.append(&mut resolved_job.notes);
     resolved_job.notes = notes;
