@@ -27,6 +27,7 @@ mod flag_combinations;
 mod golden;
 mod hangups;
 mod hyperparameters;
+mod launched_hosts;
 mod launchers;
 mod leftovers;
 mod linked_folders;

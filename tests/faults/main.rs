@@ -11,6 +11,7 @@ mod caches;
 mod chance;
 mod errors;
 mod fuzz;
+mod hosts;
 mod inject;
 mod job;
 mod kills;

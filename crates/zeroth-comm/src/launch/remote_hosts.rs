@@ -213,6 +213,10 @@ impl Shells {
         let mut failed = None;
         for (number, shell) in self.0.iter_mut().enumerate().filter(|(_, shell)| shell.how.is_none()) {
             shell.how = shell.child.try_wait().ok().flatten().map(ExitReason::of);
+            if shell.how.is_some() {
+                // What it left running reads the end of its input.
+                shell.stdin = None;
+            }
             if shell.how.is_some_and(|how| !how.is_well(asked)) {
                 failed = failed.or(Some(number));
             }

@@ -4,6 +4,7 @@
 mod collectives;
 mod handoff;
 mod hosts;
+mod host_launchers;
 mod model;
 mod processes;
 mod rendezvous;

@@ -93,7 +93,19 @@ const ZEROTH: &[Variable] = &[
     of("ZEROTH_RANK", "The number of a rank, set by our launcher for its ranks.", Honoured, OURS),
     of("ZEROTH_WORLD", "The number of ranks, set by our launcher.", Honoured, OURS),
     of("ZEROTH_JOB_FD", "The shared memory of a job, handed to its ranks.", Honoured, OURS),
-    of("ZEROTH_JOB_TOKEN", "What a rank must know to join a job.", Honoured, OURS),
+    of(
+        "ZEROTH_JOB_TOKEN",
+        "What a rank must know to join a job: 32 hexadecimal digits.",
+        Honoured,
+        "launchers set it for the ranks that they start; with `zeroth launch --no-ssh`, srun or torchrun on several hosts set \
+         it to the same on all (`openssl rand -hex 16`), readable by nobody else",
+    ),
+    of(
+        "ZEROTH_STOP_SIGNAL",
+        "SIGUSR1 or SIGUSR2: the signal that asks ranks under mpirun to save and to stop.",
+        Honoured,
+        "`zeroth launch --launcher openmpi` or `mpich` sets it, as mpirun forwards no other signal; it is not for users to set",
+    ),
     of(
         "ZEROTH_HANDOFF_FD",
         "What the launcher has read and decided for all ranks: the config's text, memory they may take, token caches, the \
@@ -129,13 +141,13 @@ const LAUNCHERS: &[Variable] = &[
         "NNODES",
         "The number of machines, for ms-swift.",
         NoEffect,
-        "it is ms-swift's. `config verify` reads it in front of a command",
+        "it is ms-swift's: write `zeroth launch --nnodes`. `config verify` reads it in front of a command",
     ),
     of(
         "NODE_RANK",
         "The number of this machine, for ms-swift.",
         NoEffect,
-        "ms-swift reads it; `zeroth launch`, once it is built, numbers the machines itself",
+        "ms-swift reads it; `zeroth launch` numbers the machines itself, or takes --node-rank",
     ),
 ];
 

@@ -5,6 +5,7 @@ mod files;
 mod input;
 mod output_folder;
 mod overwrite;
+mod shared_folder;
 mod stale_files;
 mod unstarted;
 
@@ -20,6 +21,7 @@ pub use self::input::RunInput;
 pub use self::output_folder::{check_output, check_writable};
 use self::output_folder::{is_marked, run_files};
 use self::overwrite::OverwritePlan;
+pub use self::shared_folder::{SharedFolderProof, SharedFolderQuestion, weights_identity};
 pub(crate) use self::stale_files::is_of_a_model;
 pub use self::unstarted::UnstartedRun;
 use self::unstarted::holds_steps;

@@ -10,6 +10,7 @@ use zeroth_base::{LOCK_FILE, parse_unfinished};
 use super::ExistingRun;
 use super::error::{RunFolderError, failed};
 use super::files::{AMBIGUOUS, FILES, FOLDERS, MARKERS, REQUESTS, exists};
+use super::shared_folder::PROOF;
 use crate::checkpoint::{enclosing_checkpoint, is_same_folder, nearest_existing};
 
 /// Names that are listed in a message.
@@ -122,6 +123,7 @@ fn is_of_a_run(name: &str) -> bool {
     let whole = parse_unfinished(name).map_or(name, |(name, _)| name);
     // A fresh file system has `lost+found`.
     FILES.contains(&whole)
+        || (whole == PROOF && name != PROOF)
         || FOLDERS.contains(&name)
         || REQUESTS.contains(&name)
         || [LOCK_FILE, "lost+found"].contains(&name)
@@ -162,7 +164,14 @@ mod tests {
         for name in ["logs", "checkpoints", "lost+found"] {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
-        for name in [".lock", "save-now", "trace-now", "metrics.csv", ".origin.json.unfinished-12"] {
+        for name in [
+            ".lock",
+            "save-now",
+            "trace-now",
+            "metrics.csv",
+            ".origin.json.unfinished-12",
+            ".shared-folder.unfinished-12",
+        ] {
             fs::write(folder.path().join(name), "").unwrap();
         }
         check_output(folder.path(), ExistingRun::Refuse).unwrap();

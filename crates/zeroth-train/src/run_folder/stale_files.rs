@@ -6,13 +6,14 @@ use zeroth_base::{FolderLock, LOCK_FILE, PUBLICATION_LIST, is_silent, parse_unfi
 use zeroth_model::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_weight_file};
 
 use super::files::{FILES, exists};
+use super::shared_folder::PROOF;
 use crate::checkpoint::{COMPANION_FILES, CONFIG, clean, look_at_unfinished};
 use crate::export::RECORD;
 
 /// Removes what dead processes left in a run folder, its model and its checkpoints; other files stay. The caller
 /// holds the folder's lock and writes nothing there meanwhile.
 pub(crate) fn remove(root: &Path) {
-    remove_abandoned(root, |name| FILES.contains(&name));
+    remove_abandoned(root, |name| FILES.contains(&name) || name == PROOF);
     remove_abandoned(&root.join("logs"), |name| {
         let number = |first, last| name.strip_prefix(first).and_then(|rest: &str| rest.strip_suffix(last));
         let number = number("trace-", ".part").or_else(|| number("step-", ".trace.json"));

@@ -107,9 +107,9 @@ impl JobOpening {
     }
 }
 
-/// A new secret of a job.
+/// A new secret of a job, of 32 hexadecimal digits.
 pub(super) fn new_token() -> anyhow::Result<String> {
-    let mut bytes = [0; 32];
+    let mut bytes = [0; 16];
     let mut random =
         File::open("/dev/urandom").context("cannot read random bytes for the token of the job")?;
     random.read_exact(&mut bytes).context("cannot read random bytes for the token of the job")?;
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn tokens_differ_and_are_not_passed_on_as_variables() {
         let [one, other] = [(); 2].map(|()| new_token().unwrap());
-        assert!(one != other && one.len() == 64);
+        assert!(one != other && one.len() == 32);
         let passed = ["NCCL_DEBUG", "ZEROTH_CPU", "HF_HOME"];
         assert!(passed.into_iter().all(is_passed_on));
         assert!(!["PATH", "HOME", JOB_TOKEN, "RANK"].into_iter().any(is_passed_on));

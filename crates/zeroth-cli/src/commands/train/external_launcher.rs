@@ -26,9 +26,9 @@ pub(super) fn place() -> anyhow::Result<Option<LaunchedRank>> {
 /// The ranks that the launcher has started.
 fn started(launched: &LaunchedRank) -> StartedRanks {
     let place = launched.place;
-    let [world, local_world, host, local_rank] =
-        [place.world, place.local_world, place.host, place.local_rank].map(|number| number as u64);
-    StartedRanks { world, local_world, host, local_rank }
+    let [world, local_world, local_rank] =
+        [place.world, place.local_world, place.local_rank].map(|number| number as u64);
+    StartedRanks { world, local_world, host: place.host, local_rank }
 }
 
 pub(super) fn run(arguments: &TrainArgs, launched: &LaunchedRank, output: &Output) -> anyhow::Result<Exit> {
