@@ -12,13 +12,14 @@ pub(crate) type OnSlow = dyn Fn(&SlowRank) + Send + Sync;
 #[derive(Clone)]
 pub struct JoinOptions {
     pub(crate) threads: usize,
+    pub(crate) group: Option<usize>,
     pub(crate) timing: Timing,
     pub(crate) on_slow: Option<Arc<OnSlow>>,
 }
 
 impl Default for JoinOptions {
     fn default() -> Self {
-        Self { threads: 1, timing: Timing::default(), on_slow: None }
+        Self { threads: 1, group: None, timing: Timing::default(), on_slow: None }
     }
 }
 
@@ -27,6 +28,14 @@ impl JoinOptions {
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads.max(1);
+        self
+    }
+
+    /// Ranks of a group, in a mesh of several groups: [`crate::Comm::mesh`] then has both axes. The groups are those of all
+    /// ranks that join: equal, in rank order.
+    #[must_use]
+    pub fn group(mut self, group: usize) -> Self {
+        self.group = Some(group);
         self
     }
 

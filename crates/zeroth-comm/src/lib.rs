@@ -5,6 +5,7 @@
 //!   defines what each collective moves.
 //! - [`local`] implements them over a shared-memory segment that connects processes (or threads, in tests).
 //! - [`mpi`] implements [`Comm`] over MPI, for the ranks of several hosts.
+//! - [`MeshComm`] composes a communicator of all ranks from those of groups and rails.
 //! - [`launch`] starts the processes of a job and reports how each of them ended.
 //! - [`environment`] detects ranks that another launcher started, and [`rendezvous`] connects those of one host.
 //! - [`hosts`] connects the hosts of a job for everything but tensors: who takes part, who lives, what was decided.
@@ -43,6 +44,7 @@ mod join_options;
 pub mod launch;
 pub mod local;
 pub mod mpi;
+mod mesh;
 mod op_name;
 mod place;
 mod process;
@@ -57,6 +59,7 @@ pub use comm::{
 };
 pub use error::{CommError, JoinError, LostReason, RankLost};
 pub use join_options::{JoinOptions, Silence, SlowRank, Timing};
+pub use mesh::MeshComm;
 pub use op_name::{LastOp, OpName};
 pub use place::{HostRanks, HostTable, MOST_HOSTS, Place, PlaceError};
 pub use process::ProcessState;

@@ -7,6 +7,7 @@ mod device_barrier;
 mod heartbeat;
 mod host_watch;
 mod host_words;
+mod lane;
 mod local_comm;
 mod mapped_window;
 mod peer_monitor;

@@ -212,6 +212,7 @@ pub const fn auto(rule: AutoRule) -> &'static str {
         AutoRule::TotalSteps => "the steps of the run",
         AutoRule::WarmupSteps => "--warmup-steps; below 1 that share of all steps, rounded up",
         AutoRule::Blocks => "the number of blocks",
+        AutoRule::Group => "the ranks of a host where hosts have equally many, else 1",
         AutoRule::NodeLocal => "--save-on-each-node",
         AutoRule::UntestedOptimizer => "true where the file has no optimizer section",
     }

@@ -1,6 +1,6 @@
 //! Benchmarks of a step's collectives over the same kind of memory, one at a time.
 
-use zeroth_base::DType;
+use zeroth_base::{Axis, DType};
 use zeroth_comm::{Comm, OpName};
 use zeroth_cpu::CpuDevice;
 use zeroth_kernel::{ByTier, Device, DeviceError, Queue, Span};
@@ -83,7 +83,7 @@ impl CollectiveBench {
         let stage = Stage::new(part, ranks as u64);
         let all = [BenchedCollective::Gather, BenchedCollective::GatherInPlace, BenchedCollective::Reduce];
         let works: Vec<(BenchedCollective, Work)> =
-            all.map(|what| (what, Work::Collective(stage.collective(what, ranks)))).into();
+            all.map(|what| (what, Work::Collective(Axis::Group, stage.collective(what, ranks)))).into();
         let mut device = CpuDevice::new(threads, ByTier::on_device(stage.sums.end()))
             .map_err(RunError::device(0, "start"))?;
         let failed = failed(0, "start");
@@ -98,11 +98,11 @@ impl CollectiveBench {
     /// Runs a collective; every rank calls it with the same one.
     pub fn run(&mut self, what: BenchedCollective) -> Result<(), RunError> {
         let found = self.works.iter().find(|(other, _)| *other == what);
-        let Some((_, Work::Collective(collective))) = found else { unreachable!("each of them was made") };
+        let Some((_, Work::Collective(axis, collective))) = found else { unreachable!("each of them was made") };
         self.met += 1;
         let name = OpName::new(1, "collective benchmark", self.met);
         let met =
-            self.collectives.run(self.comm.as_ref(), name, collective, &mut self.device, Queue::Compute);
+            self.collectives.run(self.comm.as_ref(), *axis, name, collective, &mut self.device, Queue::Compute);
         met.map_err(failed(1, "collective benchmark"))
     }
 

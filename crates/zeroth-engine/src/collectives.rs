@@ -1,8 +1,8 @@
 //! Collectives over arena spans.
 //!
-//! CPU ranks read each other's arenas through shared windows where they can ([`SharedWindows`]): gathers and reductions copy
-//! or add straight from the peers' memory, on all threads of a rank. Without windows, bytes go through the ranks'
-//! shared-memory regions.
+//! CPU ranks of a group read each other's arenas through shared windows where they can ([`SharedWindows`]): gathers and
+//! reductions copy or add straight from the peers' memory, on all threads of a rank. Without windows, and along rails, bytes
+//! go through the communicator of the axis.
 
 use std::ops::Range;
 
@@ -20,12 +20,20 @@ use zeroth_program::{Collective, Work};
 /// Parts smaller than this are sent through the shared-memory regions: that takes one synchronisation instead of two.
 const IN_PLACE: usize = 4096;
 
-/// The transport of a rank's collectives.
-pub(super) struct Collectives {
+/// The transport of a rank's collectives along an axis.
+#[derive(Default)]
+struct AxisTransport {
     /// Whether the ranks' windows are open.
     in_place: bool,
-    /// The GPU collectives, where the ranks' GPUs reach each other, and a note on the transport.
+    /// The GPU collectives, where the ranks' GPUs reach each other.
     gpus: Option<GpuCollectives>,
+}
+
+/// The transports of a rank's collectives.
+pub(super) struct Collectives {
+    group: AxisTransport,
+    rail: AxisTransport,
+    /// A note on the transports.
     how: Option<String>,
     /// Offsets at which all ranks' parameters are mapped; empty where they are gathered by copy.
     seen: Range<u64>,
@@ -45,13 +53,17 @@ impl Collectives {
         views: (u64, u64),
     ) -> Result<Self, CollectiveError> {
         let (from, send, receive) = (Vec::new(), Vec::new(), Vec::new());
-        let none = Self { in_place: false, gpus: None, how: None, seen: 0..0, from, send, receive };
-        let Some(comm) = comm else { return Ok(none) };
+        let (group, rail) = (AxisTransport::default(), AxisTransport::default());
+        let none = Self { group, rail, how: None, seen: 0..0, from, send, receive };
+        let Some(all_ranks) = comm else { return Ok(none) };
         let seen = matches!(device.direct_mut(Span::device(0, 0)), Ok(Some(_)));
-        let collectives = all.filter_map(|work| match work {
-            Work::Collective(collective) => Some(collective),
+        let works = all.filter_map(|work| match work {
+            Work::Collective(axis, collective) => Some((*axis, collective)),
             Work::Nothing | Work::Launches(_) => None,
         });
+        let in_group = works.clone().filter(|(axis, _)| *axis == Axis::Group);
+        let collectives = in_group.map(|(_, collective)| collective);
+        let comm = along(all_ranks, Axis::Group);
         let mut in_place = false;
         if let Some(windows) = comm.windows().filter(|_| seen) {
             let spans = joined(collectives.clone().filter_map(|collective| shown(collective, comm.rank())));
@@ -88,8 +100,11 @@ impl Collectives {
                 ));
             }
         }
+        let group = AxisTransport { in_place, gpus };
+        let rail = AxisTransport::default();
         let (mut send, mut receive) = (0, 0);
-        for collective in collectives {
+        for (axis, collective) in works {
+            let AxisTransport { in_place, gpus } = if axis == Axis::Group { &group } else { &rail };
             if gpus.is_some() && exchange(collective).is_some_and(|exchange| exchange.is_on_devices()) {
                 continue;
             }
@@ -103,15 +118,15 @@ impl Collectives {
                 Collective::InPlace { buffer, .. } | Collective::Broadcast { buffer, .. } if !seen => {
                     receive = receive.max(buffer.bytes);
                 }
-                Collective::Reduce { counts, .. } if !in_place => {
+                Collective::Reduce { counts, .. } if !*in_place => {
                     send = send.max(counts.iter().sum::<usize>() as u64);
-                    receive = receive.max((counts.len() * counts[comm.rank()]) as u64);
+                    receive = receive.max((counts.len() * counts[along(all_ranks, axis).rank()]) as u64);
                 }
                 _ => {}
             }
         }
         let (send, receive) = (vec![0; send as usize], vec![0; receive as usize]);
-        Ok(Self { in_place, gpus, how, seen: in_view, from: vec![0..0; comm.world()], send, receive })
+        Ok(Self { group, rail, how, seen: in_view, from: vec![0..0; comm.world()], send, receive })
     }
 
     /// Whether ranks read each other's parameters outside of collectives.
@@ -127,7 +142,18 @@ impl Collectives {
 
     /// Whether collectives are asynchronous: still running after they were enqueued.
     pub(super) fn is_asynchronous(&self) -> bool {
-        self.gpus.is_some()
+        self.gpus().next().is_some()
+    }
+
+    fn gpus(&self) -> impl Iterator<Item = &GpuCollectives> {
+        self.group.gpus.iter().chain(&self.rail.gpus)
+    }
+
+    fn transport(&self, axis: Axis) -> &AxisTransport {
+        match axis {
+            Axis::Group => &self.group,
+            Axis::Rail => &self.rail,
+        }
     }
 
     /// Checks the result of a host wait. A lost rank takes precedence over the device's own error.
@@ -137,7 +163,7 @@ impl Collectives {
         op: &'static str,
         found: Result<T, DeviceError>,
     ) -> Result<T, RunError> {
-        if let Some(gpus) = &self.gpus {
+        for gpus in self.gpus() {
             let met = gpus.check(OpName::new(step, op, 0));
             met.map_err(|source| RunError::Comm { step, op: op.to_owned(), source })?;
         }
@@ -150,19 +176,22 @@ impl Collectives {
         })
     }
 
-    /// Runs a collective, or enqueues it where the GPUs run it.
+    /// Runs a collective along an axis, or enqueues it where the GPUs run it.
     pub(super) fn run(
         &mut self,
         comm: &dyn Comm,
+        axis: Axis,
         name: OpName,
         collective: &Collective,
         device: &mut dyn Device,
         queue: Queue,
     ) -> Result<(), CollectiveError> {
-        if let Some(windows) = comm.windows().filter(|_| self.in_place && is_read(collective)) {
+        let comm = along(comm, axis);
+        let AxisTransport { in_place, gpus } = self.transport(axis);
+        if let Some(windows) = comm.windows().filter(|_| *in_place && is_read(collective)) {
             return self.read(windows, comm.rank(), name, collective, device, queue);
         }
-        if let (Some(gpus), Some(exchange)) = (&self.gpus, exchange(collective))
+        if let (Some(gpus), Some(exchange)) = (gpus, exchange(collective))
             && exchange.is_on_devices()
         {
             return gpus.enqueue(name, &exchange, device, queue);
@@ -268,6 +297,11 @@ impl Collectives {
         met.map_err(CollectiveError::Comm)?;
         outcome.map_err(CollectiveError::Device)
     }
+}
+
+/// The communicator along an axis. Where ranks have no mesh, all of them are on the one axis that collectives have.
+pub(super) fn along(comm: &dyn Comm, axis: Axis) -> &dyn Comm {
+    comm.mesh().map_or(comm, |mesh| mesh.along(axis))
 }
 
 /// The mappings of all ranks' windows that zero-copy gathers need, each once.

@@ -15,7 +15,7 @@ use super::early_loads::{EarlyLoad, awaited, early};
 use super::error::CollectiveError;
 use super::graph_capture::CapturedSections;
 use super::loss_counts::LossCounts;
-use super::lowering_check::check_lowering;
+use super::lowering_check::{check_lowering, check_mesh};
 use super::{InstructionTime, MicroBatches, RunError, StreamBatch, StreamRows, Trace};
 use zeroth_program::{Binding, BufferId, Compiled, Lowering, SectionKind, Work};
 
@@ -87,6 +87,7 @@ impl<'c> Engine<'c> {
         let RankSetup { comm, mut device, recipe, decayed, seed } = rank;
         let number = comm.as_ref().map_or(0, |comm| comm.rank() as u64);
         if let Some(comm) = &comm {
+            check_mesh(compiled.program.world(), comm.as_ref())?;
             check_lowering(compiled, comm.as_ref())?;
         }
         let lowering = Lowering::new(&compiled.program, &compiled.graph, &compiled.backward, compiled.target);
@@ -541,11 +542,11 @@ impl<'c> Engine<'c> {
                     self.device.enqueue(queue, launch).map_err(failed)?;
                 }
             }
-            Work::Collective(collective) => {
+            Work::Collective(axis, collective) => {
                 let index = (self.first_mark[section] + at) as u32;
                 let name = OpName::new(step, instruction.action.name(), index);
                 let comm = self.comm.as_deref().expect("collectives are compiled for several ranks");
-                self.collectives.run(comm, name, collective, self.device.as_mut(), queue).map_err(
+                self.collectives.run(comm, *axis, name, collective, self.device.as_mut(), queue).map_err(
                     |error| match error {
                         CollectiveError::Device(source) => failed(source),
                         CollectiveError::Comm(source) => {

@@ -3,7 +3,7 @@
 use zeroth_comm::CommError;
 use zeroth_graph::Kind;
 use zeroth_kernel::DeviceError;
-use zeroth_program::LoweringDifference;
+use zeroth_program::{LoweringDifference, World};
 
 /// A run that cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +18,11 @@ pub enum RunError {
          ranks from the same build of zeroth, with the same flags, config, model and data"
     )]
     Lowering(Box<LoweringDifference>),
+    #[error(
+        "this rank joined {ranks} ranks in groups of {group}, and its program was compiled for {} in groups of {}: join with          the groups of the program",
+        .world.ranks, .world.group
+    )]
+    Mesh { ranks: u64, group: u64, world: World },
     #[error("a micro-batch has {found} {what}, and the model has {expected}")]
     Streams { what: &'static str, found: usize, expected: usize },
     #[error(

@@ -43,7 +43,7 @@ impl CapturedSections {
             let fits = |(at, work): (usize, &Work)| match work {
                 Work::Nothing => true,
                 Work::Launches(_) => instructions[at].queue == Queue::Compute,
-                Work::Collective(_) => false,
+                Work::Collective(..) => false,
             };
             !overlaps_next_step && works.iter().enumerate().all(fits)
         };
@@ -89,6 +89,6 @@ impl CapturedSections {
 fn launches(work: &Work) -> &[Launch] {
     match work {
         Work::Launches(launches) => launches,
-        Work::Nothing | Work::Collective(_) => &[],
+        Work::Nothing | Work::Collective(..) => &[],
     }
 }

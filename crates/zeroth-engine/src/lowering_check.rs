@@ -1,9 +1,21 @@
 //! The check that all ranks compiled the same program, before any of them reads another's memory.
 
 use zeroth_comm::{Comm, OpName};
-use zeroth_program::{Compiled, LoweringDifference, LoweringPart};
+use zeroth_program::{Compiled, LoweringDifference, LoweringPart, World};
 
 use super::RunError;
+
+/// Checks that a communicator has the ranks that a program was compiled for, and its axes.
+pub(super) fn check_mesh(world: World, comm: &dyn Comm) -> Result<(), RunError> {
+    let ranks = comm.world() as u64;
+    let group = comm.mesh().map(|mesh| mesh.group.world() as u64);
+    // Without a mesh all ranks are on one axis.
+    let is_alike = group.map_or(!world.has_two_levels(), |group| group == world.group);
+    if ranks == world.ranks && is_alike {
+        return Ok(());
+    }
+    Err(RunError::Mesh { ranks, group: group.unwrap_or(ranks), world })
+}
 
 /// Compares everything that lowering depends on across ranks: they read each other's arenas by offset.
 pub(super) fn check_lowering(compiled: &Compiled, comm: &dyn Comm) -> Result<(), RunError> {

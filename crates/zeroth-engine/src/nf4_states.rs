@@ -28,7 +28,7 @@ impl Engine<'_> {
             return Ok(None);
         }
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (cpus / layout.ranks as usize).clamp(1, MOST_THREADS);
+        let threads = (cpus / layout.ranks() as usize).clamp(1, MOST_THREADS);
         let pool = Pool::start(threads).map_err(RunError::device(self.step, "start of threads"))?;
         Ok(Some(Quantizer { pool, records: Vec::new(), halves: Vec::new() }))
     }

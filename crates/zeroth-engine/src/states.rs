@@ -58,8 +58,7 @@ impl Engine<'_> {
         let mut elements = vec![0.0f32; PIECE as usize];
         let mut quantizer = self.quantizer()?;
         for (flat, held) in program.layout.flats.iter().enumerate() {
-            let shard = held.shard(self.rank, program.layout.ranks);
-            let weights = if program.stays_gathered(flat) { 0..held.padded() } else { shard };
+            let weights = program.held_range(flat, self.rank);
             let (has_master, updated) = (program.has_master(flat), program.update_range(flat, self.rank));
             // Where both cover the same elements, the source is read once.
             let are_alike = has_master && updated == weights;
@@ -119,7 +118,7 @@ impl Engine<'_> {
                 continue;
             }
             let (_, dtype, _) = self.place_of(flat, state);
-            let shard = held.shard(self.rank, program.layout.ranks);
+            let shard = program.layout.shard(flat, self.rank);
             owned.extend(held.pieces(shard).map(|piece| (piece.param, piece.elements, dtype)));
         }
         owned
@@ -169,11 +168,11 @@ impl Engine<'_> {
         self.drain()?;
         let program = &self.compiled.program;
         let mut elements = vec![0.0f32; PIECE as usize];
-        for (flat, held) in program.layout.flats.iter().enumerate() {
+        for flat in 0..program.layout.flats.len() {
             if only_trained && !program.is_trained(flat) {
                 continue;
             }
-            let shard = held.shard(self.rank, program.layout.ranks);
+            let shard = program.layout.shard(flat, self.rank);
             self.each_piece(flat, &shard, &mut elements, &mut |engine, param, range, at, elements| {
                 engine.get_state(flat, state, at, elements)?;
                 sink(param, range, elements).map_err(RunError::Weights)
@@ -212,12 +211,12 @@ impl Engine<'_> {
         let (flat, slot) = layout.place(param);
         let wanted = slot.start + range.start..slot.start + range.end;
         let owned = |rank: u64| {
-            let shard = layout.flats[flat].shard(rank, layout.ranks);
+            let shard = layout.shard(flat, rank);
             let start = shard.start.clamp(wanted.start, wanted.end);
             start..shard.end.clamp(start, wanted.end)
         };
         let counts: Vec<usize> =
-            (0..layout.ranks).map(owned).map(|part| 4 * (part.end - part.start) as usize).collect();
+            (0..layout.ranks()).map(owned).map(|part| 4 * (part.end - part.start) as usize).collect();
         let own = owned(self.rank);
         let mut elements = vec![0.0f32; (own.end - own.start) as usize];
         if !elements.is_empty() {
@@ -227,11 +226,26 @@ impl Engine<'_> {
             into.copy_from_slice(&elements);
             return Ok(());
         };
-        let receive: &mut [u8] = if self.rank == 0 { bytemuck::cast_slice_mut(into) } else { &mut [] };
+        // Parts arrive in rank order, which is that of the flat in one group.
+        let in_order = layout.world.groups() == 1;
+        let mut received = vec![0.0f32; if in_order || self.rank > 0 { 0 } else { into.len() }];
+        let receive: &mut [u8] = match (self.rank, in_order) {
+            (0, true) => bytemuck::cast_slice_mut(into),
+            _ => bytemuck::cast_slice_mut(&mut received),
+        };
         let name = zeroth_comm::OpName::new(self.step, "gather of weights", param.index() as u32);
         let met = comm.gather(name, 0, bytemuck::cast_slice(&elements), receive, &counts);
         let (step, op) = (self.step, "gather of weights".to_owned());
-        met.and_then(zeroth_comm::Handle::wait).map_err(|source| RunError::Comm { step, op, source })
+        let met = met.and_then(zeroth_comm::Handle::wait);
+        met.map_err(|source| RunError::Comm { step, op, source })?;
+        let mut rest = received.as_slice();
+        for part in (0..layout.ranks()).map(owned).filter(|_| !received.is_empty()) {
+            let [first, end] = [part.start, part.end].map(|at| (at - wanted.start) as usize);
+            let from;
+            (from, rest) = rest.split_at(end - first);
+            into[first..end].copy_from_slice(from);
+        }
+        Ok(())
     }
 
     /// The buffer of a state, its dtype, and the flat element it starts at.
@@ -249,10 +263,8 @@ impl Engine<'_> {
     /// The buffer of the compute weights, as [`Self::place_of`]; of weights in nf4, with the dtype that ops read.
     fn place_of_weights(&self, flat: usize) -> (BufferId, DType, u64) {
         let program = &self.compiled.program;
-        let held = &program.layout.flats[flat];
-        let shard = held.shard(self.rank, program.layout.ranks).start;
-        let first = if program.stays_gathered(flat) { 0 } else { shard };
-        let dtype = match held.storage {
+        let first = program.held_range(flat, self.rank).start;
+        let dtype = match program.layout.flats[flat].storage {
             Storage::Dense(dtype) => dtype,
             Storage::Nf4 => program.types.compute,
         };

@@ -74,7 +74,7 @@ pub struct Overhead {
 impl Overhead {
     /// Estimates the overhead of each rank of a job.
     pub fn of(data: DataSize, compiled: &Compiled, processes: Processes) -> Self {
-        let ranks = compiled.program.layout.ranks.max(1);
+        let ranks = compiled.program.layout.ranks().max(1);
         let elements = compiled.graph.params.iter().map(zeroth_graph::Param::elements).sum::<u64>();
         let checkpoint = (CHECKPOINT * elements.div_ceil(ranks)).min(CHECKPOINT_BUFFER);
         Self::with(data, compiled, processes, checkpoint)
@@ -86,7 +86,7 @@ impl Overhead {
     }
 
     fn with(data: DataSize, compiled: &Compiled, processes: Processes, checkpoint: u64) -> Self {
-        let ranks = compiled.program.layout.ranks.max(1);
+        let ranks = compiled.program.layout.ranks().max(1);
         let is_alone = ranks == 1;
         let threads = processes.threads + compiled.target.threads() as u64;
         let process = compiled.target.process_bytes() + THREAD * threads + IMAGE.div_ceil(ranks);

@@ -1,6 +1,8 @@
 //! Verification: the invariants of every program, whatever the passes did.
 
-use super::{Action, Program, Section, SectionKind};
+use zeroth_base::Axis;
+
+use super::{Action, Program, Section, SectionKind, World};
 
 /// A program that cannot be compiled or violates an invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -8,14 +10,16 @@ use super::{Action, Program, Section, SectionKind};
 pub enum ProgramError {
     #[error("ZeRO has no stage {stage}: the stages are 0, 1, 2 and 3")]
     Stage { stage: u8 },
+    #[error("{} ranks cannot be groups of {}: a group has at least one rank, and as many as every other", .0.ranks, .0.group)]
+    Groups(World),
     #[error("{section:?}, instruction {index}: {action:?} reads flat {flat}, which is not gathered")]
     NotResident { section: SectionKind, index: usize, action: Action, flat: usize },
     #[error("{section:?}, instruction {index}: {live} elements are gathered, and {most} are allowed")]
     TooManyLive { section: SectionKind, index: usize, live: u64, most: u64 },
     #[error(
-        "{section:?}: the gradient of flat {flat} is reduced {times} time(s) over its shard instead of {expected}"
+        "{section:?}: the gradient of flat {flat} is reduced {times} time(s) along the {axis} over its shard instead of {expected}"
     )]
-    Reduced { section: SectionKind, flat: usize, times: u64, expected: u64 },
+    Reduced { section: SectionKind, flat: usize, axis: Axis, times: u64, expected: u64 },
 }
 
 /// Gather statistics found by [`Program::check`].
@@ -56,9 +60,12 @@ impl Program {
             let mut gathers = 0;
             for (index, instruction) in section.instructions.iter().enumerate() {
                 match instruction.action {
-                    Action::AllGather(flat) => {
-                        resident.push(flat);
-                        gathers += 1;
+                    // The first level of two takes the memory, the last one completes it.
+                    Action::AllGather(flat, axis) => {
+                        if !resident.contains(&flat) {
+                            resident.push(flat);
+                        }
+                        gathers += usize::from(axis == self.layout.world.gather_axis());
                     }
                     Action::Release(flat) => resident.retain(|other| *other != flat),
                     _ => {}
@@ -85,14 +92,22 @@ impl Program {
     }
 
     fn check_reductions(&self, section: &Section) -> Result<(), ProgramError> {
-        let due = self.reduces() && (self.stage >= 2 || section.kind.is_last());
+        self.layout.world.levels().iter().try_for_each(|axis| self.check_level(section, *axis))
+    }
+
+    /// Whether every gradient is reduced once along an axis, where it is due.
+    fn check_level(&self, section: &Section, axis: Axis) -> Result<(), ProgramError> {
+        let waits = self.accumulates_partial_sums() && !self.sums_partially(axis);
+        let due = self.reduces() && (self.stage >= 2 && !waits || section.kind.is_last());
         let flats = self.layout.flats.len();
-        let capacity = |flat: usize| self.layout.flats[flat].shard_capacity(self.layout.ranks);
+        let capacity = |flat: usize| self.layout.flats[flat].shard_capacity(self.layout.ranks());
         let (mut accumulated, mut reduced) = (vec![false; flats], vec![0; flats]);
         for instruction in &section.instructions {
             instruction.accumulates_into.iter().for_each(|flat| accumulated[*flat] = true);
             match &instruction.action {
-                Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) => {
+                Action::SumRanks(chunk, _, along) | Action::ReduceScatter(chunk, _, along)
+                    if *along == axis =>
+                {
                     reduced[chunk.flat] += chunk.range.end - chunk.range.start;
                 }
                 Action::KeepGrad(flat) => reduced[*flat] += capacity(*flat),
@@ -104,7 +119,7 @@ impl Program {
             let expected = u64::from(accumulated[flat] && due);
             if reduced != expected * capacity {
                 let times = reduced.div_ceil(capacity);
-                return Err(ProgramError::Reduced { section: section.kind, flat, times, expected });
+                return Err(ProgramError::Reduced { section: section.kind, flat, axis, times, expected });
             }
         }
         Ok(())

@@ -8,8 +8,8 @@
 //! A line has the number of the instruction in its section, its opcode, the buffers it reads and writes, its queue, and the
 //! instructions of other queues it waits for; waits for an earlier section carry the section's name. `flatN` is a flat of the
 //! layout, `flatN[a..b]` a range within every rank's shard of it, `gatheredN.k` its k-th gathered copy in the section, `vN` a
-//! value of the graph, `send_chunk%N` a chunk that instruction N packed. Tests compare dumps, so that a change of a pass is a
-//! diff of text.
+//! value of the graph, `send_chunk%N` a chunk that instruction N packed. With several groups of ranks, collectives and sums
+//! name their axis: `along(rail)`. Tests compare dumps, so that a change of a pass is a diff of text.
 
 use std::fmt;
 
@@ -20,12 +20,13 @@ use crate::{Action, Chunk, Compiled, Flat, Residency};
 
 impl fmt::Display for Compiled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let program = &self.program;
+        let (program, world) = (&self.program, self.program.layout.world);
         writeln!(
             f,
-            "program: stage {}, ranks {}, micro_batches {}, compute {}, communication {}, optimizer {:?}",
+            "program: stage {}, ranks {}{}, micro_batches {}, compute {}, communication {}, optimizer {:?}",
             program.stage,
-            program.layout.ranks,
+            program.layout.ranks(),
+            if world.groups() > 1 { format!(" in groups of {}", world.group) } else { String::new() },
             program.accumulation,
             program.types.compute,
             program.types.communication,
@@ -39,6 +40,7 @@ impl fmt::Display for Compiled {
             for (at, instruction) in section.instructions.iter().enumerate() {
                 write!(f, "  %{at} = {}", instruction.action.name())?;
                 self.fmt_action(f, &instruction.action)?;
+                self.fmt_axis(f, &instruction.action)?;
                 write!(f, "{} [{}]", instruction.operands, instruction.queue.name())?;
                 self.fmt_waits(f, index, at)?;
                 writeln!(f)?;
@@ -51,7 +53,7 @@ impl fmt::Display for Compiled {
 impl Compiled {
     fn fmt_flat(&self, f: &mut fmt::Formatter<'_>, index: usize, flat: &Flat) -> fmt::Result {
         let Residency { weights, gradients, states, updates, .. } = self.program.residency[index];
-        let ranks = self.program.layout.ranks;
+        let ranks = self.program.layout.ranks();
         write!(
             f,
             "flat{index}: {}, {} elements, shard {}, weights {}",
@@ -80,12 +82,24 @@ impl Compiled {
             Action::Unpack(param) => write!(f, " {}", self.graph.param(*param).spec.name),
             Action::Logits { sequences, .. } => write!(f, " {sequences} sequences"),
             Action::TopLogProbs { k, .. } => write!(f, " {k}"),
-            Action::BroadcastWeights { flat, root } => write!(f, " flat{flat}, root {root}"),
+            Action::BroadcastWeights { flat, root, .. } => write!(f, " flat{flat}, root {root}"),
             action => match (action.chunk(), action.flat()) {
                 (Some(Chunk { flat, range }), _) => write!(f, " flat{flat}[{}..{}]", range.start, range.end),
                 (None, Some(flat)) => write!(f, " flat{flat}"),
                 (None, None) => Ok(()),
             },
+        }
+    }
+
+    /// The axis of a collective or a sum, where there are several groups.
+    fn fmt_axis(&self, f: &mut fmt::Formatter<'_>, action: &Action) -> fmt::Result {
+        let axis = match action {
+            Action::SumRanks(.., axis) => Some(*axis),
+            action => action.collective_axis(),
+        };
+        match axis {
+            Some(axis) if self.program.layout.world.groups() > 1 => write!(f, " along({axis})"),
+            _ => Ok(()),
         }
     }
 

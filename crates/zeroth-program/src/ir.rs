@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use zeroth_base::Axis;
 use zeroth_graph::ParamId;
 use zeroth_kernel::Queue;
 
@@ -97,9 +98,9 @@ pub enum Action {
     OffloadActivation(usize),
     /// Copies an activation back to the device.
     ReloadActivation(usize),
-    /// All-gathers a flat's parameters into a buffer of its own. With zero-copy gathers it only waits until every
-    /// rank's shard is complete.
-    AllGather(usize),
+    /// All-gathers a flat's parameters into a buffer of its own: what the ranks along the axis hold. With zero-copy
+    /// gathers it only waits until every rank's shard is complete.
+    AllGather(usize, Axis),
     /// Unpacks a parameter from nf4 to the compute dtype, for the next op that reads it.
     Unpack(ParamId),
     /// Frees a gathered flat.
@@ -115,18 +116,18 @@ pub enum Action {
     PackGrad(Chunk),
     /// Casts a chunk of a flat's f32 gradient to the communication dtype, packed by rank.
     CastAndPackGrad(Chunk),
-    /// Sends each rank its part of a chunk (all-to-all).
-    AllToAll(Chunk),
-    /// Sums the received parts of a chunk in rank order, in f32.
-    SumRanks(Chunk, Accumulate),
+    /// Sends each rank along the axis its part of a chunk (all-to-all): in a group of several, the parts of its rail.
+    AllToAll(Chunk, Axis),
+    /// Sums the received parts of a chunk in the order of the axis, in f32. Before the last level these are partial sums.
+    SumRanks(Chunk, Accumulate, Axis),
     /// Reduce-scatters a chunk in one step: sums the parts in rank order, in f32, straight from the ranks' memory.
-    ReduceScatter(Chunk, Accumulate),
+    ReduceScatter(Chunk, Accumulate, Axis),
     /// All-gathers a flat's reduced gradient (stage 0, where every rank updates everything).
-    AllGatherGrad(usize),
+    AllGatherGrad(usize, Axis),
     /// Computes the squared norm of this rank's shard of a flat's gradient.
     GradSquares(usize),
     /// All-gathers the ranks' reports: loss and squared norms.
-    AllGatherReports,
+    AllGatherReports(Axis),
     /// Computes the global gradient norm and the clip factor, and decides whether the step is applied.
     Control,
     /// Copies a chunk's reduced gradient to host memory, where the update reads it.
@@ -143,17 +144,20 @@ pub enum Action {
     StoreStates(Chunk),
     /// Writes a sub-group's updated parameters back to their tier, where that differs from the update's.
     WriteBack(Chunk),
-    /// All-gathers a chunk of the updated shards of a flat that stays gathered, in place.
-    AllGatherWeights(Chunk),
-    /// Broadcasts one rank's updated shard of such a flat.
+    /// All-gathers a chunk of what the ranks along the axis have updated, in place. Its range is within what each of
+    /// them has.
+    AllGatherWeights(Chunk, Axis),
+    /// Broadcasts what one of them has updated.
     BroadcastWeights {
         flat: usize,
-        /// The rank.
+        /// Its number along the axis.
         root: usize,
+        axis: Axis,
     },
 }
 
-/// A part of a flat, as a range within every rank's shard: what one collective moves.
+/// A part of a flat, as a range within every rank's shard: what one collective moves. Of [`Action::AllGatherWeights`] and
+/// [`Action::StageShard`] it is a range within what a rank holds, which may be a group shard.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Chunk {
@@ -214,7 +218,7 @@ impl Action {
             Self::Recompute { .. } => "recompute",
             Self::OffloadActivation(_) => "offload_activation",
             Self::ReloadActivation(_) => "reload_activation",
-            Self::AllGather(_) => "all_gather",
+            Self::AllGather(..) => "all_gather",
             Self::Unpack(_) => "unpack",
             Self::Release(_) => "release",
             Self::ZeroGrad(_) => "zero_grad",
@@ -222,12 +226,12 @@ impl Action {
             Self::CastGrad(_) => "cast_grad",
             Self::PackGrad(_) => "pack_grad",
             Self::CastAndPackGrad(_) => "cast_and_pack_grad",
-            Self::AllToAll(_) => "all_to_all",
+            Self::AllToAll(..) => "all_to_all",
             Self::SumRanks(..) => "sum_ranks",
             Self::ReduceScatter(..) => "reduce_scatter",
-            Self::AllGatherGrad(_) => "all_gather_grad",
+            Self::AllGatherGrad(..) => "all_gather_grad",
             Self::GradSquares(_) => "grad_squares",
-            Self::AllGatherReports => "all_gather_reports",
+            Self::AllGatherReports(_) => "all_gather_reports",
             Self::Control => "control",
             Self::OffloadGrad(..) => "offload_grad",
             Self::StageShard(_) => "stage_shard",
@@ -236,23 +240,28 @@ impl Action {
             Self::Update(_) => "update",
             Self::StoreStates(_) => "store_states",
             Self::WriteBack(_) => "write_back",
-            Self::AllGatherWeights(_) => "all_gather_weights",
+            Self::AllGatherWeights(..) => "all_gather_weights",
             Self::BroadcastWeights { .. } => "broadcast_weights",
+        }
+    }
+
+    /// The axis of a collective; `None` of other actions.
+    pub const fn collective_axis(&self) -> Option<Axis> {
+        match self {
+            Self::AllGather(_, axis)
+            | Self::AllToAll(_, axis)
+            | Self::ReduceScatter(.., axis)
+            | Self::AllGatherGrad(_, axis)
+            | Self::AllGatherReports(axis)
+            | Self::AllGatherWeights(_, axis)
+            | Self::BroadcastWeights { axis, .. } => Some(*axis),
+            _ => None,
         }
     }
 
     /// Whether it is a collective.
     pub const fn is_collective(&self) -> bool {
-        matches!(
-            self,
-            Self::AllGather(_)
-                | Self::AllToAll(_)
-                | Self::ReduceScatter(..)
-                | Self::AllGatherGrad(_)
-                | Self::AllGatherReports
-                | Self::AllGatherWeights(_)
-                | Self::BroadcastWeights { .. }
-        )
+        self.collective_axis().is_some()
     }
 
     /// What it operates on.
@@ -260,23 +269,23 @@ impl Action {
         match self {
             Self::PackGrad(chunk)
             | Self::CastAndPackGrad(chunk)
-            | Self::AllToAll(chunk)
-            | Self::SumRanks(chunk, _)
-            | Self::ReduceScatter(chunk, _)
+            | Self::AllToAll(chunk, _)
+            | Self::SumRanks(chunk, ..)
+            | Self::ReduceScatter(chunk, ..)
             | Self::OffloadGrad(chunk, _)
             | Self::StageShard(chunk)
             | Self::UploadShard(chunk)
             | Self::LoadStates(chunk)
             | Self::Update(chunk)
             | Self::StoreStates(chunk)
-            | Self::AllGatherWeights(chunk)
+            | Self::AllGatherWeights(chunk, _)
             | Self::WriteBack(chunk) => Subject::Chunk(chunk),
-            Self::AllGather(flat)
+            Self::AllGather(flat, _)
             | Self::Release(flat)
             | Self::ZeroGrad(flat)
             | Self::KeepGrad(flat)
             | Self::CastGrad(flat)
-            | Self::AllGatherGrad(flat)
+            | Self::AllGatherGrad(flat, _)
             | Self::GradSquares(flat)
             | Self::BroadcastWeights { flat, .. } => Subject::Flat(*flat),
             Self::Forward(node)
@@ -289,7 +298,7 @@ impl Action {
             Self::Backward(node) => Subject::GradNode(*node),
             Self::OffloadActivation(value) | Self::ReloadActivation(value) => Subject::Value(*value),
             Self::Unpack(param) => Subject::Param(*param),
-            Self::ZeroLoss | Self::AllGatherReports | Self::Control => Subject::Step,
+            Self::ZeroLoss | Self::AllGatherReports(_) | Self::Control => Subject::Step,
         }
     }
 

@@ -1,14 +1,17 @@
-//! Layout: the placement of every parameter element. It depends only on the model, the number of ranks and the
+//! Layout: the placement of every parameter element. It depends only on the model, the mesh of ranks and the
 //! persistence threshold: bucket and prefetch sizes group chunks and never move an element.
 //!
 //! A **flat** is the concatenation of a unit's parameters, each aligned to a **block**. A flat is partitioned across
-//! ranks into **shards** of whole blocks. A **chunk** is the slice of a flat that one collective moves.
+//! ranks into **shards** of whole blocks, in the order of the ranks' positions. The shards of a rail follow each other
+//! and make a **group shard**. A **chunk** is the slice of a flat that one collective moves.
 
 use std::ops::Range;
 
-use zeroth_base::DType;
+use zeroth_base::{Axis, DType};
 use zeroth_graph::{Graph, Group, ParamId, UnitId};
 use zeroth_kernel::Nf4Record;
+
+use crate::World;
 
 /// Elements of a block: the alignment of parameters and shards, and the granularity of gradient norms.
 pub const BLOCK: u64 = 2048;
@@ -85,8 +88,8 @@ pub struct Flat {
 /// The placement of every element of a model on a number of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// The number of ranks.
-    pub ranks: u64,
+    /// The ranks.
+    pub world: World,
     /// All flats with at least one parameter, in the order of the units; the persistent one comes last.
     pub flats: Vec<Flat>,
     /// For each parameter of the graph, its flat and its slot there.
@@ -131,11 +134,31 @@ impl Flat {
         self.slots.iter().map(|slot| slot.elements).sum()
     }
 
-    /// The shard of a rank; empty for the last ranks of a short flat.
-    pub fn shard(&self, rank: u64, ranks: u64) -> Range<u64> {
+    /// The shard at a position ([`World::position`]); empty for the last ones of a short flat.
+    pub fn shard(&self, position: u64, ranks: u64) -> Range<u64> {
         let share = self.blocks.div_ceil(ranks);
-        let edge = |rank: u64| (share * rank).min(self.blocks) * BLOCK;
-        edge(rank)..edge(rank + 1)
+        let edge = |position: u64| (share * position).min(self.blocks) * BLOCK;
+        edge(position)..edge(position + 1)
+    }
+
+    /// The group shard of a place: the shards of the ranks that have it, one of each group.
+    pub fn group_shard(&self, place: u64, world: World) -> Range<u64> {
+        let (first, groups) = (place * world.groups(), world.groups());
+        self.shard(first, world.ranks).start..self.shard(first + groups - 1, world.ranks).end
+    }
+
+    /// Elements that every rank reserves for a group shard.
+    pub const fn group_shard_capacity(&self, world: World) -> u64 {
+        self.shard_capacity(world.ranks) * world.groups()
+    }
+
+    /// What the rank with this number along an axis holds of the part of a flat that they share: of a group a group shard,
+    /// of the rail of `place` a shard. In one group, and with groups of one rank, this is a rank's shard.
+    pub fn extent(&self, axis: Axis, place: u64, number: u64, world: World) -> Range<u64> {
+        match axis {
+            Axis::Group => self.group_shard(number, world),
+            Axis::Rail => self.shard(place * world.groups() + number, world.ranks),
+        }
     }
 
     /// Elements that every rank reserves for its shard: the largest one's.
@@ -146,9 +169,18 @@ impl Flat {
     /// The chunks of a shard's length that collectives move, at most `bucket` elements of the whole flat at a time
     /// (at least a block a rank). Ranges are within a shard; the same range of every rank's shard moves together.
     pub fn chunks(&self, ranks: u64, bucket: u64) -> impl Iterator<Item = Range<u64>> + use<> {
-        let share = self.blocks.div_ceil(ranks);
-        let step = (bucket / BLOCK / ranks).max(1);
-        (0..share).step_by(step as usize).map(move |first| first * BLOCK..(first + step).min(share) * BLOCK)
+        ranges(self.blocks.div_ceil(ranks), bucket / BLOCK / ranks)
+    }
+
+    /// The chunks of an all-gather along an axis, at most `bucket` elements at a time (at least a block a rank): ranges
+    /// within what each of its ranks holds ([`Self::extent`]).
+    pub fn gather_chunks(&self, axis: Axis, world: World, bucket: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+        let share = self.blocks.div_ceil(world.ranks);
+        let held = match axis {
+            Axis::Group => share * world.groups(),
+            Axis::Rail => share,
+        };
+        ranges(held, bucket / BLOCK / world.along(axis))
     }
 
     /// The pieces of parameters that lie in a range of the flat: the parameter, its own elements, and where in the
@@ -166,6 +198,12 @@ impl Flat {
     }
 }
 
+/// Ranges of at most `step` blocks (at least one) that cover the first `blocks`, in elements.
+fn ranges(blocks: u64, step: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+    let step = step.max(1);
+    (0..blocks).step_by(step as usize).map(move |first| first * BLOCK..(first + step).min(blocks) * BLOCK)
+}
+
 /// A contiguous range of one parameter's elements in a flat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamPart {
@@ -181,7 +219,13 @@ impl Layout {
     /// Creates the layout of a model. Trained parameters of at most `persistence` elements stay gathered, in a flat of
     /// their own, up to `model_persistence` elements in all; a threshold of 0 keeps none. Parameters that
     /// are not quantised are kept in `dtype`.
-    pub fn new(graph: &Graph, ranks: u64, persistence: u64, model_persistence: u64, dtype: DType) -> Self {
+    pub fn new(
+        graph: &Graph,
+        world: impl Into<World>,
+        persistence: u64,
+        model_persistence: u64,
+        dtype: DType,
+    ) -> Self {
         let mut flats = Vec::new();
         let storage = Storage::Dense(dtype);
         let mut persistent = Flat::new(FlatKind::Persistent, Group::Model, storage);
@@ -216,7 +260,22 @@ impl Layout {
                 places[slot.param.index()] = (flat_index, slot_index);
             }
         }
-        Self { ranks, flats, places }
+        Self { world: world.into(), flats, places }
+    }
+
+    /// The number of ranks.
+    pub const fn ranks(&self) -> u64 {
+        self.world.ranks
+    }
+
+    /// The shard of a rank.
+    pub fn shard(&self, flat: usize, rank: u64) -> Range<u64> {
+        self.flats[flat].shard(self.world.position(rank), self.world.ranks)
+    }
+
+    /// The group shard of a rank's place.
+    pub fn group_shard(&self, flat: usize, rank: u64) -> Range<u64> {
+        self.flats[flat].group_shard(self.world.place(rank), self.world)
     }
 
     /// A parameter's flat, as an index into [`Layout::flats`], and its slot there.

@@ -59,7 +59,7 @@ impl Compiled {
         let mut parts = Vec::new();
         let mut add = |name: String, value: String| parts.push(LoweringPart { name, value });
         let named = |section: &SectionMemory| section.kind.name();
-        add("the world".to_owned(), format!("{:?}", program.world));
+        add("the world".to_owned(), format!("{:?}, hpz {}", program.layout.world, program.hpz));
         add(
             "the ZeRO stage and the micro-batches of a step".to_owned(),
             format!("stage {}, {} micro-batch(es)", program.stage, program.accumulation),

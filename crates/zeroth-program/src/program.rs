@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use zeroth_base::DType;
+use zeroth_base::{Axis, DType};
 use zeroth_graph::{LossPart, ParamId};
 use zeroth_kernel::{MasterForm, Optimizer, ReportLayout, Tier};
 
@@ -14,8 +14,6 @@ use crate::{FlatKind, Layout, Storage};
 /// A compiled training step. Every rank runs the same program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Program {
-    /// The ranks it was compiled for.
-    pub world: World,
     /// The placement of every parameter element.
     pub layout: Layout,
     /// The sections in execution order; [`SectionKind::Middle`] repeats with the accumulation steps.
@@ -51,6 +49,8 @@ pub struct Program {
     pub update_window: Option<u64>,
     /// Whether ranks map each other's parameter shards instead of gathering copies.
     pub zero_copy_gather: bool,
+    /// `zero_hpz_partition_size`: partitioned parameters are sharded within each group only.
+    pub hpz: bool,
     /// Tokens whose keys and values the cache of an inference program holds; 0 without a cache.
     pub cached_tokens: u64,
     /// Tokens of sources whose keys and values that of an encoder-decoder holds, for cross attention.
@@ -77,6 +77,11 @@ pub struct Residency {
 }
 
 impl Program {
+    /// The ranks it was compiled for.
+    pub const fn world(&self) -> World {
+        self.layout.world
+    }
+
     /// The sorted indices of the flats that hold these parameters.
     pub(crate) fn flats_of(layout: &Layout, params: &[ParamId]) -> Vec<usize> {
         let mut flats: Vec<usize> = params.iter().map(|param| layout.place(*param).0).collect();
@@ -87,7 +92,7 @@ impl Program {
 
     /// Whether there are parameters that are sharded across ranks or offloaded, and so limits on what is gathered.
     pub fn shards_parameters(&self) -> bool {
-        let is_away = |residency: &Residency| self.layout.ranks > 1 || residency.weights.is_offloaded();
+        let is_away = |residency: &Residency| self.layout.ranks() > 1 || residency.weights.is_offloaded();
         let is_partitioned = self.residency.iter().any(|residency| residency.is_partitioned);
         is_partitioned && self.residency.iter().any(is_away)
     }
@@ -95,7 +100,7 @@ impl Program {
     /// Whether a flat's parameters are sharded across ranks or offloaded. It must then be gathered before it is read.
     pub fn is_sharded(&self, flat: usize) -> bool {
         let residency = self.residency[flat];
-        let is_away = self.layout.ranks > 1 || residency.weights.is_offloaded();
+        let is_away = self.layout.ranks() > 1 || residency.weights.is_offloaded();
         residency.is_partitioned && is_away && self.layout.flats[flat].kind != FlatKind::Persistent
     }
 
@@ -107,6 +112,67 @@ impl Program {
     /// Whether every rank holds the whole flat at all times.
     pub fn stays_gathered(&self, flat: usize) -> bool {
         !self.is_sharded(flat)
+    }
+
+    /// Whether a flat's parameters are sharded within each group only, so that they cross no rail to be gathered.
+    pub fn is_sharded_in_groups(&self, flat: usize) -> bool {
+        self.hpz && self.layout.world.has_two_levels() && self.is_sharded(flat)
+    }
+
+    /// The elements of a flat whose parameters a rank holds at all times.
+    pub fn held_range(&self, flat: usize, rank: u64) -> Range<u64> {
+        if self.stays_gathered(flat) {
+            0..self.layout.flats[flat].padded()
+        } else if self.is_sharded_in_groups(flat) {
+            self.layout.group_shard(flat, rank)
+        } else {
+            self.layout.shard(flat, rank)
+        }
+    }
+
+    /// Elements that every rank reserves for them.
+    pub fn held_capacity(&self, flat: usize) -> u64 {
+        let (laid, world) = (&self.layout.flats[flat], self.layout.world);
+        if self.stays_gathered(flat) {
+            laid.padded()
+        } else if self.is_sharded_in_groups(flat) {
+            laid.group_shard_capacity(world)
+        } else {
+            laid.shard_capacity(world.ranks)
+        }
+    }
+
+    /// Whether a level of a reduction leaves partial sums, which cross a rail.
+    pub fn sums_partially(&self, axis: Axis) -> bool {
+        axis != self.layout.world.last_level()
+    }
+
+    /// Whether micro-batches add up in partial sums of the group, which cross the rail once a step.
+    pub fn accumulates_partial_sums(&self) -> bool {
+        self.hpz && self.layout.world.has_two_levels() && self.stage >= 2 && self.accumulation > 1
+    }
+
+    /// The dtype of partial sums of a group.
+    pub(super) fn partial_sum_type(&self) -> DType {
+        if self.accumulates_partial_sums() { self.grad_accum_dtype } else { DType::F32 }
+    }
+
+    /// The dtype of what a level of a reduction adds up.
+    pub(super) fn summand_type(&self, axis: Axis) -> DType {
+        if self.layout.world.has_two_levels() && axis == Axis::Rail {
+            self.partial_sum_type()
+        } else {
+            self.types.communication
+        }
+    }
+
+    /// The most elements of a chunk of `length` elements that one rank along an axis gets of each: of its own shard, or of all of its
+    /// rail.
+    pub(super) fn part_capacity(&self, length: u64, axis: Axis) -> u64 {
+        match axis {
+            Axis::Group => length * self.layout.world.groups(),
+            Axis::Rail => length,
+        }
     }
 
     /// Whether a sharded flat is mapped from the other ranks instead of copied. Offloaded parameters are copied to the
@@ -130,7 +196,7 @@ impl Program {
 
     /// The form in which the update reads gradients.
     pub fn gradient_storage(&self) -> GradientStorage {
-        let alone = self.layout.ranks == 1 && self.accumulation == 1;
+        let alone = self.layout.ranks() == 1 && self.accumulation == 1;
         match self.types.communication {
             DType::F32 if alone => GradientStorage::FlatF32,
             _ if alone => GradientStorage::FlatComm,
@@ -141,7 +207,7 @@ impl Program {
 
     /// A flat's fully reduced gradient: its buffer, its dtype, and the flat element it starts at.
     pub fn reduced_gradient(&self, flat: usize, rank: u64) -> (BufferId, DType, u64) {
-        let shard = self.layout.flats[flat].shard(rank, self.layout.ranks).start;
+        let shard = self.layout.shard(flat, rank).start;
         match (self.gradient_storage(), self.residency[flat].gradients.is_offloaded()) {
             (GradientStorage::FlatF32, false) => (BufferId::Grad(flat), DType::F32, 0),
             (GradientStorage::FlatF32, true) => (BufferId::ReducedGrad(flat), DType::F32, shard),
@@ -159,23 +225,23 @@ impl Program {
         }
     }
 
-    /// Whether a reduction completes a gradient: nothing is added to it afterwards.
+    /// Whether a reduction in one step completes a gradient: nothing is added to it afterwards.
     pub(super) fn completes(&self, kind: SectionKind, flat: usize, addition: Accumulate) -> bool {
         kind.is_last()
+            && !self.layout.world.has_two_levels()
             && (!self.residency[flat].gradients.is_offloaded() || addition == Accumulate::Overwrite)
     }
 
     /// Whether gradients need a cast or a reduction. On one rank in f32 they need neither.
     pub(super) fn reduces(&self) -> bool {
         self.gradient_storage() != GradientStorage::FlatF32
-            || self.layout.ranks > 1
+            || self.layout.ranks() > 1
             || self.types.communication != DType::F32
     }
 
     /// The elements of a flat that a rank updates.
     pub fn update_range(&self, flat: usize, rank: u64) -> Range<u64> {
-        let flat = &self.layout.flats[flat];
-        if self.shards_optimizer() { flat.shard(rank, self.layout.ranks) } else { 0..flat.padded() }
+        if self.shards_optimizer() { self.layout.shard(flat, rank) } else { 0..self.layout.flats[flat].padded() }
     }
 
     /// Whether a flat has fp32 master weights apart from the parameters.
@@ -202,7 +268,7 @@ impl Program {
     /// Elements that every rank allocates for the states of its part of a flat.
     pub fn update_capacity(&self, flat: usize) -> u64 {
         let flat = &self.layout.flats[flat];
-        if self.shards_optimizer() { flat.shard_capacity(self.layout.ranks) } else { flat.padded() }
+        if self.shards_optimizer() { flat.shard_capacity(self.layout.ranks()) } else { flat.padded() }
     }
 
     /// The sections of micro-batches.

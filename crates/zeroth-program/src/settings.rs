@@ -1,6 +1,6 @@
 //! The compiler's view of a config, each field with its key.
 
-use crate::Flat;
+use crate::{Flat, World};
 use zeroth_base::DType;
 use zeroth_config::resolve::Resolved;
 use zeroth_config::schema::{FrozenPlacement, Gather, OffloadDevice, Recompute, UpdatedBy, Values};
@@ -115,6 +115,10 @@ impl Offload {
 pub struct Settings {
     /// `zero_optimization.stage`.
     pub stage: u8,
+    /// `zeroth.sum_group`, or `zero_optimization.zero_hpz_partition_size`: the ranks of a group; `None`: all.
+    pub group: Option<u64>,
+    /// `zero_optimization.zero_hpz_partition_size`: partitioned parameters are sharded within each group only.
+    pub hpz: bool,
     /// `gradient_accumulation_steps`.
     pub accumulation: u64,
     /// `bf16`, `fp16` and `communication_data_type`.
@@ -194,6 +198,11 @@ impl Settings {
         self
     }
 
+    /// The mesh of so many ranks.
+    pub fn world(&self, ranks: u64) -> World {
+        World { ranks, group: self.group.unwrap_or(ranks) }
+    }
+
     /// Whether the parameters of a flat are sharded across ranks.
     pub(crate) fn shards(&self, flat: &Flat) -> bool {
         match self.frozen {
@@ -208,6 +217,8 @@ impl Settings {
     pub const fn inference(run: DType) -> Self {
         Self {
             stage: 0,
+            group: None,
+            hpz: false,
             accumulation: 1,
             types: Types { compute: run, communication: run },
             grad_accum_dtype: DType::F32,
@@ -244,6 +255,8 @@ impl Settings {
         };
         Self {
             stage: zero.stage,
+            group: config.group(),
+            hpz: config.shards_in_groups(),
             accumulation: top_level.gradient_accumulation_steps,
             types: Types { compute: run, communication: top_level.communication_data_type },
             grad_accum_dtype: config.values.data_types.grad_accum_dtype,

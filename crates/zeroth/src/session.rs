@@ -114,7 +114,7 @@ impl Session {
         &self,
         body: impl Fn(&mut RankSession<'_>) -> Result<T, SessionError> + Sync,
     ) -> Result<Vec<T>, SessionError> {
-        let ranks = self.compiled.program.layout.ranks as usize;
+        let ranks = self.compiled.program.layout.ranks() as usize;
         if ranks == 1 {
             return Ok(vec![body(&mut self.rank(None)?)?]);
         }

@@ -141,7 +141,7 @@ impl LocalComm {
     fn piece(&self, transfer: &Transfer<'_>) -> usize {
         match transfer {
             // At least a cache line, by the layout.
-            Transfer::AllToAll { .. } => self.layout.half / self.layout.world / LINE * LINE,
+            Transfer::AllToAll { .. } => self.layout.half / self.lane.world / LINE * LINE,
             _ => self.layout.half,
         }
     }
@@ -159,9 +159,9 @@ impl LocalComm {
         longest.div_ceil(self.piece(transfer)).max(1)
     }
 
-    /// The other ranks, starting with the next, so that not all read from rank 0 first.
+    /// The other ranks of the lane, starting with the next, so that not all read from rank 0 first.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let (rank, world) = (self.rank, self.layout.world);
+        let (rank, world) = (self.rank, self.lane.world);
         (rank + 1..world).chain(0..rank)
     }
 

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::lane::Lane;
 use crate::op_name::LastOp;
 use crate::op_name::OpName;
 use crate::progress::ProgressWords;
@@ -63,12 +64,19 @@ pub(crate) struct DeviceCounter {
     pub(crate) enqueued: AtomicU32,
 }
 
-/// A rank's part of the control pages.
+/// The round counters of a rank in a lane: see `shm_channel.rs`.
 #[repr(C)]
-pub(crate) struct RankSlot {
+pub(crate) struct Rounds {
     pub(crate) published: CacheLine<Published>,
     /// Rounds that this rank has consumed, modulo 2³². A futex.
     pub(crate) consumed: CacheLine<AtomicU32>,
+}
+
+/// A rank's part of the control pages.
+#[repr(C)]
+pub(crate) struct RankSlot {
+    /// By lane.
+    pub(crate) rounds: [Rounds; Lane::COUNT],
     life: CacheLine<Life>,
     place: CacheLine<CurrentOp>,
     progress: CacheLine<ProgressWords>,
@@ -192,11 +200,13 @@ mod tests {
 
     fn empty() -> RankSlot {
         RankSlot {
-            published: CacheLine(Published {
-                rounds: AtomicU32::new(0),
-                signatures: [const { AtomicU64::new(0) }; 2],
+            rounds: std::array::from_fn(|_| Rounds {
+                published: CacheLine(Published {
+                    rounds: AtomicU32::new(0),
+                    signatures: [const { AtomicU64::new(0) }; 2],
+                }),
+                consumed: CacheLine(AtomicU32::new(0)),
             }),
-            consumed: CacheLine(AtomicU32::new(0)),
             life: CacheLine(Life {
                 state: AtomicU32::new(0),
                 pid: AtomicU32::new(0),

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! header | slot of rank 0 | slot of rank 1 | … | to a page | turn of rank 0 | turn of rank 1 | … | to a page
-//!        | region of rank 0 | region of rank 1 | … | to a huge page | window of rank 0 | window of rank 1 | …
+//!        | region of rank 0 | region of rank 1 | … | regions of other lanes | to a huge page | window of rank 0 | window of rank 1 | …
 //! ```
 //!
-//! Counters (`device_barrier.rs`) are on pages of their own: devices write to them. A region has two halves, used in turn. Windows (`mapped_window.rs`) are places for more than any rank has: only what is
+//! Counters (`device_barrier.rs`) are on pages of their own: devices write to them. A region has two halves, used in turn, and a rank has one in every lane (`lane.rs`). Windows (`mapped_window.rs`) are places for more than any rank has: only what is
 //! touched takes memory, and each is mapped apart. The file has no name in any folder: it is gone with the last process
 //! that holds or maps it. It is sealed against changing its size, so a mapping stays valid for as long as it lives.
 #![allow(unsafe_code, reason = "maps memory that other processes map too; each block says why it is sound")]
@@ -24,6 +24,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::copy;
 use super::host_words::HostWords;
+use super::lane::Lane;
 use super::rank_slot::{DeviceCounter, RankSlot};
 use super::wait;
 use crate::error::{CommError, JoinError, LostReason, RankLost};
@@ -40,7 +41,7 @@ const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the file reserved for a rank's window.
 pub(crate) const WINDOW: u64 = 1 << 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// 128 random bits that identify a job. A rank with another job's token is rejected.
@@ -151,7 +152,7 @@ impl SegmentLayout {
         }
         let counters = (size_of::<Header>() + world * size_of::<RankSlot>()).next_multiple_of(PAGE);
         let control = (counters + world * size_of::<DeviceCounter>()).next_multiple_of(PAGE);
-        let len = half.checked_mul(2)?.checked_mul(world)?.checked_add(control)?;
+        let len = half.checked_mul(2 * Lane::COUNT)?.checked_mul(world)?.checked_add(control)?;
         isize::try_from(len).ok()?;
         Some(Self { world, half, counters, control, len })
     }
@@ -293,30 +294,32 @@ impl SharedSegment {
         (self.file.as_fd(), self.layout.counters as u64, self.layout.control - self.layout.counters)
     }
 
-    fn region(&self, rank: usize, parity: usize, offset: usize, len: usize) -> NonNull<u8> {
+    /// Where `len` bytes begin in a half of a rank's region in a lane.
+    fn region(&self, [lane, rank, parity]: [usize; 3], offset: usize, len: usize) -> NonNull<u8> {
         let SegmentLayout { world, half, control, .. } = self.layout;
-        assert!(rank < world && parity < 2 && offset <= half && len <= half - offset, "outside a region");
-        // SAFETY: inside the mapping, by the assertion and the length in `SegmentLayout::of`.
-        unsafe { self.base.add(control + (2 * rank + parity) * half + offset) }
+        assert!(lane < Lane::COUNT && rank < world && parity < 2, "no region");
+        assert!(offset <= half && len <= half - offset, "outside a region");
+        // SAFETY: inside the mapping, by the assertions and the length in `SegmentLayout::of`.
+        unsafe { self.base.add(control + (2 * (lane * world + rank) + parity) * half + offset) }
     }
 
-    /// Copies `bytes` into a half of a rank's region.
+    /// Copies `bytes` into a half of a region: its lane, rank and parity.
     ///
     /// # Safety
     /// It is the caller's turn: no other thread or process reads or writes these bytes meanwhile.
-    pub(crate) unsafe fn write(&self, rank: usize, parity: usize, offset: usize, bytes: &[u8]) {
-        let to = self.region(rank, parity, offset, bytes.len());
+    pub(crate) unsafe fn write(&self, half: [usize; 3], offset: usize, bytes: &[u8]) {
+        let to = self.region(half, offset, bytes.len());
         // SAFETY: `to` has room for them (`region` asserts it), a slice of ours is never inside the mapping (no
         // reference into a region is ever made), and nobody else touches them (the caller's promise).
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
     }
 
-    /// Copies from a half of a rank's region, with non-temporal stores where `past` is set.
+    /// Copies from a half of a region, with non-temporal stores where `past` is set.
     ///
     /// # Safety
     /// It is the caller's turn: no other thread or process writes these bytes meanwhile.
-    pub(crate) unsafe fn read(&self, rank: usize, parity: usize, offset: usize, into: &mut [u8], past: bool) {
-        let from = self.region(rank, parity, offset, into.len());
+    pub(crate) unsafe fn read(&self, half: [usize; 3], offset: usize, into: &mut [u8], past: bool) {
+        let from = self.region(half, offset, into.len());
         // SAFETY: as in `write`.
         unsafe { copy::copy_from(from.as_ptr(), into, past) }
     }
@@ -385,8 +388,10 @@ impl SharedSegment {
     /// Wakes every waiting rank.
     pub(crate) fn wake_all(&self) {
         for rank in 0..self.layout.world {
-            wait::wake(&self.slot(rank).published.0.rounds);
-            wait::wake(&self.slot(rank).consumed.0);
+            for rounds in &self.slot(rank).rounds {
+                wait::wake(&rounds.published.0.rounds);
+                wait::wake(&rounds.consumed.0);
+            }
         }
     }
 }

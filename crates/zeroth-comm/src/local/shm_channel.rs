@@ -1,6 +1,6 @@
 //! The shared-memory channel: pieces move through the ranks' regions in rounds, without data races.
 //!
-//! All ranks count the same rounds, from 0 and across collectives. In round `n` a rank may **publish** into half `n mod
+//! All ranks of a lane count the same rounds, from 0 and across collectives. In round `n` a rank may **publish** into half `n mod
 //! 2` of its own region, **receive** from that half of its peers' regions, and then **consume** the round:
 //!
 //! - `published[r]` is the number of rounds that r has published. r stores `n + 1` with release after the bytes of
@@ -20,18 +20,21 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::lane::Lane;
 use super::peer_monitor::PeerMonitor;
-use super::rank_slot::{LEFT, RankSlot};
+use super::rank_slot::{LEFT, RankSlot, Rounds};
 use super::segment::SharedSegment;
 use super::wait;
 use crate::error::{CommError, LostReason};
 use crate::join_options::OnSlow;
 use crate::op_name::OpName;
 
-/// One rank's end of the channel. There is one per slot, because a slot is taken once.
+/// One rank's end of the channel of a lane. There is one per slot and lane, because a slot is taken once.
 pub(crate) struct ShmChannel {
     segment: Arc<SharedSegment>,
+    /// This rank's slot.
     rank: usize,
+    lane: Lane,
     spins: u32,
     published: Cell<u64>,
     consumed: Cell<u64>,
@@ -43,12 +46,13 @@ impl ShmChannel {
     pub(crate) fn new(
         segment: Arc<SharedSegment>,
         rank: usize,
+        lane: Lane,
         spins: u32,
         watch: PeerMonitor,
         on_slow: Option<Arc<OnSlow>>,
     ) -> Self {
         let (published, consumed) = (Cell::new(0), Cell::new(0));
-        Self { segment, rank, spins, published, consumed, watch: RefCell::new(watch), on_slow }
+        Self { segment, rank, lane, spins, published, consumed, watch: RefCell::new(watch), on_slow }
     }
 
     pub(crate) fn slot(&self) -> &RankSlot {
@@ -66,7 +70,7 @@ impl ShmChannel {
         !self.has_published()
             && self.peers().all(|peer| {
                 // Relaxed: `publish` repeats the load with acquire.
-                wait::reached(self.segment.slot(peer).consumed.0.load(Ordering::Relaxed), free)
+                wait::reached(self.rounds(peer).consumed.0.load(Ordering::Relaxed), free)
             })
     }
 
@@ -80,16 +84,16 @@ impl ShmChannel {
         assert!(!self.has_published(), "a round is published once");
         let free = self.needed_of_peers();
         for peer in self.peers() {
-            self.wait(&self.segment.slot(peer).consumed.0, free, peer, op)?;
+            self.wait(&self.rounds(peer).consumed.0, free, peer, op)?;
         }
         let round = self.published.get();
         let parity = (round % 2) as usize;
         for (offset, bytes) in pieces {
             // SAFETY: it is our half, and only this rank writes to it. Every peer has consumed round n − 2, which lay
             // there, and reads round n only after the store below.
-            unsafe { self.segment.write(self.rank, parity, offset, bytes) };
+            unsafe { self.segment.write([self.lane.number, self.rank, parity], offset, bytes) };
         }
-        let words = &self.slot().published.0;
+        let words = &self.rounds(self.rank).published.0;
         // Relaxed: ordered by the release store that follows.
         words.signatures[parity].store(signature, Ordering::Relaxed);
         self.published.set(round + 1);
@@ -99,7 +103,7 @@ impl ShmChannel {
         Ok(())
     }
 
-    /// Waits for the current round of `from` and copies a piece of it, with non-temporal stores where `past` is set.
+    /// Waits for the current round of the rank `from` of the lane and copies a piece of it, with non-temporal stores where `past` is set.
     pub(crate) fn receive(
         &self,
         op: OpName,
@@ -109,7 +113,8 @@ impl ShmChannel {
         into: &mut [u8],
         past: bool,
     ) -> Result<(), CommError> {
-        let words = &self.segment.slot(from).published.0;
+        let from = self.lane.slot(from);
+        let words = &self.rounds(from).published.0;
         let round = self.consumed.get();
         self.wait(&words.rounds, (round + 1) as u32, from, op)?;
         let parity = (round % 2) as usize;
@@ -119,7 +124,7 @@ impl ShmChannel {
         }
         // SAFETY: the wait has seen that round n of `from` is written. It writes this half again for round n + 2
         // only after our `consumed` is n + 1, which it becomes in `consume`, after this copy.
-        unsafe { self.segment.read(from, parity, offset, into, past) };
+        unsafe { self.segment.read([self.lane.number, from, parity], offset, into, past) };
         Ok(())
     }
 
@@ -128,7 +133,7 @@ impl ShmChannel {
         assert!(self.has_published(), "a round is published before it is consumed");
         let done = self.consumed.get() + 1;
         self.consumed.set(done);
-        let word = &self.slot().consumed.0;
+        let word = &self.rounds(self.rank).consumed.0;
         // Release: a peer that sees the round consumed may overwrite it; our reads come before.
         word.store(done as u32, Ordering::Release);
         wait::wake(word);
@@ -137,7 +142,7 @@ impl ShmChannel {
     /// Waits until every peer has consumed everything that this rank has published.
     pub(crate) fn settle(&self, op: OpName) -> Result<(), CommError> {
         let all = self.published.get() as u32;
-        self.peers().try_for_each(|peer| self.wait(&self.segment.slot(peer).consumed.0, all, peer, op))
+        self.peers().try_for_each(|peer| self.wait(&self.rounds(peer).consumed.0, all, peer, op))
     }
 
     /// The error that ended the job, if one did.
@@ -160,8 +165,14 @@ impl ShmChannel {
         self.segment.wake_all();
     }
 
+    /// The slots of the other ranks of the lane.
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
-        (0..self.segment.layout.world).filter(|peer| *peer != self.rank)
+        self.lane.slots().filter(|peer| *peer != self.rank)
+    }
+
+    /// The round counters of a slot.
+    fn rounds(&self, slot: usize) -> &Rounds {
+        &self.segment.slot(slot).rounds[self.lane.number]
     }
 
     /// Rounds that every peer must have consumed before the next publish.

@@ -19,23 +19,23 @@ impl SharedWindows for LocalComm {
     }
 
     fn of(&self, rank: usize) -> (BorrowedFd<'_>, u64) {
-        self.segment.window(rank).expect("`Comm::windows` gives none where the file has none")
+        self.segment.window(self.lane.slot(rank)).expect("`Comm::windows` gives none where the file has none")
     }
 
     fn open(&self, op: OpName, bytes: usize, ready: bool) -> Result<bool, CommError> {
         let map = |rank: usize| {
-            let (file, at) = self.segment.window(rank)?;
+            let (file, at) = self.segment.window(self.lane.slot(rank))?;
             MappedWindow::new(file, at, bytes)
         };
         let fits = ready && bytes as u64 <= WINDOW && self.windows.get().is_none();
         let mapped: Option<Vec<Option<MappedWindow>>> = fits.then_some(()).and_then(|()| {
-            (0..self.layout.world)
+            (0..self.lane.world)
                 .map(|rank| if rank == self.rank { Some(None) } else { map(rank).map(Some) })
                 .collect()
         });
         // If one rank cannot map them, all do without: all must use the same transport.
-        let mut all = vec![0; self.layout.world];
-        let counts = vec![1; self.layout.world];
+        let mut all = vec![0; self.lane.world];
+        let counts = vec![1; self.lane.world];
         self.all_gather(op, &[u8::from(mapped.is_some())], &mut all, &counts)?.wait()?;
         let open = all.iter().all(|can| *can == 1);
         if let (true, Some(mapped)) = (open, mapped) {
@@ -64,7 +64,7 @@ impl SharedWindows for LocalComm {
         }
         self.channel.alive(op)?;
         if self.started.get() != self.finished.get() {
-            let _ = self.channel.end(self.rank, LostReason::GaveUp, op);
+            let _ = self.channel.end(self.slot, LostReason::GaveUp, op);
             return Err(CommError::OutOfOrder { op });
         }
         self.channel.slot().enter(op);

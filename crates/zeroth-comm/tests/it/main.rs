@@ -5,6 +5,7 @@ mod collectives;
 mod handoff;
 mod hosts;
 mod host_launchers;
+mod mesh;
 mod model;
 mod processes;
 mod rendezvous;

@@ -11,8 +11,14 @@ struct Conflict {
 
 type Rule = fn(ConfigView<'_>) -> Vec<Conflict>;
 
-const RULES: [Rule; 5] =
-    [both_precisions, disk_without_path, batch_fits_no_world, moving_scale_needs_room, schedule_incomplete];
+const RULES: [Rule; 6] = [
+    both_precisions,
+    disk_without_path,
+    batch_fits_no_world,
+    moving_scale_needs_room,
+    schedule_incomplete,
+    groups_disagree,
+];
 
 pub(super) fn apply(view: ConfigView<'_>, verdicts: &mut [Verdict]) {
     for conflict in RULES.iter().flat_map(|rule| rule(view)) {
@@ -93,6 +99,35 @@ fn batch_fits_no_world(view: ConfigView<'_>) -> Vec<Conflict> {
              or leave one of the keys to \"auto\""
         ),
     }]
+}
+
+/// Parameters that are sharded within groups stay on the devices of those groups, which also add up gradients.
+fn groups_disagree(view: ConfigView<'_>) -> Vec<Conflict> {
+    const HPZ: &str = "zero_optimization.zero_hpz_partition_size";
+    let Some(group) = view.integer(HPZ).filter(|group| *group > 1 && view.stage() == 3) else {
+        return Vec::new();
+    };
+    let mut conflicts = Vec::new();
+    let device = view.device("zero_optimization.offload_param");
+    if device != "none" {
+        conflicts.push(Conflict {
+            at: vec![HPZ],
+            message: format!(
+                "zero_hpz_partition_size {group} keeps parameters on the devices of every group, and offload_param.device \"{device}\" \
+                 moves them off; remove one of the two"
+            ),
+        });
+    }
+    if let Some(other) = view.integer("zeroth.sum_group").filter(|other| *other != group) {
+        conflicts.push(Conflict {
+            at: vec!["zeroth.sum_group"],
+            message: format!(
+                "zeroth.sum_group is {other} and zero_hpz_partition_size {group}, and ranks have one kind of groups; leave \
+                 zeroth.sum_group out"
+            ),
+        });
+    }
+    conflicts
 }
 
 /// DeepSpeed asks for a window and a floor above 0 only where the loss scale moves.

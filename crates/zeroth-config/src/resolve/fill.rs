@@ -57,7 +57,9 @@ impl<'a> Filler<'a> {
             let no_model = self.request.model.is_none();
             return Err(ResolveError::HiddenSize { keys: self.missing_hidden, no_model });
         }
-        Ok(Resolved::new(self.settings, self.notes))
+        let resolved = Resolved::new(self.settings, self.notes);
+        resolved.check_groups(self.request.ranks)?;
+        Ok(resolved)
     }
 
     /// Fills the keys that wait for the number of steps. The others are as they were resolved.
@@ -235,7 +237,7 @@ impl<'a> Filler<'a> {
                 }
             }
         }
-        if explicit {
+        if explicit && key.auto != Some(AutoRule::Group) {
             self.notes.push(format!("{}: nothing fills \"auto\" here, so its default counts", key.path));
         } else if is_silent(key) || (key.parent() == "activation_checkpointing" && !self.recomputes()) {
             // The section's presence turns checkpointing on: its defaults must not.
@@ -330,7 +332,8 @@ impl<'a> Filler<'a> {
             AutoRule::Blocks => {
                 (self.request.model.and_then(|model| model.blocks)?.into(), said("the number of blocks"))
             }
-            AutoRule::NodeLocal | AutoRule::UntestedOptimizer => return None,
+            // Known once ranks are placed on hosts.
+            AutoRule::Group | AutoRule::NodeLocal | AutoRule::UntestedOptimizer => return None,
         })
     }
 

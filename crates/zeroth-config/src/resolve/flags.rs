@@ -170,6 +170,7 @@ pub(super) fn rule_flag(rule: AutoRule, flags: &Flags) -> Option<RuleFlag> {
         | AutoRule::NineTenthsHiddenSquared
         | AutoRule::TenHidden
         | AutoRule::Blocks
+        | AutoRule::Group
         | AutoRule::UntestedOptimizer => None,
     }
 }

@@ -2,6 +2,7 @@
 
 use super::batch::BatchError;
 use super::flags::Flags;
+use super::groups::GroupError;
 use super::mismatch::{self, Mismatch};
 use crate::file_values::FileValues;
 
@@ -37,6 +38,8 @@ pub enum ResolveError {
     Mismatch(Vec<Mismatch>),
     #[error(transparent)]
     Batch(#[from] BatchError),
+    #[error(transparent)]
+    Groups(#[from] GroupError),
     #[error(
         "The model's config file has neither `hidden_size` nor `hidden_sizes` entry, therefore it's not possible to \
          automatically fill out the following `auto` entries in the DeepSpeed config file: {keys:?}. You can fix \

@@ -144,6 +144,18 @@ section! {
             .set("exact, or fast with hundreds of ranks")
             .read_by(ReadBy::Collectives)
             .only(&["exact"], "write \"exact\""),
+        Key::int("zeroth.sum_group", 1)
+            .or_rule("the ranks of a host where hosts have equally many, else 1; on one host all ranks")
+            .in_("ranks")
+            .does(
+                "Ranks whose gradients are added up first, in fp32, before their sums are exchanged with those of other groups: rank \
+                 r is in group r div G. Few bytes then cross between hosts. It must divide the ranks. Another number is another \
+                 order of additions, and so other bits.",
+            )
+            .set("leave it out; on one host a number for the bits of several")
+            .read_by(ReadBy::Reduce)
+            .auto(AutoRule::Group)
+            => sum_group: Option<u64>,
         Key::int("zeroth.stall_seconds", 5)
             .or_int(30)
             .in_("seconds")

@@ -45,6 +45,16 @@ pub(super) fn parameters_are_replicated(view: ConfigView<'_>) -> Option<String> 
     })
 }
 
+pub(super) fn groups_shard_parameters(view: ConfigView<'_>) -> Option<String> {
+    let stage = view.stage();
+    (stage < 3).then(|| {
+        format!(
+            "only stage 3 shards parameters; at stage {stage} every rank has all of them, and there is nothing to shard \
+             within groups (zeroth.sum_group says which ranks add up gradients first)"
+        )
+    })
+}
+
 pub(super) fn gathers_stay_at_their_use(view: ConfigView<'_>) -> Option<String> {
     let stays = view.switch("zero_optimization.overlap_comm") == Switch::Off;
     parameters_are_replicated(view).or_else(|| {

@@ -224,6 +224,8 @@ pub enum AutoRule {
     WarmupSteps,
     /// The number of blocks of the model.
     Blocks,
+    /// The ranks of a host where hosts have equally many, else 1.
+    Group,
     /// true when every node saves on its own, whatever the file says.
     NodeLocal,
     /// true where the file has no optimizer section, whatever the file says.

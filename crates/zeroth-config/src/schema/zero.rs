@@ -203,11 +203,14 @@ section! {
         Key::bool("zero_optimization.legacy_stage1", false)
             .does("DeepSpeed's first stage 1, which it has removed.")
             .unsupported_if_on("DeepSpeed has removed this way of stage 1 and refuses `true`"),
-        Key::int("zero_optimization.zero_hpz_partition_size", 0)
+        Key::int("zero_optimization.zero_hpz_partition_size", 1)
             .or_int(1)
             .in_("ranks")
-            .does("ZeRO++: a second copy of the parameters sharded within each node.")
-            .unsupported_if_on("ZeRO++'s second partition is not built"),
+            .does("ZeRO++: shards the 16-bit parameters within groups of this many ranks only, optimizer state over all ranks. Parameters cross between groups once a step, however many micro-batches it has; with several, gradients do, too, added up in the group first. There is no second copy. 1 is off.")
+            .set("the ranks of a host, where a group has room for the parameters and, with several micro-batches, for a gradient of them")
+            .read_by(ReadBy::Gather)
+            .unless(conditions::groups_shard_parameters)
+            => zero_hpz_partition_size: u64,
         Key::bool("zero_optimization.zero_quantized_weights", false)
             .does("ZeRO++: gathers parameters in int8.")
             .unsupported_if_on("quantised gathers are not built"),
@@ -226,10 +229,10 @@ section! {
             .or_int(-1)
             .in_("ranks")
             .does("MiCS: shards within groups of this many ranks and copies across groups.")
-            .unsupported_if_on("sharding within groups of ranks is not built"),
+            .unsupported_if_on("state is sharded over all ranks; zero_hpz_partition_size shards the 16-bit parameters within groups"),
         Key::bool("zero_optimization.mics_hierarchical_params_gather", false)
             .does("MiCS: gathers in two levels.")
-            .unsupported_if_on("sharding within groups of ranks is not built"),
+            .unsupported_if_on("gathers between groups take two levels without it (zeroth.sum_group)"),
         Key::new("zero_optimization.leaf_module", KeyType::Opaque)
             .does("Names modules to gather as a whole.")
             .built_in("the experts of a block are always gathered as a whole, and no collective depends on routing"),

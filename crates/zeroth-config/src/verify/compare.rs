@@ -140,7 +140,10 @@ impl<'a> Comparison<'a> {
         let found = match resolve(&request) {
             Err(ResolveError::Mismatch(found)) => found,
             // The batch is compared separately, and a missing hidden size contradicts nothing.
-            Ok(_) | Err(ResolveError::Batch(_) | ResolveError::HiddenSize { .. }) => return Vec::new(),
+            Ok(_)
+            | Err(ResolveError::Batch(_) | ResolveError::Groups(_) | ResolveError::HiddenSize { .. }) => {
+                return Vec::new();
+            }
         };
         let is_ours = |path: &str| path.starts_with("zeroth.") && self.command.trainer != Trainer::Zeroth;
         found.into_iter().filter(|found| found.path != "train_batch_size" && !is_ours(&found.path)).collect()

@@ -63,7 +63,7 @@ pub(crate) const MOST_LIVE: Figure = count("most elements gathered", |c| c.resid
 pub(crate) const GATHERS: Figure = count("gathers a micro-batch", |c| c.residency.gathers as u64);
 pub(crate) const GATHERED: Figure = count("elements gathered in a step", |c| {
     c.sum(|action| match action {
-        Action::AllGather(flat) => c.program.layout.flats[*flat].elements(),
+        Action::AllGather(flat, _) => c.program.layout.flats[*flat].elements(),
         _ => 0,
     })
 });
@@ -87,7 +87,7 @@ pub(crate) const WEIGHT_GATHERS: Figure =
     count("all-gathers after the update", |c| c.named("all_gather_weights"));
 pub(crate) const LARGEST_WEIGHT_GATHER: Figure = count("elements of the largest of them", |c| {
     c.largest(|action| match action {
-        Action::AllGatherWeights(chunk) => Some(chunk),
+        Action::AllGatherWeights(chunk, _) => Some(chunk),
         _ => None,
     })
 });
@@ -188,12 +188,12 @@ impl Compiled {
     fn largest(&self, chunk: impl Fn(&Action) -> Option<&Chunk>) -> u64 {
         let chunks = self.step().filter_map(|instruction| chunk(&instruction.action));
         let elements = chunks.map(|chunk| chunk.range.end - chunk.range.start);
-        elements.max().unwrap_or(0) * self.program.layout.ranks
+        elements.max().unwrap_or(0) * self.program.layout.ranks()
     }
 
     fn largest_exchange(&self) -> u64 {
         self.largest(|action| match action {
-            Action::AllToAll(chunk) => Some(chunk),
+            Action::AllToAll(chunk, _) => Some(chunk),
             _ => None,
         })
     }
@@ -209,7 +209,7 @@ impl Compiled {
     fn ahead(&self) -> u64 {
         let instructions = &self.program.micro_batches().next().unwrap().instructions;
         let distance = |(at, instruction): (usize, &zeroth_program::Instruction)| match instruction.action {
-            Action::AllGather(flat) => {
+            Action::AllGather(flat, _) => {
                 instructions[at..].iter().position(|reader| reader.reads.contains(&flat))
             }
             _ => None,

@@ -247,7 +247,7 @@ fn kernels(golden: &Golden) -> Vec<Kernel> {
     let work = lowering.lower(&program.sections[0], &span, &scratch, binding, rows);
     let launches = work.into_iter().flat_map(|work| match work {
         Work::Launches(launches) => launches,
-        Work::Nothing | Work::Collective(_) => Vec::new(),
+        Work::Nothing | Work::Collective(..) => Vec::new(),
     });
     launches.map(|launch| launch.kernel).collect()
 }
@@ -346,7 +346,7 @@ fn frozen_flats_are_placed_apart_from_trained_ones() {
             assert_eq!(program.is_sharded(flat), expected, "{what}");
             weights += 4 * if expected { laid.shard_capacity(ranks) } else { laid.padded() };
             let is_gathered = |section: &zeroth_program::Section| {
-                section.instructions.iter().any(|i| i.action == zeroth_program::Action::AllGather(flat))
+                section.instructions.iter().any(|i| matches!(i.action, zeroth_program::Action::AllGather(of, _) if of == flat))
             };
             assert_eq!(is_gathered(&program.sections[0]), expected, "{what}");
         }

@@ -85,7 +85,7 @@ fn the_check_finds_a_missing_gather_and_a_lost_reduction() {
         broken.check(u64::MAX).unwrap_err()
     };
     assert!(matches!(
-        without(|action| matches!(action, Action::AllGather(_))),
+        without(|action| matches!(action, Action::AllGather(..))),
         ProgramError::NotResident { .. }
     ));
     assert!(matches!(
@@ -210,7 +210,7 @@ fn assert_live(compiled: &Compiled, max_live: u64) {
         let clocks = certain(program, section, memory);
         let mut stays: Vec<(usize, usize)> = Vec::new(); // flat, last instruction that read it
         for (at, instruction) in instructions.iter().enumerate() {
-            if let Action::AllGather(flat) = instruction.action {
+            if let Action::AllGather(flat, _) = instruction.action {
                 // Gone is what the list has let go and whose last reader is certainly done.
                 let gone = |(flat, last): &&(usize, usize)| {
                     let released = instructions[*last..at].iter().any(|i| i.action == Action::Release(*flat));

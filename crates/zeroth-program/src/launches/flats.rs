@@ -2,30 +2,62 @@
 
 use std::ops::Range;
 
-use zeroth_base::DType;
+use zeroth_base::{Axis, DType};
 use zeroth_graph::ParamId;
 use zeroth_kernel::ExactSum;
 use zeroth_kernel::{Kernel, Rounding};
 
 use super::{At, Collective, Span};
-use crate::{Accumulate, Action, BufferId, Chunk, GradientStorage, Storage};
+use crate::{Accumulate, Action, BufferId, Chunk, GradientStorage, Layout, Storage};
 
 impl At<'_> {
-    /// A rank's part of a chunk, as a range of the flat.
-    fn owned(&self, chunk: &Chunk, rank: u64) -> Range<u64> {
-        let shard = self.program().layout.flats[chunk.flat].shard(rank, self.program().layout.ranks);
-        let at = |place: u64| (shard.start + place).min(shard.end);
-        at(chunk.range.start)..at(chunk.range.end)
+    /// The part of a chunk at a position, as a range of the flat.
+    fn at_position(&self, chunk: &Chunk, position: u64) -> Range<u64> {
+        let shard = self.program().layout.flats[chunk.flat].shard(position, self.program().layout.ranks());
+        within(&shard, &chunk.range)
     }
 
-    /// Bytes of each rank's part of a chunk, in the communication dtype.
-    fn chunk_counts(&self, chunk: &Chunk) -> Vec<usize> {
-        let size = self.program().types.communication.bytes();
-        let count = |rank: u64| {
-            let owned = self.owned(chunk, rank);
-            ((owned.end - owned.start) * size) as usize
-        };
-        (0..self.program().layout.ranks).map(count).collect()
+    /// This rank's part of a chunk, as a range of the flat.
+    fn owned(&self, chunk: &Chunk) -> Range<u64> {
+        self.at_position(chunk, self.program().layout.world.position(self.binding.rank))
+    }
+
+    /// The parts of a chunk in the order of the flat.
+    fn all_parts(&self, chunk: &Chunk) -> impl Iterator<Item = Range<u64>> {
+        (0..self.program().layout.ranks()).map(|position| self.at_position(chunk, position))
+    }
+
+    /// This rank's number along an axis.
+    fn number(&self, axis: Axis) -> usize {
+        self.program().layout.world.number(axis, self.binding.rank) as usize
+    }
+
+    /// What each rank along an axis holds of a flat.
+    fn extents(&self, flat: usize, axis: Axis) -> Vec<Range<u64>> {
+        let Layout { world, flats, .. } = &self.program().layout;
+        let (laid, place) = (&flats[flat], world.place(self.binding.rank));
+        (0..world.along(axis)).map(|number| laid.extent(axis, place, number, *world)).collect()
+    }
+
+    /// Elements of a chunk that each rank along an axis gets: of a group, the parts of its rail.
+    fn chunk_parts(&self, chunk: &Chunk, axis: Axis) -> Vec<u64> {
+        let (program, world) = (self.program(), self.program().layout.world);
+        let place = world.place(self.binding.rank);
+        (0..world.along(axis)).map(|number| program.part_of_chunk(chunk, axis, place, number)).collect()
+    }
+
+    /// As [`Self::chunk_parts`], in bytes of what a reduction along the axis adds up.
+    fn chunk_counts(&self, chunk: &Chunk, axis: Axis) -> Vec<usize> {
+        let size = self.program().summand_type(axis).bytes();
+        self.chunk_parts(chunk, axis).into_iter().map(|count| (count * size) as usize).collect()
+    }
+
+    /// The first element of a chunk's sums of the group in their buffer.
+    fn first_partial_sum(&self, id: BufferId, chunk: &Chunk) -> u64 {
+        match id {
+            BufferId::PartialGrad(_) => self.program().layout.world.groups() * chunk.range.start,
+            _ => 0,
+        }
     }
 
     /// Casts the f32 parts of a flat's gradient and checks the others for non-finite values.
@@ -51,26 +83,24 @@ impl At<'_> {
         converted.chain(program.unchecked(kind, flat).into_iter().map(look)).collect()
     }
 
-    /// Packs the ranks' parts of a chunk contiguously.
+    /// Packs the parts of a chunk contiguously.
     pub(super) fn pack(&self, chunk: &Chunk) -> Vec<Kernel> {
         let (dtype, to) = (self.program().types.communication, self.destination());
         let mut at = 0;
-        let part = |rank: u64| {
-            let owned = self.owned(chunk, rank);
+        let part = |owned: Range<u64>| {
             let count = owned.end - owned.start;
             let first = at;
             at += count;
             let from = self.part(self.source_buffer(), owned.start, count, dtype.bytes());
             (count > 0).then(|| copy(from, self.part(to, first, count, dtype.bytes()), dtype))
         };
-        (0..self.program().layout.ranks).filter_map(part).collect()
+        self.all_parts(chunk).filter_map(part).collect()
     }
 
     pub(super) fn round(&self, chunk: &Chunk) -> Vec<Kernel> {
         let (to_type, to) = (self.program().types.communication, self.destination());
         let mut at = 0;
-        let convert = |rank: u64| {
-            let owned = self.owned(chunk, rank);
+        let convert = |owned: Range<u64>| {
             let count = owned.end - owned.start;
             let first = at;
             at += count;
@@ -82,64 +112,70 @@ impl At<'_> {
                 found_inf: Some(self.found_inf(chunk.flat)),
             })
         };
-        (0..self.program().layout.ranks).filter_map(convert).collect()
+        self.all_parts(chunk).filter_map(convert).collect()
     }
 
-    pub(super) fn add(&self, chunk: &Chunk, addition: Accumulate) -> Vec<Kernel> {
-        let (program, owned) = (self.program(), self.owned(chunk, self.binding.rank));
-        let (count, ranks, from_type) =
-            (owned.end - owned.start, program.layout.ranks, program.types.communication);
+    pub(super) fn add(&self, chunk: &Chunk, addition: Accumulate, axis: Axis) -> Vec<Kernel> {
+        let (program, parts) = (self.program(), self.chunk_parts(chunk, axis));
+        let (count, from_type) = (parts[self.number(axis)], program.summand_type(axis));
         if count == 0 {
             return Vec::new();
         }
-        let Sums { to, to_type, add } = self.sums(chunk, addition);
-        let (mut kernels, parts) = self.parts(chunk, count);
-        kernels.push(Kernel::SumRanks { ranks: ranks as usize, parts, from_type, to, to_type, add });
+        let Sums { to, to_type, add } = self.sums(chunk, addition, axis);
+        let (mut kernels, parts) = self.parts(chunk, &parts, axis);
+        let ranks = program.layout.world.along(axis) as usize;
+        kernels.push(Kernel::SumRanks { ranks, parts, from_type, to, to_type, add });
         kernels
     }
 
-    /// The destination of this rank's part of a reduced chunk.
-    fn sums(&self, chunk: &Chunk, addition: Accumulate) -> Sums {
-        let owned = self.owned(chunk, self.binding.rank);
+    /// The destination of this rank's part of a chunk that is reduced along an axis.
+    fn sums(&self, chunk: &Chunk, addition: Accumulate, axis: Axis) -> Sums {
+        let program = self.program();
+        if program.sums_partially(axis) {
+            let (id, to_type) = (self.destination(), program.partial_sum_type());
+            let count = self.chunk_parts(chunk, axis)[self.number(axis)];
+            // A rank with an empty part may end before the chunk begins.
+            let first = if count > 0 { self.first_partial_sum(id, chunk) } else { 0 };
+            let to = self.part(id, first, count, to_type.bytes());
+            return Sums { to, to_type, add: addition == Accumulate::Add };
+        }
+        let owned = self.owned(chunk);
         let count = owned.end - owned.start;
-        let kept = self.program().grad_accum_dtype;
+        let kept = program.grad_accum_dtype;
         let (to, to_type) = match self.destination() {
             id @ BufferId::Grad(_) => (self.part(id, owned.start, count, 4), DType::F32),
-            // A rank with an empty part may end before the chunk begins.
             id @ BufferId::ReducedGrad(_) if count > 0 => {
                 (self.part(id, chunk.range.start, count, kept.bytes()), kept)
             }
             id @ BufferId::ReducedGrad(_) => (self.part(id, 0, count, kept.bytes()), kept),
             id => {
-                let dtype = self.program().summed_type(addition);
+                let dtype = program.summed_type(addition);
                 (self.part(id, 0, count, dtype.bytes()), dtype)
             }
         };
         // A chunk on its way to host memory is added there.
-        let add =
-            addition == Accumulate::Add && !self.program().residency[chunk.flat].gradients.is_offloaded();
+        let add = addition == Accumulate::Add && !program.residency[chunk.flat].gradients.is_offloaded();
         Sums { to, to_type, add }
     }
 
     /// The received parts of this rank's share of a chunk, contiguous; without reduce-scatter they are first sliced out
-    /// of everything received.
-    fn parts(&self, chunk: &Chunk, count: u64) -> (Vec<Kernel>, Span) {
+    /// of everything received. `parts` has the elements of each rank along the axis.
+    fn parts(&self, chunk: &Chunk, parts: &[u64], axis: Axis) -> (Vec<Kernel>, Span) {
         let program = self.program();
-        let (ranks, dtype, from) = (program.layout.ranks, program.types.communication, self.source_buffer());
+        let (ranks, dtype, from) = (parts.len() as u64, program.summand_type(axis), self.source_buffer());
+        let (number, size) = (self.number(axis), dtype.bytes());
+        let count = parts[number];
         if let (BufferId::CommGrad(_), 1) = (from, ranks) {
-            return (Vec::new(), self.part(from, chunk.range.start, count, dtype.bytes()));
+            return (Vec::new(), self.part(from, chunk.range.start, count, size));
         }
         if program.reduce_scatter || ranks == 1 {
-            return (Vec::new(), self.part(from, 0, ranks * count, dtype.bytes()));
+            return (Vec::new(), self.part(from, 0, ranks * count, size));
         }
-        let owned: Vec<u64> =
-            (0..ranks).map(|rank| self.owned(chunk, rank)).map(|range| range.end - range.start).collect();
-        let (all, before): (u64, u64) =
-            (owned.iter().sum(), owned[..self.binding.rank as usize].iter().sum());
-        let slices = self.reserve(ranks * count * dtype.bytes());
+        let (all, before): (u64, u64) = (parts.iter().sum(), parts[..number].iter().sum());
+        let slices = self.reserve(ranks * count * size);
         let slice = |rank: u64| {
-            let from = self.part(from, rank * all + before, count, dtype.bytes());
-            copy(from, slices.part(rank * count, count, dtype.bytes()), dtype)
+            let from = self.part(from, rank * all + before, count, size);
+            copy(from, slices.part(rank * count, count, size), dtype)
         };
         ((0..ranks).map(slice).collect(), slices)
     }
@@ -157,7 +193,7 @@ impl At<'_> {
             let from = self.part(self.source_buffer(), 0, count, dtype.bytes());
             return vec![copy(from, self.part(self.destination(), 0, count, dtype.bytes()), dtype)];
         }
-        let owned = self.owned(chunk, self.binding.rank);
+        let owned = self.owned(chunk);
         let count = owned.end - owned.start;
         if count == 0 {
             return Vec::new();
@@ -177,8 +213,9 @@ impl At<'_> {
     }
 
     pub(super) fn stage(&self, chunk: &Chunk) -> Vec<Kernel> {
-        let owned = self.owned(chunk, self.binding.rank);
-        let (count, flat) = (owned.end - owned.start, chunk.flat);
+        let flat = chunk.flat;
+        let held = within(&self.program().held_range(flat, self.binding.rank), &chunk.range);
+        let count = held.end - held.start;
         let from = |count| self.kept(self.source_buffer(), flat, chunk.range.start, count);
         let to = |count| self.kept(self.destination(), flat, 0, count);
         let dtype = self.storage(flat).copied_as();
@@ -186,15 +223,16 @@ impl At<'_> {
     }
 
     pub(super) fn upload_shard(&self, chunk: &Chunk) -> Vec<Kernel> {
-        let owned = self.owned(chunk, self.binding.rank);
-        let (count, flat) = (owned.end - owned.start, chunk.flat);
+        let flat = chunk.flat;
+        let held = within(&self.program().held_range(flat, self.binding.rank), &chunk.range);
+        let count = held.end - held.start;
         if count == 0 {
             return Vec::new();
         }
         // A staging buffer holds the piece alone.
         let from = self.source_buffer();
         let first = if matches!(from, BufferId::StagedShard(_)) { 0 } else { chunk.range.start };
-        let to = self.kept(self.destination(), flat, owned.start, count);
+        let to = self.kept(self.destination(), flat, held.start, count);
         vec![copy(self.kept(from, flat, first, count), to, self.storage(flat).copied_as())]
     }
 
@@ -214,7 +252,7 @@ impl At<'_> {
             return Vec::new();
         }
         let (flat, dtype) = (chunk.flat, self.storage(chunk.flat).copied_as());
-        let first = if program.stays_gathered(flat) { updated.start } else { 0 };
+        let first = updated.start - program.held_range(flat, self.binding.rank).start;
         let to = self.kept(self.destination(), flat, first + chunk.range.start, count);
         vec![copy(self.kept(self.source_buffer(), flat, 0, count), to, dtype)]
     }
@@ -236,7 +274,7 @@ impl At<'_> {
     pub(super) fn squares(&self, flat: usize) -> Vec<Kernel> {
         let program = self.program();
         // Even at stage 0 each rank counts only its own shard; the reports carry the others' sums.
-        let shard = program.layout.flats[flat].shard(self.binding.rank, program.layout.ranks);
+        let shard = program.layout.shard(flat, self.binding.rank);
         let sum = self.exact_sum(flat);
         if shard.is_empty() {
             return vec![Kernel::Zero { to: sum }];
@@ -252,7 +290,7 @@ impl At<'_> {
     }
 
     pub(super) fn control(&self) -> Kernel {
-        let (ranks, layout) = (self.program().layout.ranks, self.program().report());
+        let (ranks, layout) = (self.program().layout.ranks(), self.program().report());
         let [recipe, input, reports] = self.operands().reads[..] else {
             unreachable!("control reads the recipe, the step's input and the reports")
         };
@@ -272,8 +310,7 @@ impl At<'_> {
     pub(super) fn update(&self, chunk: &Chunk) -> Vec<Kernel> {
         let (program, flat) = (self.program(), chunk.flat);
         let updated = program.update_range(flat, self.binding.rank);
-        let within = |place: u64| (updated.start + place).min(updated.end);
-        let tile = within(chunk.range.start)..within(chunk.range.end);
+        let tile = within(&updated, &chunk.range);
         let laid = &program.layout.flats[flat];
         // (parameter group, range of the flat): slots are contiguous, padding belongs to the slot before it.
         let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
@@ -326,8 +363,7 @@ impl At<'_> {
         let weights = self.operands().writes.iter().find_map(|&id| {
             let first = match id {
                 BufferId::UpdatedWeights(_) => tile.start,
-                BufferId::Weights(_) if program.stays_gathered(flat) => 0,
-                BufferId::Weights(_) => updated.start,
+                BufferId::Weights(_) => program.held_range(flat, self.binding.rank).start,
                 _ => return None,
             };
             Some(self.kept(id, flat, range.start - first, count))
@@ -358,96 +394,124 @@ impl At<'_> {
         }
     }
 
-    /// Bytes of each rank's shard of a flat.
-    fn shard_counts(&self, flat: usize, storage: Storage) -> Vec<usize> {
-        let layout = &self.program().layout;
-        let bytes = |rank: u64| {
-            let shard = layout.flats[flat].shard(rank, layout.ranks);
-            storage.bytes(shard.end - shard.start) as usize
+    /// A collective whose parts are in place, in a buffer of what lies in `all` of a flat.
+    fn in_place(&self, buffer: Span, storage: Storage, all: &Range<u64>, parts: &[Range<u64>]) -> Collective {
+        let bytes = |elements: u64| storage.bytes(elements) as usize;
+        Collective::InPlace {
+            buffer,
+            starts: parts.iter().map(|part| bytes(part.start - all.start)).collect(),
+            counts: parts.iter().map(|part| bytes(part.end - part.start)).collect(),
+        }
+    }
+
+    /// All of a flat's parameters in a buffer.
+    fn whole_flat(&self, id: BufferId, flat: usize) -> (Span, Range<u64>) {
+        let laid = &self.program().layout.flats[flat];
+        (self.whole(id, laid.bytes()), 0..laid.padded())
+    }
+
+    fn all_gather(&self, flat: usize, axis: Axis) -> Collective {
+        let (program, storage) = (self.program(), self.storage(flat));
+        let (extents, is_in_groups) = (self.extents(flat, axis), program.is_sharded_in_groups(flat));
+        let (buffer, all) = self.whole_flat(self.destination(), flat);
+        let is_second = axis == Axis::Group && program.layout.world.has_two_levels() && !is_in_groups;
+        // This rank's part is already in place.
+        if is_second || program.residency[flat].weights.is_offloaded() {
+            return self.in_place(buffer, storage, &all, &extents);
+        }
+        let counts: Vec<usize> =
+            extents.iter().map(|part| storage.bytes(part.end - part.start) as usize).collect();
+        let (own, sum) = (counts[self.number(axis)] as u64, counts.iter().sum::<usize>() as u64);
+        let recv = buffer.part(storage.bytes(extents[0].start), sum, 1);
+        Collective::AllGather { send: self.whole(self.source_buffer(), own), recv, counts }
+    }
+
+    fn all_to_all(&self, chunk: &Chunk, axis: Axis) -> Collective {
+        let counts = self.chunk_counts(chunk, axis);
+        let all = counts.iter().sum::<usize>() as u64;
+        let (from, size) = (self.source_buffer(), self.program().summand_type(axis).bytes());
+        let first = if all > 0 { self.first_partial_sum(from, chunk) } else { 0 };
+        let send = self.part(from, first, all / size, size);
+        let receive = |bytes: u64| self.whole(self.destination(), bytes);
+        if !self.program().reduce_scatter {
+            let recv = receive(counts.len() as u64 * all);
+            return Collective::AllGather { send, recv, counts: vec![all as usize; counts.len()] };
+        }
+        let own = (counts.len() * counts[self.number(axis)]) as u64;
+        Collective::AllToAll { send, recv: receive(own), counts }
+    }
+
+    fn reduce_scatter(&self, chunk: &Chunk, addition: Accumulate, axis: Axis) -> Collective {
+        let program = self.program();
+        let (counts, from_type) = (self.chunk_counts(chunk, axis), program.summand_type(axis));
+        let from = self.source_buffer();
+        let (send, starts) = if let BufferId::CommGrad(flat) = from {
+            let parts = self.extents(flat, axis).into_iter().map(|extent| within(&extent, &chunk.range));
+            let all = program.layout.flats[flat].padded() * from_type.bytes();
+            (self.whole(from, all), parts.map(|part| (part.start * from_type.bytes()) as usize).collect())
+        } else {
+            (self.whole(from, counts.iter().sum::<usize>() as u64), starts_of(&counts))
         };
-        (0..layout.ranks).map(bytes).collect()
+        let Sums { to, to_type, add } = self.sums(chunk, addition, axis);
+        let is_last = program.completes(self.section.kind, chunk.flat, addition);
+        let squares = is_last.then(|| self.exact_sum(chunk.flat));
+        Collective::Reduce { send, starts, counts, from_type, to, to_type, add, squares }
+    }
+
+    fn all_gather_reports(&self, axis: Axis) -> Collective {
+        let (world, bytes) = (self.program().layout.world, self.program().report().bytes());
+        let buffer = self.whole(self.destination(), world.ranks * bytes as u64);
+        if axis == Axis::Rail && world.has_two_levels() {
+            // Of all groups, in rank order.
+            let of_group = world.group as usize * bytes;
+            let starts = (0..world.groups() as usize).map(|group| group * of_group).collect();
+            return Collective::InPlace { buffer, starts, counts: vec![of_group; world.groups() as usize] };
+        }
+        let (ranks, bytes) = (world.along(axis), bytes as u64);
+        let first = if axis == Axis::Group { world.group_of(self.binding.rank) * world.group } else { 0 };
+        Collective::AllGather {
+            send: self.whole(self.source_buffer(), bytes),
+            recv: buffer.part(first * bytes, ranks * bytes, 1),
+            counts: vec![bytes as usize; ranks as usize],
+        }
     }
 
     pub(super) fn collective(&self) -> Collective {
         let program = self.program();
         match &self.section.instructions[self.index].action {
-            Action::AllGather(flat) => {
-                let counts = self.shard_counts(*flat, self.storage(*flat));
-                let own = counts[self.binding.rank as usize] as u64;
-                let all = self.whole(self.destination(), counts.iter().sum::<usize>() as u64);
-                if program.residency[*flat].weights.is_offloaded() {
-                    // This rank's part is already in place.
-                    return Collective::InPlace { buffer: all, starts: starts_of(&counts), counts };
-                }
-                Collective::AllGather { send: self.whole(self.source_buffer(), own), recv: all, counts }
+            Action::AllGather(flat, axis) => self.all_gather(*flat, *axis),
+            Action::AllGatherWeights(Chunk { flat, range }, axis) => {
+                let (storage, held) = (self.storage(*flat), program.held_range(*flat, self.binding.rank));
+                let parts = self.extents(*flat, *axis).into_iter().map(|extent| within(&extent, range));
+                let buffer = self.whole(self.destination(), storage.bytes(held.end - held.start));
+                self.in_place(buffer, storage, &held, &parts.collect::<Vec<_>>())
             }
-            Action::AllGatherWeights(chunk) => {
-                let storage = self.storage(chunk.flat);
-                let all = self.shard_counts(chunk.flat, storage).iter().sum::<usize>() as u64;
-                let bytes = |elements: u64| storage.bytes(elements) as usize;
-                let owned: Vec<Range<u64>> =
-                    (0..program.layout.ranks).map(|rank| self.owned(chunk, rank)).collect();
-                Collective::InPlace {
-                    buffer: self.whole(self.destination(), all),
-                    starts: owned.iter().map(|range| bytes(range.start)).collect(),
-                    counts: owned.iter().map(|range| bytes(range.end - range.start)).collect(),
-                }
+            Action::BroadcastWeights { flat, root, axis } => {
+                let extent = self.extents(*flat, *axis).swap_remove(*root);
+                let (first, count) = (
+                    extent.start - program.held_range(*flat, self.binding.rank).start,
+                    extent.end - extent.start,
+                );
+                Collective::Broadcast { root: *root, buffer: self.kept(self.destination(), *flat, first, count) }
             }
-            Action::BroadcastWeights { flat, root } => {
-                let shard = program.layout.flats[*flat].shard(*root as u64, program.layout.ranks);
-                let count = shard.end - shard.start;
-                let buffer = self.kept(self.destination(), *flat, shard.start, count);
-                Collective::Broadcast { root: *root, buffer }
+            Action::AllGatherGrad(flat, axis) => {
+                let storage = Storage::Dense(DType::F32);
+                let all = 0..program.layout.flats[*flat].padded();
+                let buffer = self.whole(self.destination(), storage.bytes(all.end));
+                self.in_place(buffer, storage, &all, &self.extents(*flat, *axis))
             }
-            Action::AllGatherGrad(flat) => {
-                let counts = self.shard_counts(*flat, Storage::Dense(DType::F32));
-                let all = counts.iter().sum::<usize>() as u64;
-                let starts = starts_of(&counts);
-                Collective::InPlace { buffer: self.whole(self.destination(), all), starts, counts }
-            }
-            Action::AllToAll(chunk) => {
-                let counts = self.chunk_counts(chunk);
-                let all = counts.iter().sum::<usize>() as u64;
-                if !program.reduce_scatter {
-                    return Collective::AllGather {
-                        send: self.whole(self.source_buffer(), all),
-                        recv: self.whole(self.destination(), counts.len() as u64 * all),
-                        counts: vec![all as usize; counts.len()],
-                    };
-                }
-                let own = (counts.len() * counts[self.binding.rank as usize]) as u64;
-                Collective::AllToAll {
-                    send: self.whole(self.source_buffer(), all),
-                    recv: self.whole(self.destination(), own),
-                    counts,
-                }
-            }
-            Action::ReduceScatter(chunk, addition) => {
-                let (counts, from_type) = (self.chunk_counts(chunk), program.types.communication);
-                let from = self.source_buffer();
-                let (send, starts) = if let BufferId::CommGrad(flat) = from {
-                    let bytes = |rank: u64| (self.owned(chunk, rank).start * from_type.bytes()) as usize;
-                    let all = program.layout.flats[flat].padded() * from_type.bytes();
-                    (self.whole(from, all), (0..program.layout.ranks).map(bytes).collect())
-                } else {
-                    (self.whole(from, counts.iter().sum::<usize>() as u64), starts_of(&counts))
-                };
-                let Sums { to, to_type, add } = self.sums(chunk, *addition);
-                let is_last = program.completes(self.section.kind, chunk.flat, *addition);
-                let squares = is_last.then(|| self.exact_sum(chunk.flat));
-                Collective::Reduce { send, starts, counts, from_type, to, to_type, add, squares }
-            }
-            Action::AllGatherReports => {
-                let (ranks, bytes) = (program.layout.ranks, program.report().bytes() as u64);
-                Collective::AllGather {
-                    send: self.whole(self.source_buffer(), bytes),
-                    recv: self.whole(self.destination(), ranks * bytes),
-                    counts: vec![bytes as usize; ranks as usize],
-                }
-            }
+            Action::AllToAll(chunk, axis) => self.all_to_all(chunk, *axis),
+            Action::ReduceScatter(chunk, addition, axis) => self.reduce_scatter(chunk, *addition, *axis),
+            Action::AllGatherReports(axis) => self.all_gather_reports(*axis),
             other => unreachable!("{other:?} is no collective"),
         }
     }
+}
+
+/// A range within another, as far as that reaches.
+pub(crate) fn within(whole: &Range<u64>, range: &Range<u64>) -> Range<u64> {
+    let at = |place: u64| (whole.start + place).min(whole.end);
+    at(range.start)..at(range.end)
 }
 
 /// The destination of a reduction, its dtype, and whether it accumulates.

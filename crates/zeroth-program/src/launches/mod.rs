@@ -10,9 +10,11 @@ mod flats;
 mod ops;
 mod sub_groups;
 
+pub(crate) use flats::within;
+
 use std::mem::offset_of;
 
-use zeroth_base::DType;
+use zeroth_base::{Axis, DType};
 use zeroth_graph::{Backward, GradNode, Graph, Kind, ParamId, Value};
 use zeroth_kernel::{Kernel, Launch, Span, StepInput, Target};
 
@@ -28,11 +30,12 @@ pub enum Work {
     Nothing,
     /// Kernels, in order.
     Launches(Vec<Launch>),
-    /// A collective.
-    Collective(Collective),
+    /// A collective along an axis.
+    Collective(Axis, Collective),
 }
 
-/// A collective over arena spans. Counts are bytes, one entry per rank.
+/// A collective over arena spans. Ranks are those along its axis, by their numbers there. Counts are bytes, one entry per
+/// rank.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Collective {
     /// Every rank's `send` arrives in every rank's `recv`, in rank order.
@@ -169,9 +172,10 @@ impl<'a> Lowering<'a> {
         let work = |index: usize| {
             let at = self.at(section, index, Some(span), binding, rows);
             // On one rank there are no collectives: its parameters are uploaded, not gathered.
-            let alone = self.source.program.layout.ranks == 1;
-            if section.instructions[index].action.is_collective() && !alone {
-                return Work::Collective(at.collective());
+            let alone = self.source.program.layout.ranks() == 1;
+            let axis = section.instructions[index].action.collective_axis();
+            if let Some(axis) = axis.filter(|_| !alone) {
+                return Work::Collective(axis, at.collective());
             }
             let kernels = at.kernels();
             if kernels.is_empty() {
@@ -389,7 +393,7 @@ impl At<'_> {
             Action::KeepGrad(flat) | Action::CastGrad(flat) => self.cast_rest(*flat),
             Action::PackGrad(chunk) => self.pack(chunk),
             Action::CastAndPackGrad(chunk) => self.round(chunk),
-            Action::SumRanks(chunk, addition) => self.add(chunk, *addition),
+            Action::SumRanks(chunk, addition, axis) => self.add(chunk, *addition, *axis),
             Action::GradSquares(flat) => self.squares(*flat),
             Action::Control => vec![self.control()],
             Action::OffloadGrad(chunk, addition) => self.offload_gradient(chunk, *addition),
@@ -399,13 +403,13 @@ impl At<'_> {
             Action::Update(chunk) => self.update(chunk),
             Action::StoreStates(chunk) => self.store(chunk),
             Action::WriteBack(chunk) => self.write_back(chunk),
-            Action::AllGather(_)
+            Action::AllGather(..)
             | Action::Release(_)
-            | Action::AllToAll(_)
+            | Action::AllToAll(..)
             | Action::ReduceScatter(..)
-            | Action::AllGatherGrad(_)
-            | Action::AllGatherReports
-            | Action::AllGatherWeights(_)
+            | Action::AllGatherGrad(..)
+            | Action::AllGatherReports(_)
+            | Action::AllGatherWeights(..)
             | Action::BroadcastWeights { .. } => Vec::new(),
         }
     }

@@ -3,7 +3,7 @@
 use zeroth_base::DType;
 use zeroth_kernel::{Kernel, Moment};
 
-use super::flats::copy;
+use super::flats::{copy, within};
 use super::{At, Span};
 use crate::sub_group::SubGroupLayout;
 use crate::{BufferId, Chunk};
@@ -27,8 +27,7 @@ impl At<'_> {
     fn parts_of_tile(&self, chunk: &Chunk, with_gradient: bool) -> Vec<Part> {
         let (program, flat) = (self.program(), chunk.flat);
         let updated = program.update_range(flat, self.binding.rank);
-        let within = |place: u64| (updated.start + place).min(updated.end);
-        let range = within(chunk.range.start)..within(chunk.range.end);
+        let range = within(&updated, &chunk.range);
         let count = range.end - range.start;
         if count == 0 {
             return Vec::new();

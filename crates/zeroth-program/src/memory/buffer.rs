@@ -35,6 +35,9 @@ pub enum BufferId {
     /// Rows of a tied head's gradient, in f32, one per token of the micro-batch, to which the embedding's gradient is
     /// added.
     WaitingRows,
+    /// A flat's gradient summed over the group, and over micro-batches, of the group shard: chunk by chunk, the parts of
+    /// the rail's ranks one after the other.
+    PartialGrad(usize),
     /// A flat's reduced gradient as the update reads it, where that is not the f32 flat.
     ReducedGrad(usize),
     /// Master weights of this rank's part of a flat, or their low-order bits.
@@ -119,6 +122,8 @@ pub enum BufferId {
     SendChunk(usize),
     /// The parts of a chunk received by an all-to-all.
     RecvChunk(usize),
+    /// A group's sums of a chunk, computed by an instruction: the parts of the rail's ranks one after the other.
+    PartialSums(usize),
     /// An instruction's scratch.
     Scratch(usize),
 }
@@ -141,6 +146,7 @@ impl fmt::Display for BufferId {
             Self::Grad(flat) => write!(f, "grad{flat}"),
             Self::CommGrad(flat) => write!(f, "comm_grad{flat}"),
             Self::WaitingRows => f.write_str("waiting_rows"),
+            Self::PartialGrad(flat) => write!(f, "partial_grad{flat}"),
             Self::ReducedGrad(flat) => write!(f, "reduced_grad{flat}"),
             Self::Master(flat) => write!(f, "master{flat}"),
             Self::Moment(moment, flat) => write!(f, "{}_moment{flat}", moment.name()),
@@ -174,6 +180,7 @@ impl fmt::Display for BufferId {
             Self::HostStateToken { flat, first } => write!(f, "host_states{flat}[{first}..]"),
             Self::SendChunk(at) => write!(f, "send_chunk%{at}"),
             Self::RecvChunk(at) => write!(f, "recv_chunk%{at}"),
+            Self::PartialSums(at) => write!(f, "partial_sums%{at}"),
             Self::Scratch(at) => write!(f, "scratch%{at}"),
         }
     }

@@ -1,5 +1,6 @@
 //! The buffers of a program: their sizes, categories and tiers.
 
+use zeroth_base::{Axis, DType};
 use zeroth_graph::{self as graph, Backward, Graph, Kind, Node, Op};
 use zeroth_kernel::{CacheRange, RowKey};
 use zeroth_kernel::{Control, Recipe, StepInput, Target, Tier};
@@ -44,17 +45,15 @@ impl BufferAnalysis<'_> {
         let is_nf4 = |(_, laid): &(usize, &Flat)| laid.storage == Storage::Nf4;
         let (nf4, dense): (Vec<_>, Vec<_>) = layout.flats.iter().enumerate().partition(is_nf4);
         for (flat, laid) in dense.into_iter().chain(nf4) {
-            let shard = laid.shard_capacity(layout.ranks);
-            let weights = if program.stays_gathered(flat) { laid.padded() } else { shard };
             push_to(
                 program.residency[flat].weights,
                 BufferId::Weights(flat),
                 Category::Parameters,
-                laid.storage.bytes(weights),
+                laid.storage.bytes(program.held_capacity(flat)),
             );
         }
         for (flat, laid) in layout.flats.iter().enumerate().filter(|(flat, _)| program.is_trained(*flat)) {
-            let (shard, residency) = (laid.shard_capacity(layout.ranks), program.residency[flat]);
+            let (shard, residency) = (laid.shard_capacity(layout.ranks()), program.residency[flat]);
             let updated = program.update_capacity(flat);
             if home == GradientStorage::FlatF32 {
                 push_to(Tier::Device, BufferId::Grad(flat), Category::Gradients, 4 * laid.padded());
@@ -65,6 +64,10 @@ impl BufferAnalysis<'_> {
                 (GradientStorage::Shard, _) => program.grad_accum_dtype.bytes() * shard,
                 (GradientStorage::FlatComm, _) => program.types.communication.bytes() * laid.padded(),
             };
+            if program.accumulates_partial_sums() {
+                let bytes = program.grad_accum_dtype.bytes() * laid.group_shard_capacity(layout.world);
+                push_to(Tier::Device, BufferId::PartialGrad(flat), Category::Gradients, bytes);
+            }
             if kept > 0 {
                 push_to(residency.gradients, BufferId::ReducedGrad(flat), Category::Gradients, kept);
             }
@@ -93,7 +96,7 @@ impl BufferAnalysis<'_> {
                 push(BufferId::Sines { stream, rotary: index }, Category::Activations, angles);
             }
         }
-        let (ranks, report) = (layout.ranks, program.report());
+        let (ranks, report) = (layout.ranks(), program.report());
         push(BufferId::Recipe, Category::Buffers, size_of::<Recipe>() as u64);
         push(BufferId::Input, Category::Buffers, size_of::<StepInput>() as u64);
         push(BufferId::Control, Category::Buffers, size_of::<Control>() as u64);
@@ -140,9 +143,9 @@ impl BufferAnalysis<'_> {
         let chunk = |at: usize| match &section.instructions[at].action {
             Action::PackGrad(chunk)
             | Action::CastAndPackGrad(chunk)
-            | Action::AllToAll(chunk)
-            | Action::SumRanks(chunk, _)
-            | Action::ReduceScatter(chunk, _)
+            | Action::AllToAll(chunk, _)
+            | Action::SumRanks(chunk, ..)
+            | Action::ReduceScatter(chunk, ..)
             | Action::StageShard(chunk)
             | Action::LoadStates(chunk)
             | Action::Update(chunk) => chunk.range.end - chunk.range.start,
@@ -172,15 +175,24 @@ impl BufferAnalysis<'_> {
                 (Category::Buffers, 4 * most.unwrap_or(0))
             }
             BufferId::SendChunk(at) => {
-                (Category::Buffers, chunk(at) * layout.ranks * types.communication.bytes())
+                (Category::Buffers, chunk(at) * layout.ranks() * types.communication.bytes())
             }
             BufferId::RecvChunk(at) => {
+                let Some(axis) = section.instructions[at].action.collective_axis() else {
+                    unreachable!("only an exchange receives a chunk")
+                };
                 // Every rank's part for this one; without reduce-scatter, every rank's parts for all.
-                let from_each = if self.program.reduce_scatter { 1 } else { layout.ranks };
-                (Category::Buffers, chunk(at) * from_each * layout.ranks * types.communication.bytes())
+                let ranks = layout.world.along(axis);
+                let from_each = if self.program.reduce_scatter { 1 } else { ranks };
+                let part = self.program.part_capacity(chunk(at), axis);
+                (Category::Buffers, part * from_each * ranks * self.program.summand_type(axis).bytes())
+            }
+            BufferId::PartialSums(at) => {
+                let part = self.program.part_capacity(chunk(at), Axis::Group);
+                (Category::Buffers, part * DType::F32.bytes())
             }
             BufferId::ReducedChunk(at) => {
-                let (Action::SumRanks(_, addition) | Action::ReduceScatter(_, addition)) =
+                let (Action::SumRanks(_, addition, _) | Action::ReduceScatter(_, addition, _)) =
                     &section.instructions[at].action
                 else {
                     unreachable!("only sums are on their way to host memory")

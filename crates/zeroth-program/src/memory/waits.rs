@@ -42,7 +42,7 @@ pub(crate) fn derive(section: &Section) -> Waits {
             }
         }
         match instruction.action {
-            Action::AllGather(_) => after.extend(released),
+            Action::AllGather(..) => after.extend(released),
             Action::Release(flat) => released = released.max(last_read.get(&flat).copied()),
             _ => {}
         }

@@ -72,7 +72,7 @@ impl<'a> Gatherer<'a> {
             }
             seen[flat] = true;
         }
-        self.out.extend(viewed.iter().map(|flat| Instruction::new(Action::AllGather(*flat))));
+        self.out = viewed.iter().map(|flat| self.all_gather(*flat)).collect();
         self.resident = viewed;
         for (index, instruction) in self.instructions.iter().enumerate() {
             let needs: Vec<usize> =
@@ -81,7 +81,8 @@ impl<'a> Gatherer<'a> {
                 if !self.resident.contains(flat) {
                     self.make_room(index, *flat, &needs);
                     self.resident.push(*flat);
-                    self.out.push(Instruction::new(Action::AllGather(*flat)));
+                    let gather = self.all_gather(*flat);
+                    self.out.push(gather);
                 }
             }
             self.out.push(instruction.clone());
@@ -93,6 +94,11 @@ impl<'a> Gatherer<'a> {
             }
         }
         self.out
+    }
+
+    /// The gather of a flat that is about to be read; `rails` puts a level before it where there are two.
+    fn all_gather(&self, flat: usize) -> Instruction {
+        Instruction::new(Action::AllGather(flat, self.program.layout.world.gather_axis()))
     }
 
     fn elements(&self, flat: usize) -> u64 {

@@ -12,7 +12,7 @@ use crate::memory::shared_buffers::SharedBuffers;
 use crate::streams::{Sides, cross_streams, is_attention, is_cross};
 use crate::{
     Action, CachedTokens, Gather, GradProducers, Instruction, Program, RouterCounts, Section, SectionKind,
-    Settings, TopLogProbs, World,
+    Settings, TopLogProbs,
 };
 
 /// Larger than any device: a larger window counts as this and exceeds every budget.
@@ -21,7 +21,6 @@ const MOST_WINDOW: u64 = 1 << 60;
 pub(super) fn lower(
     graph: &Graph,
     backward: &Backward,
-    world: World,
     layout: Layout,
     settings: &Settings,
 ) -> Program {
@@ -37,7 +36,7 @@ pub(super) fn lower(
     let mut sections: Vec<Section> = kinds.iter().map(section).collect();
     sections.push(Section { kind: SectionKind::Eval, instructions: evaluation(graph, &layout) });
     let grad_producers = grad_producers(graph, backward, settings);
-    let program = program(graph, world, layout, sections, grad_producers, settings);
+    let program = program(graph, layout, sections, grad_producers, settings);
     Program { routers: RouterCounts::find(graph), ..program }
 }
 
@@ -85,14 +84,13 @@ pub(super) fn lower_inference(
     Program {
         cached_tokens: cached.tokens,
         cached_source_tokens: cached.source_tokens,
-        ..program(graph, World::from(1), layout, sections, Vec::new(), settings)
+        ..program(graph, layout, sections, Vec::new(), settings)
     }
 }
 
 /// Forward with a head that computes the most probable tokens of every row instead of a loss.
 pub(super) fn lower_top_log_probs(
     graph: &Graph,
-    world: World,
     layout: Layout,
     settings: &Settings,
     top: TopLogProbs,
@@ -100,7 +98,7 @@ pub(super) fn lower_top_log_probs(
     let mut instructions = without_losses(graph, &layout);
     instructions.extend(of_heads(graph, &layout, |node| Action::TopLogProbs { node, k: top.k }));
     let section = Section { kind: SectionKind::TopLogProbs, instructions };
-    let program = program(graph, world, layout, vec![section], Vec::new(), settings);
+    let program = program(graph, layout, vec![section], Vec::new(), settings);
     Program { temperature: top.temperature, ..program }
 }
 
@@ -126,7 +124,6 @@ const fn is_dropout(op: Op) -> bool {
 
 fn program(
     graph: &Graph,
-    world: World,
     layout: Layout,
     sections: Vec<Section>,
     grad_producers: Vec<GradProducers>,
@@ -135,7 +132,6 @@ fn program(
     let residency = hold(&layout, settings);
     Program {
         sections,
-        layout,
         grad_producers,
         residency,
         reduce_scatter: settings.reduce_scatter,
@@ -143,8 +139,10 @@ fn program(
             .offload
             .stream
             .map(|stream| stream.window.min(MOST_WINDOW) / ALIGNMENT * ALIGNMENT),
-        world,
-        zero_copy_gather: settings.gather == Some(Gather::View) && world.shares_memory(),
+        // A rank maps what its group holds.
+        zero_copy_gather: settings.gather == Some(Gather::View)
+            && (layout.world.groups() == 1 || settings.hpz && layout.world.group > 1),
+        hpz: settings.hpz,
         accumulation: settings.accumulation.max(1),
         losses: graph.loss_parts.clone(),
         evaluated_weights: graph.evaluated().loss_parts.iter().map(|part| part.weight).collect(),
@@ -159,6 +157,7 @@ fn program(
         cached_source_tokens: 0,
         temperature: 1.0,
         shared_buffers: SharedBuffers::find(graph),
+        layout,
     }
 }
 

@@ -7,6 +7,7 @@ mod lower;
 mod offload;
 mod operands;
 mod overlap;
+mod rails;
 mod reduce;
 mod unpack;
 mod update;
@@ -24,6 +25,7 @@ use lower::{lower, lower_inference, lower_top_log_probs};
 use offload::offload;
 use operands::operands;
 use overlap::overlap;
+use rails::rails;
 use reduce::reduce;
 use unpack::unpack;
 use update::update;
@@ -56,11 +58,14 @@ pub fn compile(
     if settings.stage > 3 {
         return Err(ProgramError::Stage { stage: settings.stage });
     }
+    if world.group == 0 || !world.ranks.is_multiple_of(world.group) {
+        return Err(ProgramError::Groups(world));
+    }
     // Unsharded parameters need no persistent flat: small ones stay in the flat of their unit.
     let persistence = if settings.stage >= 3 { settings.persistence } else { 0 };
     let storage = settings.types.compute;
-    let layout = Layout::new(graph, world.ranks, persistence, settings.model_persistence, storage);
-    let program = lower(graph, backward, world, layout, settings);
+    let layout = Layout::new(graph, world, persistence, settings.model_persistence, storage);
+    let program = lower(graph, backward, layout, settings);
     // Recomputed nodes read parameters too, so they must exist before `gather` places all-gathers.
     let program = checkpoint(program, graph, backward, settings);
     // `reduce` relies on the final order of parameter reads, so it runs after `gather`.
@@ -70,6 +75,7 @@ pub fn compile(
     // `overlap` reorders what the earlier passes emitted; `offload` inserts copies next to it.
     let program = overlap(program, settings);
     let program = offload(program, settings);
+    let program = rails(program);
     // Right before each use: what is unpacked is not kept, and not prefetched.
     let program = unpack(program, graph, backward);
     Ok(operands(program, graph, backward))
@@ -83,11 +89,12 @@ pub(super) fn compile_top_log_probs(
     settings: &Settings,
     top: TopLogProbs,
 ) -> Program {
-    let layout = Layout::new(graph, world.ranks, 0, 0, settings.types.compute);
-    let program = lower_top_log_probs(graph, world, layout, settings, top);
+    let layout = Layout::new(graph, world, 0, 0, settings.types.compute);
+    let program = lower_top_log_probs(graph, layout, settings, top);
     let program = gather(program, settings);
     let program = overlap(program, settings);
     let program = offload(program, settings);
+    let program = rails(program);
     let program = unpack(program, graph, backward);
     operands(program, graph, backward)
 }

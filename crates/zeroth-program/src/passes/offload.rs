@@ -38,7 +38,7 @@ pub(super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Residency> {
         .flats
         .iter()
         .filter(|flat| !flat.is_frozen())
-        .map(|flat| flat.shard_capacity(layout.ranks))
+        .map(|flat| flat.shard_capacity(layout.ranks()))
         .sum();
     let most_states =
         offload.optimizer.filter(|_| settings.stage >= 1).map_or(0.0, |ratio| ratio * trained as f64);
@@ -48,7 +48,7 @@ pub(super) fn hold(layout: &Layout, settings: &Settings) -> Vec<Residency> {
         .flats
         .iter()
         .map(|flat| {
-            let shard = flat.shard_capacity(layout.ranks);
+            let shard = flat.shard_capacity(layout.ranks());
             let mut residency = Residency {
                 is_partitioned: settings.shards(flat),
                 weights: Tier::Device,
@@ -114,7 +114,7 @@ fn copies(
     instructions: &[Instruction],
     settings: &Settings,
 ) -> Vec<Instruction> {
-    let ranks = program.layout.ranks;
+    let ranks = program.layout.ranks();
     let on_host = |flat: usize| program.residency[flat].gradients.is_offloaded();
     let saves = |flat: usize| Queue::of_copy(Tier::Device, program.residency[flat].gradients);
     let last_accumulation = |flat: usize| {
@@ -127,14 +127,16 @@ fn copies(
         .collect();
     let mut out = Vec::with_capacity(instructions.len());
     for (at, instruction) in instructions.iter().enumerate() {
-        if let Action::AllGather(flat) = instruction.action
+        if let Action::AllGather(flat, _) = instruction.action
             && program.residency[flat].weights.is_offloaded()
         {
             upload_shards(program, flat, settings, &mut out);
         }
         out.push(instruction.clone());
         match &instruction.action {
-            Action::SumRanks(chunk, addition) if on_host(chunk.flat) => {
+            Action::SumRanks(chunk, addition, axis)
+                if on_host(chunk.flat) && !program.sums_partially(*axis) =>
+            {
                 let save = Action::OffloadGrad(chunk.clone(), *addition);
                 out.push(transfer(save, saves(chunk.flat), settings));
             }
@@ -158,10 +160,9 @@ fn copies(
     out
 }
 
-/// Uploads a shard into the flat that is gathered next.
+/// Uploads what this rank holds of a flat into the flat that is gathered next.
 fn upload_shards(program: &Program, flat: usize, settings: &Settings, out: &mut Vec<Instruction>) {
-    let capacity = program.layout.flats[flat].shard_capacity(program.layout.ranks);
-    let pieces = pieces(flat, capacity, settings.offload.param_buffer_size);
+    let pieces = pieces(flat, program.held_capacity(flat), settings.offload.param_buffer_size);
     let queue = Queue::of_copy(program.residency[flat].weights, Tier::Device);
     if settings.offload.pageable {
         pipeline(
@@ -220,7 +221,8 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
         let whole = match &instruction.action {
             Action::Update(whole) => whole,
             Action::GradSquares(flat) if counted(*flat) => continue,
-            Action::AllGatherWeights(Chunk { flat, .. }) | Action::BroadcastWeights { flat, .. }
+            Action::AllGatherWeights(Chunk { flat, .. }, _)
+            | Action::BroadcastWeights { flat, .. }
                 if program.is_streamed(*flat) || runs_beside(*flat) =>
             {
                 spread.push(instruction);

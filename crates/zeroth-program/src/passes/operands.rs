@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use zeroth_base::Axis;
 use zeroth_graph::{Backward, Graph, Node, Op, ParamId, Value};
 
 use crate::streams::{is_cross, stream_of};
@@ -83,9 +84,16 @@ impl<'a> Walk<'a> {
             Action::PackGrad(chunk) | Action::CastAndPackGrad(chunk) => {
                 self.in_transfer.insert(chunk.clone(), BufferId::SendChunk(at));
             }
-            Action::AllToAll(chunk) => _ = self.in_transfer.insert(chunk.clone(), BufferId::RecvChunk(at)),
-            Action::SumRanks(chunk, _) | Action::ReduceScatter(chunk, _) => {
-                self.in_transfer.insert(chunk.clone(), BufferId::ReducedChunk(at));
+            Action::AllToAll(chunk, _) => {
+                self.in_transfer.insert(chunk.clone(), BufferId::RecvChunk(at));
+            }
+            Action::SumRanks(chunk, _, axis) | Action::ReduceScatter(chunk, _, axis) => {
+                let sums = if self.program.sums_partially(*axis) {
+                    self.partial_sums(at, chunk)
+                } else {
+                    BufferId::ReducedChunk(at)
+                };
+                self.in_transfer.insert(chunk.clone(), sums);
             }
             Action::StageShard(chunk) => {
                 self.in_transfer.insert(chunk.clone(), BufferId::StagedShard(at));
@@ -161,8 +169,23 @@ impl<'a> Walk<'a> {
     /// The buffer that holds a chunk of a gradient in the communication dtype.
     fn gradient(&self, chunk: &Chunk) -> BufferId {
         match self.in_transfer.get(chunk) {
-            Some(id @ (BufferId::SendChunk(_) | BufferId::RecvChunk(_) | BufferId::ReducedChunk(_))) => *id,
+            Some(
+                id @ (BufferId::SendChunk(_)
+                | BufferId::RecvChunk(_)
+                | BufferId::PartialSums(_)
+                | BufferId::PartialGrad(_)
+                | BufferId::ReducedChunk(_)),
+            ) => *id,
             _ => BufferId::CommGrad(chunk.flat),
+        }
+    }
+
+    /// The buffer of a group's sums of a chunk, which an instruction computes or adds to.
+    fn partial_sums(&self, at: usize, chunk: &Chunk) -> BufferId {
+        if self.program.accumulates_partial_sums() {
+            BufferId::PartialGrad(chunk.flat)
+        } else {
+            BufferId::PartialSums(at)
         }
     }
 
@@ -210,10 +233,18 @@ impl<'a> Walk<'a> {
                 lists([BufferId::Offloaded(holder)], [BufferId::Reloaded(holder)])
             }
             // This rank's shard was uploaded into its part of the gathered flat.
-            Action::AllGather(flat) if program.residency[*flat].weights.is_offloaded() => {
+            // The rail has gathered this rank's group shard there.
+            Action::AllGather(flat, axis)
+                if *axis == Axis::Group
+                    && program.layout.world.has_two_levels()
+                    && !program.is_sharded_in_groups(*flat) =>
+            {
                 lists([], [self.weights(*flat)])
             }
-            Action::AllGather(flat) => lists([BufferId::Weights(*flat)], [self.weights(*flat)]),
+            Action::AllGather(flat, _) if program.residency[*flat].weights.is_offloaded() => {
+                lists([], [self.weights(*flat)])
+            }
+            Action::AllGather(flat, _) => lists([BufferId::Weights(*flat)], [self.weights(*flat)]),
             Action::Unpack(param) => {
                 let (flat, _) = program.layout.place(*param);
                 lists([self.weights(flat)], [BufferId::Unpacked(at)])
@@ -234,7 +265,7 @@ impl<'a> Walk<'a> {
                 writes.dedup();
                 Operands { reads: Vec::new(), writes }
             }
-            Action::AllGatherGrad(flat) => lists([], [BufferId::Grad(*flat)]),
+            Action::AllGatherGrad(flat, _) => lists([], [BufferId::Grad(*flat)]),
             Action::KeepGrad(flat) | Action::CastGrad(flat) => {
                 let has_f32 = !program.uncast(self.kind, *flat).is_empty();
                 Operands {
@@ -246,10 +277,15 @@ impl<'a> Walk<'a> {
             Action::CastAndPackGrad(chunk) => {
                 lists([BufferId::Grad(chunk.flat)], [BufferId::SendChunk(at), BufferId::Report])
             }
-            Action::AllToAll(chunk) => lists([self.gradient(chunk)], [BufferId::RecvChunk(at)]),
-            Action::SumRanks(chunk, _) => self.of_reduction(at, chunk, false),
+            Action::AllToAll(chunk, _) => lists([self.gradient(chunk)], [BufferId::RecvChunk(at)]),
+            Action::SumRanks(chunk, _, axis) | Action::ReduceScatter(chunk, _, axis)
+                if program.sums_partially(*axis) =>
+            {
+                lists([self.gradient(chunk)], [self.partial_sums(at, chunk)])
+            }
+            Action::SumRanks(chunk, ..) => self.of_reduction(at, chunk, false),
             // It counts: a reduce-scatter that completes a gradient computes its squared norm, too.
-            Action::ReduceScatter(chunk, addition) => {
+            Action::ReduceScatter(chunk, addition, _) => {
                 self.of_reduction(at, chunk, program.completes(self.kind, chunk.flat, *addition))
             }
             Action::OffloadGrad(chunk, _) => {
@@ -266,9 +302,13 @@ impl<'a> Walk<'a> {
                     if is_update { program.reduced_gradient(*flat, 0).0 } else { program.comm_grad(*flat) };
                 lists([values], [BufferId::Report])
             }
-            Action::AllGatherReports => lists([BufferId::Report], [BufferId::Reports]),
+            // The group has gathered its own ones there.
+            Action::AllGatherReports(Axis::Rail) if program.layout.world.has_two_levels() => {
+                lists([], [BufferId::Reports])
+            }
+            Action::AllGatherReports(_) => lists([BufferId::Report], [BufferId::Reports]),
             Action::Control => {
-                let reports = if program.layout.ranks > 1 { BufferId::Reports } else { BufferId::Report };
+                let reports = if program.layout.ranks() > 1 { BufferId::Reports } else { BufferId::Report };
                 lists([BufferId::Recipe, BufferId::Input, reports], [BufferId::Control, BufferId::Record])
             }
             Action::LoadStates(chunk) => self.of_load(at, chunk),
@@ -279,7 +319,7 @@ impl<'a> Walk<'a> {
                 let updated = updated.expect("a sub-group is updated before it is written back");
                 lists([updated], [BufferId::Weights(chunk.flat)])
             }
-            Action::AllGatherWeights(Chunk { flat, .. }) | Action::BroadcastWeights { flat, .. } => {
+            Action::AllGatherWeights(Chunk { flat, .. }, _) | Action::BroadcastWeights { flat, .. } => {
                 lists([], [BufferId::Weights(*flat)])
             }
         }

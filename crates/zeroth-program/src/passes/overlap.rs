@@ -5,9 +5,10 @@
 //!
 //! With overlap_comm, collectives run on a queue of their own. An all-gather is hoisted as long as prefetched elements
 //! stay within the prefetch bucket (a unit is fetched whole, so a bucket above 0 always allows the next one) and all
-//! gathered elements within max_live. The sum of a received chunk is delayed until the next chunk is in transfer. Only
-//! order and queues change, not instructions or operands.
+//! gathered elements within max_live. The sum of a received chunk is delayed until the next chunk is in transfer, at each
+//! level. Only order and queues change, not instructions or operands.
 
+use zeroth_base::Axis;
 use zeroth_kernel::Queue;
 
 use crate::{Action, Instruction, Program, Section, Settings};
@@ -22,7 +23,7 @@ pub(super) fn overlap(mut program: Program, settings: &Settings) -> Program {
         if settings.prefetch > 0 {
             hoist_gathers(&program, section, settings.prefetch, most);
         }
-        defer_sums(section);
+        program.layout.world.levels().iter().for_each(|axis| defer_sums(section, *axis));
         for instruction in &mut section.instructions {
             instruction.queue = match instruction.action {
                 Action::OffloadActivation(_) => Queue::Download,
@@ -46,7 +47,7 @@ struct LiveFlat {
 fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: u64) {
     let elements = |flat: usize| program.gathered_elements(flat);
     for at in 0..section.instructions.len() {
-        let Action::AllGather(flat) = section.instructions[at].action else { continue };
+        let Action::AllGather(flat, _) = section.instructions[at].action else { continue };
         // Zero-copy gathers are already at the start of the section.
         if program.is_viewed(flat) {
             continue;
@@ -57,7 +58,7 @@ fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: 
             let crossed = &section.instructions[place - 1];
             match crossed.action {
                 // All-gathers keep their order, and a flat is not gathered before its previous copy is released.
-                Action::AllGather(_) => break,
+                Action::AllGather(..) => break,
                 Action::Release(other) if other == flat => break,
                 Action::Release(other) => {
                     resident.push(live_flat_before(&section.instructions[..place - 1], other));
@@ -80,7 +81,9 @@ fn hoist_gathers(program: &Program, section: &mut Section, prefetch: u64, most: 
 
 /// The gathered copy of a flat that ends with this list.
 fn live_flat_before(instructions: &[Instruction], flat: usize) -> LiveFlat {
-    let gathered = instructions.iter().rposition(|instruction| instruction.action == Action::AllGather(flat));
+    let is_gather =
+        |instruction: &Instruction| matches!(instruction.action, Action::AllGather(of, _) if of == flat);
+    let gathered = instructions.iter().rposition(is_gather);
     let from = gathered.unwrap_or(0);
     let read = instructions[from..].iter().position(|instruction| instruction.reads.contains(&flat));
     LiveFlat { flat, first_read: read.map(|read| from + read) }
@@ -94,7 +97,7 @@ fn live_flats(instructions: &[Instruction], at: usize) -> Vec<LiveFlat> {
             break;
         }
         match instruction.action {
-            Action::AllGather(flat) if index < at => resident.push(LiveFlat { flat, first_read: None }),
+            Action::AllGather(flat, _) if index < at => resident.push(LiveFlat { flat, first_read: None }),
             Action::Release(flat) if index < at => resident.retain(|live| live.flat != flat),
             _ => {}
         }
@@ -107,22 +110,30 @@ fn live_flats(instructions: &[Instruction], at: usize) -> Vec<LiveFlat> {
     resident
 }
 
-/// Moves the sum of each chunk after the next all-to-all, or to the end.
-fn defer_sums(section: &mut Section) {
+/// Moves what follows the exchange of a chunk along an axis, its sum and any further level, after the next exchange along it,
+/// or to the end.
+fn defer_sums(section: &mut Section, axis: Axis) {
     let mut out: Vec<Instruction> = Vec::with_capacity(section.instructions.len());
-    let mut waiting: Option<Instruction> = None;
+    let mut waiting: Vec<Instruction> = Vec::new();
     for instruction in section.instructions.drain(..) {
-        match instruction.action {
-            Action::SumRanks(..) => {
-                out.extend(waiting.replace(instruction));
+        match &instruction.action {
+            Action::SumRanks(_, _, along) if *along == axis => {
+                out.append(&mut waiting);
+                waiting.push(instruction);
             }
-            Action::AllToAll(_) => {
+            Action::AllToAll(_, along) if *along == axis => {
                 out.push(instruction);
-                out.extend(waiting.take());
+                out.append(&mut waiting);
+            }
+            // The next level of what waits.
+            Action::SumRanks(chunk, ..) | Action::AllToAll(chunk, _)
+                if waiting.first().is_some_and(|sum| sum.action.chunk() == Some(chunk)) =>
+            {
+                waiting.push(instruction);
             }
             _ => out.push(instruction),
         }
     }
-    out.extend(waiting);
+    out.append(&mut waiting);
     section.instructions = out;
 }

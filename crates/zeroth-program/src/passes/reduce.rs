@@ -1,12 +1,15 @@
 //! `reduce`: from accumulated gradients to what the update reads.
 //!
 //! Keys: `zero_optimization.reduce_bucket_size`, `gradient_accumulation_steps`, `zero_optimization.stage`,
-//! `communication_data_type`; `zero_optimization.reduce_scatter` decides what an exchange moves, and not where it stands.
+//! `communication_data_type`, `zero_optimization.zero_hpz_partition_size`; `zero_optimization.reduce_scatter` decides what an exchange moves, and not where it stands.
 //!
 //! Stages 2 and 3 reduce every micro-batch: accumulated parts of a flat's gradient are zeroed before backward writes
 //! them; after the last write, f32 parts are cast, and the flat is exchanged and summed chunk by chunk. Stages 0 and 1
 //! accumulate micro-batches in the flat's own gradient and reduce in the last one. One rank without accumulation only
 //! casts.
+//!
+//! In a mesh with two levels, groups add up first, in f32; their partial sums are exchanged along the rails. With
+//! `zero_hpz_partition_size` micro-batches add up in the partial sums, which cross the rail in the last one.
 
 use crate::{
     Accumulate, Action, Chunk, GradientStorage, Instruction, Program, Section, SectionKind, Settings,
@@ -58,7 +61,7 @@ fn reduce_flat(
     }
     let is_first = program.stage < 2 || kind.is_first();
     let addition = if is_first { Accumulate::Overwrite } else { Accumulate::Add };
-    let ranks = program.layout.ranks;
+    let ranks = program.layout.ranks();
     let has_rest = !program.uncast(kind, flat).is_empty() || !program.unchecked(kind, flat).is_empty();
     let chunks: Vec<_> = program.layout.flats[flat].chunks(ranks, settings.reduce_bucket).collect();
     if program.casts_in_producers(kind) && has_rest {
@@ -73,9 +76,18 @@ fn reduce_flat(
         } else if in_parts {
             out.push(Instruction::new(Action::PackGrad(chunk.clone())));
         }
-        if ranks > 1 {
-            out.push(Instruction::new(Action::AllToAll(chunk.clone())));
+        // Partial sums that add up over micro-batches cross the rail once.
+        let levels = program.layout.world.levels().iter().filter(|axis| {
+            program.sums_partially(**axis) || !program.accumulates_partial_sums() || kind.is_last()
+        });
+        for axis in levels.copied() {
+            if ranks > 1 {
+                out.push(Instruction::new(Action::AllToAll(chunk.clone(), axis)));
+            }
+            // Of two levels only one adds to what earlier micro-batches left.
+            let adds = program.sums_partially(axis) == program.accumulates_partial_sums();
+            let addition = if adds { addition } else { Accumulate::Overwrite };
+            out.push(Instruction::new(Action::SumRanks(chunk.clone(), addition, axis)));
         }
-        out.push(Instruction::new(Action::SumRanks(chunk, addition)));
     }
 }

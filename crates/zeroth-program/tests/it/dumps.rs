@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use zeroth_base::DType;
+use zeroth_base::{Axis, DType};
 use zeroth_cpu::CpuTarget;
 use zeroth_cuda::CudaTarget;
 use zeroth_kernel::{Optimizer, Target};
@@ -20,6 +20,8 @@ const CPU: &dyn Target = &CpuTarget { threads: 1 };
 const CUDA: &dyn Target = &CudaTarget;
 const SETTINGS: Settings = Settings {
     stage: 3,
+    group: None,
+    hpz: false,
     accumulation: 1,
     types: Types { compute: DType::Bf16, communication: DType::Bf16 },
     persistence: 0,
@@ -169,17 +171,29 @@ fn a_prefetched_gather_precedes_the_unit_before_its_own() {
 }
 
 #[test]
-fn ranks_map_each_others_memory_on_one_host_only() {
+fn ranks_map_each_others_memory_within_a_group_only() {
     let settings = Settings { gather: Some(Gather::View), ..SETTINGS };
-    let on = |per_host| compiled_for(World { ranks: 4, per_host }, &settings, CPU, 1);
-    let (one_host, two_hosts) = (on(4), on(2));
-    assert!(one_host.memory.views.1 > 0);
-    assert_eq!(two_hosts.memory.views.1, 0);
-    let names = |compiled: &Compiled| -> Vec<&'static str> {
+    let on = |group, hpz| compiled_for(World { ranks: 4, group }, &Settings { hpz, ..settings }, CPU, 1);
+    let (one_group, two_groups, hpz) = (on(4, false), on(2, false), on(2, true));
+    assert!(one_group.memory.views.1 > 0);
+    // Without hpZ what a group holds is gathered along the rail first.
+    assert_eq!(two_groups.memory.views.1, 0);
+    assert_eq!(hpz.memory.views.1, one_group.memory.views.1);
+    let reductions = |compiled: &Compiled| -> Vec<(&'static str, Axis)> {
         let sections = compiled.program.sections.iter();
-        sections.flat_map(|section| &section.instructions).map(|one| one.action.name()).collect()
+        let actions = sections.flat_map(|section| &section.instructions).map(|one| &one.action);
+        let axes = actions.filter_map(|action| Some((action.name(), action.collective_axis()?)));
+        axes.filter(|(name, _)| ["reduce_scatter", "all_to_all"].contains(name)).collect()
     };
-    let (one_host, two_hosts) = (names(&one_host), names(&two_hosts));
-    assert!(one_host.contains(&"reduce_scatter") && !one_host.contains(&"all_to_all"), "{one_host:?}");
-    assert!(two_hosts.contains(&"all_to_all") && !two_hosts.contains(&"reduce_scatter"), "{two_hosts:?}");
+    assert!(reductions(&one_group).iter().all(|found| *found == ("reduce_scatter", Axis::Group)));
+    for two_levels in [&two_groups, &hpz] {
+        let found = reductions(two_levels);
+        let pairs = [("reduce_scatter", Axis::Group), ("all_to_all", Axis::Rail)];
+        for pair in pairs {
+            assert_eq!(found.iter().filter(|found| **found == pair).count(), found.len() / 2, "{found:?}");
+        }
+    }
+    // Groups of one rank have rails only: the sums of one group, over another transport.
+    let found = reductions(&on(1, false));
+    assert!(!found.is_empty() && found.iter().all(|found| *found == ("all_to_all", Axis::Rail)), "{found:?}");
 }

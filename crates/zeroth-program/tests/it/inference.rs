@@ -41,7 +41,7 @@ fn decode_kernels(compiled: &Compiled, rows: u64) -> Vec<Kernel> {
     let launches = works.into_iter().flat_map(|work| match work {
         Work::Launches(launches) => launches,
         Work::Nothing => Vec::new(),
-        Work::Collective(collective) => unreachable!("{collective:?} on one rank"),
+        Work::Collective(_, collective) => unreachable!("{collective:?} on one rank"),
     });
     launches.map(|launch| launch.kernel).collect()
 }

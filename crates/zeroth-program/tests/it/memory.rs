@@ -19,6 +19,8 @@ use zeroth_program::{
 const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
 const SETTINGS: Settings = Settings {
     stage: 3,
+    group: None,
+    hpz: false,
     accumulation: 1,
     types: BF16,
     persistence: 0,

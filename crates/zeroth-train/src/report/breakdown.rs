@@ -80,20 +80,20 @@ impl StepPhase {
             | Action::CachedAttention(_) => Self::Forward,
             Action::Backward(_) | Action::ZeroGrad(_) => Self::Backward,
             Action::Recompute { .. } => Self::Recompute,
-            Action::AllGather(_) | Action::Unpack(_) | Action::Release(_) => Self::Gather,
+            Action::AllGather(..) | Action::Unpack(_) | Action::Release(_) => Self::Gather,
             Action::KeepGrad(_)
             | Action::CastGrad(_)
             | Action::PackGrad(_)
             | Action::CastAndPackGrad(_)
-            | Action::AllToAll(_)
+            | Action::AllToAll(..)
             | Action::SumRanks(..)
             | Action::ReduceScatter(..)
-            | Action::AllGatherGrad(_) => Self::Reduce,
+            | Action::AllGatherGrad(..) => Self::Reduce,
             Action::GradSquares(_)
-            | Action::AllGatherReports
+            | Action::AllGatherReports(_)
             | Action::Control
             | Action::Update(_)
-            | Action::AllGatherWeights(_)
+            | Action::AllGatherWeights(..)
             | Action::BroadcastWeights { .. } => Self::Update,
             Action::OffloadActivation(_)
             | Action::ReloadActivation(_)
@@ -200,9 +200,9 @@ mod tests {
 
     #[test]
     fn evaluation_sections_count_as_evaluation() {
-        let gather = Action::AllGather(0);
+        let gather = Action::AllGather(0, Axis::Group);
         assert_eq!(StepPhase::of(SectionKind::Eval, &gather), StepPhase::Evaluate);
         assert_eq!(StepPhase::of(SectionKind::Only, &gather), StepPhase::Gather);
-        assert_eq!(StepPhase::of(SectionKind::Update, &Action::AllGatherReports), StepPhase::Update);
+        assert_eq!(StepPhase::of(SectionKind::Update, &Action::AllGatherReports(Axis::Group)), StepPhase::Update);
     }
 }

@@ -99,16 +99,16 @@ fn in_words(action: &Action) -> String {
     let about = match action {
         Action::PackGrad(of)
         | Action::CastAndPackGrad(of)
-        | Action::AllToAll(of)
-        | Action::SumRanks(of, _)
-        | Action::ReduceScatter(of, _)
+        | Action::AllToAll(of, _)
+        | Action::SumRanks(of, ..)
+        | Action::ReduceScatter(of, ..)
         | Action::OffloadGrad(of, _)
         | Action::StageShard(of)
         | Action::UploadShard(of)
         | Action::Update(of)
         | Action::WriteBack(of)
-        | Action::AllGatherWeights(of) => chunk(of),
-        Action::BroadcastWeights { flat, root } => format!("{flat} of rank {root}"),
+        | Action::AllGatherWeights(of, _) => chunk(of),
+        Action::BroadcastWeights { flat, root, .. } => format!("{flat} of rank {root}"),
         Action::OffloadActivation(value) | Action::ReloadActivation(value) => format!("value {value}"),
         other => other.flat().map(|flat| flat.to_string()).unwrap_or_default(),
     };
