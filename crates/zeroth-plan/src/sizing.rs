@@ -188,17 +188,17 @@ impl<'a> Sizing<'a> {
 
     /// Compiles a step; from an earlier one with these settings, faster.
     fn compile_from(&self, earlier: Option<Compiled>) -> Result<Compiled, SizingError> {
-        let (ranks, mut sizes) = (self.shape.ranks, self.row_sizes.clone());
+        let (world, mut sizes) = (self.settings.world(self.shape.ranks), self.row_sizes.clone());
         if self.detail == Detail::Verdict && sizes.len() > 2 {
             let ends = sizes.iter().take(1).chain(sizes.iter().skip(sizes.len() - 1));
             sizes = StreamSizes::of_streams(ends.map(<[u64]>::to_vec).collect());
         }
         if let Some(earlier) = earlier.filter(|_| self.detail != Detail::Run) {
-            return Ok(earlier.resized(ranks, &self.settings, sizes)?);
+            return Ok(earlier.resized(world, &self.settings, sizes)?);
         }
         let graph = self.objective.forward(self.model, self.table, batch_of(&self.row_sizes))?;
         let compile = if self.detail == Detail::Run { Compiled::new } else { Compiled::for_bytes };
-        Ok(compile(graph, ranks, &self.settings, self.target, sizes)?)
+        Ok(compile(graph, world, &self.settings, self.target, sizes)?)
     }
 
     /// Chooses the row counts for the largest micro-batch.

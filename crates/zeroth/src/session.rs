@@ -88,7 +88,8 @@ impl Session {
         }
         let rows = StreamSizes::of_streams(vec![graph.stream_rows()]);
         let target = CpuTarget::of(threads);
-        let compiled = Compiled::new(graph, ranks, &Settings::from_config(&config), target, rows)?;
+        let settings = Settings::from_config(&config);
+        let compiled = Compiled::new(graph, settings.world(ranks), &settings, target, rows)?;
         let (recipe, schedule) =
             (from_config::recipe(&config, 0), from_config::schedule(&config, steps.get())?);
         Ok(Self { compiled, config, recipe, schedule, seed: 42 })
@@ -119,9 +120,10 @@ impl Session {
             return Ok(vec![body(&mut self.rank(None)?)?]);
         }
         let job = LocalJob::create(ranks, 1 << 20)?;
+        let options = JoinOptions::default().group(self.compiled.program.world().group as usize);
         std::thread::scope(|scope| {
             let start = |rank: usize| {
-                let comm = job.join(rank, &JoinOptions::default())?;
+                let comm = job.join(rank, &options)?;
                 let body = &body;
                 std::thread::Builder::new()
                     .spawn_scoped(scope, move || body(&mut self.rank(Some(comm))?))

@@ -9,6 +9,7 @@ mod head_rounds;
 mod job;
 mod keys;
 mod logits;
+mod mesh;
 mod not_finite;
 mod program;
 mod rows_apart;

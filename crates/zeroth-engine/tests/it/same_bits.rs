@@ -40,7 +40,7 @@ fn programs(ranks: u64, accumulation: u64, micro_batch: u64, stages: &[u8], type
     all
 }
 
-fn assert_same(expected: &Outcome, found: &Outcome, what: &str) {
+pub(crate) fn assert_same(expected: &Outcome, found: &Outcome, what: &str) {
     let bits = |weights: &[Vec<f32>]| weights.iter().flatten().map(|w| w.to_bits()).collect::<Vec<_>>();
     for (a, b) in expected.records.iter().zip(&found.records) {
         assert_eq!(a.loss.to_bits(), b.loss.to_bits(), "{what}: loss {} {}", a.loss, b.loss);

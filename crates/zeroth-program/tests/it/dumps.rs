@@ -17,8 +17,8 @@ use crate::file_check::file_check;
 
 const TOKENS: u64 = 5;
 const CPU: &dyn Target = &CpuTarget { threads: 1 };
-const CUDA: &dyn Target = &CudaTarget;
-const SETTINGS: Settings = Settings {
+pub(crate) const CUDA: &dyn Target = &CudaTarget;
+pub(crate) const SETTINGS: Settings = Settings {
     stage: 3,
     group: None,
     hpz: false,
@@ -52,7 +52,12 @@ fn compiled(settings: &Settings, target: &'static dyn Target, blocks: u64) -> Co
     compiled_for(World::from(2), settings, target, blocks)
 }
 
-fn compiled_for(world: World, settings: &Settings, target: &'static dyn Target, blocks: u64) -> Compiled {
+pub(crate) fn compiled_for(
+    world: World,
+    settings: &Settings,
+    target: &'static dyn Target,
+    blocks: u64,
+) -> Compiled {
     let config = json!({
         "model_type": "qwen3", "hidden_size": 8, "num_hidden_layers": blocks, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 16, "vocab_size": 11,

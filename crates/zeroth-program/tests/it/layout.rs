@@ -6,7 +6,7 @@ use zeroth_graph::{Builder, Graph, ParamSpec, Role, UnitId};
 use zeroth_program::{BLOCK, FlatKind, Layout};
 
 /// A graph of units with parameters of these many elements, each trained or not.
-fn graph(units: &[Vec<(u64, bool)>]) -> Graph {
+pub(crate) fn graph(units: &[Vec<(u64, bool)>]) -> Graph {
     let mut b = Builder::new(&[2]);
     b.unit(
         "embedding",

@@ -7,5 +7,6 @@ mod inference;
 mod layout;
 mod many_parameters;
 mod memory;
+mod mesh;
 mod passes;
 mod presets;

@@ -17,7 +17,7 @@ use zeroth_program::{
 };
 
 const BF16: Types = Types { compute: DType::Bf16, communication: DType::Bf16 };
-const SETTINGS: Settings = Settings {
+pub(crate) const SETTINGS: Settings = Settings {
     stage: 3,
     group: None,
     hpz: false,
@@ -44,7 +44,7 @@ const SETTINGS: Settings = Settings {
 };
 
 /// A llama of these sizes: (hidden, feed-forward, heads, kv heads, head_dim, blocks, vocabulary).
-fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
+pub(crate) fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
     let [hidden, ffn, heads, kv_heads, head_dim, blocks, vocab] = sizes;
     let config = json!({
         "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": blocks, "num_attention_heads": heads,
@@ -56,18 +56,19 @@ fn model(sizes: [u64; 7], tokens: u64) -> (Graph, Backward) {
     (graph, backward)
 }
 
-fn memory(graph: &Graph, backward: &Backward, ranks: u64, settings: Settings) -> Memory {
+pub(crate) fn memory(graph: &Graph, backward: &Backward, ranks: u64, settings: Settings) -> Memory {
     let target = &CpuTarget { threads: 2 };
-    let program = in_place(compile(graph, backward, ranks, &settings).unwrap(), graph, backward, target);
+    let program = compile(graph, backward, settings.world(ranks), &settings).unwrap();
+    let program = in_place(program, graph, backward, target);
     plan_memory(&program, graph, backward, target, &graph.stream_rows().into())
 }
 
-fn elements(graph: &Graph) -> u64 {
+pub(crate) fn elements(graph: &Graph) -> u64 {
     graph.params.iter().map(zeroth_graph::Param::elements).sum()
 }
 
 /// About 160M parameters, all of whose matrices are whole blocks.
-const MIDDLE: [u64; 7] = [1024, 2816, 16, 4, 64, 8, 32_000];
+pub(crate) const MIDDLE: [u64; 7] = [1024, 2816, 16, 4, 64, 8, 32_000];
 
 #[test]
 fn states_take_14_bytes_a_parameter_on_one_rank_and_16_on_many() {
@@ -279,7 +280,68 @@ fn memory_page() -> String {
         "\nA llama with {} parameters, micro-batches of 4,096 tokens:\n\n{head}",
         grouped(parameters)
     );
-    page + &row(3, 1024, 1, parameters, &memory(&graph, &backward, 1024, SETTINGS))
+    page += &row(3, 1024, 1, parameters, &memory(&graph, &backward, 1024, SETTINGS));
+    page + &hpz_table()
+}
+
+/// What ranks hold with `zero_hpz_partition_size`.
+fn hpz_table() -> String {
+    let (graph, backward) = model(MIDDLE, 512);
+    let parameters = elements(&graph);
+    let mut table = "\nWith `zero_hpz_partition_size` parameters are sharded within a group only (2 bytes, by the ranks of a group) and \
+                     the rest\nover all ranks. With several micro-batches the sums of a group wait for the last one: 4 bytes more, \
+                     by the ranks of a\ngroup, or 2 with `grad_accum_dtype` bf16. The same model at stage 3:\n\n\
+                     | ranks | group | micro-batches | parameters | gradients | optimizer | states a parameter | formula |\n\
+                     |--:|--:|--:|--:|--:|--:|--:|--:|\n"
+        .to_owned();
+    for (ranks, group, accumulation) in hpz_cells() {
+        let settings = Settings { group: Some(group), hpz: true, accumulation, ..SETTINGS };
+        let memory = memory(&graph, &backward, ranks, settings);
+        let bytes = memory.by_category(Tier::Device);
+        let cells = [bytes.parameters, bytes.gradients, bytes.optimizer].map(format_bytes).join(" | ");
+        table += &format!(
+            "| {ranks} | {group} | {accumulation} | {cells} | {:.4} | {:.4} |\n",
+            memory.states(Tier::Device) as f64 / parameters as f64,
+            hpz_formula(ranks, group, accumulation, 4.0).iter().sum::<f64>()
+        );
+    }
+    table
+}
+
+/// (ranks, ranks of a group, micro-batches)
+fn hpz_cells() -> Vec<(u64, u64, u64)> {
+    vec![(4, 2, 1), (4, 2, 4), (16, 8, 1), (16, 8, 4), (64, 8, 1), (64, 8, 4)]
+}
+
+/// Bytes a parameter: parameters, gradients, and optimizer state.
+fn hpz_formula(ranks: u64, group: u64, accumulation: u64, sums: f64) -> [f64; 3] {
+    let (ranks, group) = (ranks as f64, group as f64);
+    let waiting = if accumulation > 1 { sums / group } else { 0.0 };
+    [2.0 / group, sums / ranks + waiting, 10.0 / ranks]
+}
+
+#[test]
+fn hpz_takes_the_bytes_of_its_formula() {
+    let (graph, backward) = model(MIDDLE, 512);
+    let parameters = elements(&graph) as f64;
+    for (ranks, group, accumulation) in hpz_cells() {
+        for (grad_accum_dtype, sums) in [(DType::F32, 4.0), (DType::Bf16, 2.0)] {
+            let settings =
+                Settings { group: Some(group), hpz: true, accumulation, grad_accum_dtype, ..SETTINGS };
+            let found = memory(&graph, &backward, ranks, settings).by_category(Tier::Device);
+            let found =
+                [found.parameters, found.gradients, found.optimizer].map(|bytes| bytes as f64 / parameters);
+            let expected = hpz_formula(ranks, group, accumulation, sums);
+            let near = |(found, expected): (&f64, &f64)| (found / expected - 1.0).abs() < 0.01;
+            assert!(found.iter().zip(&expected).all(near), "{settings:?}: {found:?} {expected:?}");
+            // The same ranks without: parameters over all of them, and nothing waits.
+            let without =
+                memory(&graph, &backward, ranks, Settings { hpz: false, ..settings }).by_category(Tier::Device);
+            let without = [without.parameters, without.gradients].map(|bytes| bytes as f64 / parameters);
+            let expected = [2.0 / ranks as f64, sums / ranks as f64];
+            assert!(without.iter().zip(&expected).all(near), "{settings:?}: {without:?} {expected:?}");
+        }
+    }
 }
 
 #[test]

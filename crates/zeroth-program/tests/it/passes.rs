@@ -27,8 +27,8 @@ fn every_pass_that_an_explanation_names_exists() {
             named.insert(name.to_owned());
         }
     }
-    // All but those for which there is no key: the device decides, operands follow from the final order, and --quantize is a
-    // flag.
+    // All but those for which there is no key: the device decides, operands follow from the final order, rails from the groups of
+    // `reduce`, and --quantize is a flag.
     let unnamed: Vec<&String> = passes.difference(&named).collect();
-    assert_eq!(unnamed, ["in_place", "operands", "unpack"]);
+    assert_eq!(unnamed, ["in_place", "operands", "rails", "unpack"]);
 }

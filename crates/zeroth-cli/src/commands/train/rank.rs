@@ -77,7 +77,12 @@ pub(super) fn options(resolved_job: &ResolvedJob) -> JoinOptions {
     let threads = resolved_job.threads.min(resolved_job.target.threads());
     let stall = Duration::from_secs(resolved_job.resolved.values.zeroth.stall_seconds);
     let timing = Timing { lost: stall, ..Timing::default() };
-    JoinOptions::default().threads(threads).timing(timing).on_slow(|slow| output::note(&slow.to_string()))
+    let options = JoinOptions::default().threads(threads).timing(timing);
+    let options = match resolved_job.resolved.group() {
+        Some(group) => options.group(group as usize),
+        None => options,
+    };
+    options.on_slow(|slow| output::note(&slow.to_string()))
 }
 
 /// Whether ranks have exchanged whether they can take part, and what they differ in.

@@ -89,10 +89,10 @@ impl Golden {
         let target = CpuTarget::of(setup.threads);
         let sizes = vec![tokens.div_ceil(2), tokens];
         let settings = Settings { prefetch: 2000, overlap: true, ..setup.settings };
-        let compiled = Compiled::top_log_probs(graph, setup.ranks, &settings, target, sizes, top).unwrap();
+        let compiled = Compiled::top_log_probs(graph, setup.world(), &settings, target, sizes, top).unwrap();
         compiled.program.check(settings.max_live).unwrap();
         let rows = std::sync::Mutex::new(vec![(Vec::new(), Vec::new()); self.rows.len()]);
-        super::on_ranks(setup.ranks, &|comm| {
+        super::on_ranks(setup.world(), &|comm| {
             let mut engine = self.engine(&compiled, setup.threads, comm);
             if let Some(seed) = setup.chaos {
                 engine.enable_chaos(seed + engine.rank());

@@ -104,6 +104,11 @@ impl Golden {
         }
     }
 
+    /// Calls `of` with `count` rows from `first` on as one micro-batch.
+    pub(crate) fn with_rows<T>(&self, first: u64, count: u64, of: impl FnOnce(&StreamRows<'_>) -> T) -> T {
+        of(&self.packed(first, count).view())
+    }
+
     /// Calls `of` with the first `count` rows as one micro-batch.
     pub(crate) fn with_batch<T>(&self, count: u64, of: impl FnOnce(&StreamRows<'_>) -> T) -> T {
         of(&self.packed(0, count).view())

@@ -23,7 +23,7 @@ use zeroth_model::{
     BatchTokens, ModelConfig, ParameterTable, TEACHER_PREFIX, WeightFiles, forward_training, table,
 };
 use zeroth_program::Compiled;
-use zeroth_program::{Offload, Recompute, Settings, StreamSizes, Types, compile, plan_memory};
+use zeroth_program::{Offload, Recompute, Settings, StreamSizes, Types, World, compile, plan_memory};
 
 use distill::{TeacherSource, Teaching};
 use rows::{Packed, PairBatches, Row};
@@ -111,6 +111,13 @@ impl Default for Setup {
             exchanges,
             cuda: false,
         }
+    }
+}
+
+impl Setup {
+    /// The mesh that it trains on.
+    pub(crate) fn world(&self) -> World {
+        self.settings.world(self.ranks)
     }
 }
 
@@ -340,7 +347,7 @@ impl Golden {
         let graph = self.graph_of(&most);
         if setup.exchanges {
             let backward = graph.backward().unwrap();
-            let program = compile(&graph, &backward, setup.ranks, &setup.settings).unwrap();
+            let program = compile(&graph, &backward, setup.world(), &setup.settings).unwrap();
             let row_sizes = sizes;
             let memory = plan_memory(&program, &graph, &backward, target, &row_sizes);
             return Compiled {
@@ -353,7 +360,7 @@ impl Golden {
                 target,
             };
         }
-        Compiled::guarded(graph, setup.ranks, &setup.settings, target, sizes, guard).unwrap()
+        Compiled::guarded(graph, setup.world(), &setup.settings, target, sizes, guard).unwrap()
     }
 
     /// Trains with ranks as threads.
@@ -370,7 +377,7 @@ impl Golden {
         }
         let (records, losses) = (Vec::new(), Vec::new());
         let outcome = Mutex::new(Outcome { records, losses, gradients, weights });
-        on_ranks(setup.ranks, &|comm| self.rank(setup, &compiled, comm, &outcome));
+        on_ranks(setup.world(), &|comm| self.rank(setup, &compiled, comm, &outcome));
         outcome.into_inner().unwrap()
     }
 
@@ -491,14 +498,15 @@ impl Golden {
 }
 
 /// Runs ranks as threads.
-fn on_ranks(ranks: u64, run: &(dyn Fn(Option<Box<dyn Comm>>) + Sync)) {
-    if ranks == 1 {
+pub(crate) fn on_ranks(world: World, run: &(dyn Fn(Option<Box<dyn Comm>>) + Sync)) {
+    if world.ranks == 1 {
         return run(None);
     }
-    let job = LocalJob::create(ranks as usize, 1 << 16).unwrap();
+    let job = LocalJob::create(world.ranks as usize, 1 << 16).unwrap();
+    let options = JoinOptions::default().group(world.group as usize);
     std::thread::scope(|scope| {
-        for rank in 0..ranks as usize {
-            let comm = job.join(rank, &JoinOptions::default()).unwrap();
+        for rank in 0..world.ranks as usize {
+            let comm = job.join(rank, &options).unwrap();
             scope.spawn(move || run(Some(comm)));
         }
     });
