@@ -34,6 +34,7 @@ mod linked_folders;
 mod live;
 mod lora;
 mod memory;
+mod meshes;
 mod model_weights;
 mod new_weights;
 mod not_finite;

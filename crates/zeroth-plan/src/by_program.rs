@@ -57,6 +57,11 @@ fn search(
             settings.recompute = Recompute::EVERY_BLOCK;
         }
     }
+    if request.hosts() > 1 {
+        // As a run on these hosts: groups are hosts where they have equally many ranks.
+        let on_host = request.ranks_on_host();
+        settings.group.get_or_insert(if ranks.is_multiple_of(on_host) { on_host } else { 1 });
+    }
     let batch = BatchShape { micro_batch: rows.micro_batch, accumulation, ranks };
     let largest = |batch: BatchShape| rows.lengths().map(|length| batch.micro_batch.saturating_mul(length));
     let target = model.device.target(ranks);

@@ -62,6 +62,8 @@ fn implemented_keys_are_honoured() {
             "sub_group_size": 1e7}}"#,
         r#"{"zero_optimization": {"stage": 1, "allgather_bucket_size": 2e8, "allgather_partitions": true}}"#,
         r#"{"zero_optimization": {"stage": 2, "allgather_partitions": false}}"#,
+        r#"{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}, "zeroth": {"sum_group": 2}}"#,
+        r#"{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 1}, "zeroth": {"sum_group": "auto"}}"#,
         r#"{"zero_optimization": {"stage": 3, "allgather_bucket_size": 2e8, "memory_efficient_linear": false,
             "sub_group_size": 1e9}}"#,
         r#"{"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500,
@@ -208,6 +210,57 @@ fn bf16_gradient_accumulation_has_an_effect_at_stages_2_and_3() {
         assert_eq!(status, expected, "stage {stage}");
         assert_eq!(said.contains("only stages 2 and 3 keep shards"), status == KeyStatus::NoEffect, "{said}");
         assert_eq!(asked("fp32").0, KeyStatus::Honoured, "sums are in fp32 at every stage");
+    }
+}
+
+#[test]
+fn groups_have_a_verdict_at_every_stage_and_one_kind() {
+    let found = |text: &str, end: &str| {
+        let verdicts = check(&read(text));
+        let verdict = verdicts.of_keys().find(|verdict| verdict.path.ends_with(end)).unwrap().clone();
+        (verdict.status, verdict.message)
+    };
+    let hpz = |more: &str| {
+        let text = format!(r#"{{"zero_optimization": {{"zero_hpz_partition_size": {more}}}"#);
+        found(&text, "zero_hpz_partition_size")
+    };
+    for stage in [1, 2] {
+        let (status, said) = hpz(&format!(r#"2, "stage": {stage}}}"#));
+        assert_eq!(status, KeyStatus::NoEffect);
+        assert!(said.contains(&format!("at stage {stage}")) && said.contains("nothing to shard"), "{said}");
+    }
+    assert_eq!(hpz(r#"2, "stage": 3}"#).0, KeyStatus::Honoured);
+    let (status, said) = hpz(r#"0, "stage": 3}"#);
+    assert!(status == KeyStatus::Invalid && said.contains("at least 1"), "{said}");
+    let (status, said) = hpz(r#"2, "stage": 3, "offload_param": {"device": "cpu"}}"#);
+    assert!(status == KeyStatus::Invalid && said.contains("remove one of the two"), "{said}");
+    let both = r#"{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}, "zeroth": {"sum_group": 4}}"#;
+    let (status, said) = found(both, "sum_group");
+    assert!(status == KeyStatus::Invalid && said.contains("leave zeroth.sum_group out"), "{said}");
+}
+
+#[test]
+fn groups_that_ranks_cannot_form_are_refused_with_those_that_they_can() {
+    let refused = |text: &str, ranks: u64| {
+        let file = check(&read(text)).values;
+        let flags = Flags::default();
+        let request = ResolveRequest { file: &file, flags: &flags, ranks, model: None, steps: Some(100) };
+        resolve(&request).map(|resolved| resolved.group()).map_err(|error| error.to_string())
+    };
+    let hpz = |size: u64| format!(r#"{{"zero_optimization": {{"stage": 3, "zero_hpz_partition_size": {size}}}}}"#);
+    let sums = |group: &str| format!(r#"{{"zeroth": {{"sum_group": {group}}}}}"#);
+    assert_eq!(refused(&hpz(4), 8), Ok(Some(4)));
+    assert_eq!(refused(&hpz(1), 8), Ok(None));
+    assert_eq!(refused(&sums("2"), 8), Ok(Some(2)));
+    assert_eq!(refused(&sums("\"auto\""), 8), Ok(None));
+    for (text, ranks, words) in [
+        (hpz(3), 8, "zero_hpz_partition_size is 3, and 8 ranks cannot be groups of 3: write a divisor of 8 (2, 4 or 8)"),
+        (hpz(16), 8, "8 ranks cannot be groups of 16"),
+        (sums("3"), 4, "zeroth.sum_group is 3, and 4 ranks cannot be groups of 3: write a divisor of 4 (1, 2 or 4)"),
+        (sums("2"), 1, "zeroth.sum_group is 2, and 1 rank cannot be groups of 2: write a divisor of 1 (1)"),
+    ] {
+        let said = refused(&text, ranks).unwrap_err();
+        assert!(said.contains(words) && said.ends_with("or leave the key out"), "{said}");
     }
 }
 

@@ -4,6 +4,7 @@
 mod page;
 
 use serde_json::{Value, json};
+use zeroth_base::Axis;
 use zeroth_config::check::check;
 use zeroth_config::read::{ConfigSource, parse};
 use zeroth_config::resolve::{Flags, ModelFacts, ResolveRequest, Resolved, resolve};
@@ -92,6 +93,10 @@ pub(crate) const LARGEST_WEIGHT_GATHER: Figure = count("elements of the largest 
     })
 });
 pub(crate) const BROADCASTS: Figure = count("broadcasts after the update", |c| c.named("broadcast_weights"));
+pub(crate) const IN_GROUPS: Figure =
+    size("sent within groups a step", |c| c.program.bytes_sent_per_step_along(Axis::Group));
+pub(crate) const BETWEEN_GROUPS: Figure =
+    size("sent between groups a step", |c| c.program.bytes_sent_per_step_along(Axis::Rail));
 pub(crate) const UPDATES: Figure = count("updates a step", |c| c.named("update"));
 pub(crate) const UPLOADS: Figure = count("copies to the device a step", |c| c.named("upload_shard"));
 pub(crate) const STAGES: Figure = count("copies to staging a step", |c| c.named("stage_shard"));
@@ -160,7 +165,7 @@ impl Compiled {
         let asked = Settings::from_config(&resolved(text, ranks));
         let settings = Settings { gather: Some(Gather::Copy), head_rounds: false, ..asked };
         let (graph, backward) = model();
-        let program = compile(&graph, &backward, ranks, &settings).unwrap();
+        let program = compile(&graph, &backward, settings.world(ranks), &settings).unwrap();
         let memory =
             plan_memory(&program, &graph, &backward, &CpuTarget { threads: 2 }, &vec![TOKENS].into());
         let residency = program.check(settings.max_live).unwrap();

@@ -498,11 +498,51 @@ fn moments_in_16_bits_take_half() {
     assert_eq!(wide.get(DEVICE) - narrow.get(DEVICE), wide.get(OPTIMIZER) - narrow.get(OPTIMIZER));
 }
 
+const SUM_GROUP: Key = Key {
+    path: "zeroth.sum_group",
+    shows: "Ranks of a group add up their gradients first, so that less crosses between groups; parameters are gathered there by rails and then in groups.",
+    ranks: 8,
+    base: plain!(),
+    settings: &["8", "4", "1"],
+    figures: &[IN_GROUPS, BETWEEN_GROUPS, DEVICE],
+    timeline: None,
+};
+
+#[test]
+fn groups_keep_most_bytes_to_themselves() {
+    let compiled = SUM_GROUP.compiled();
+    let bytes = compiled.iter().map(|compiled| [IN_GROUPS, BETWEEN_GROUPS].map(|figure| compiled.get(figure)));
+    let [one_group, two_groups, rails]: [[u64; 2]; 3] = bytes.collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!((one_group[1], rails[0]), (0, 0));
+    assert_eq!(one_group[0], rails[1], "what a group of all ranks sends, rails of all ranks do");
+    // Of each gather a rank sends its shard to the other group instead of to four ranks, of gradients twice the bytes to one.
+    assert!(two_groups[1] * 3 < one_group[0] && two_groups[0] < one_group[0], "{two_groups:?} {one_group:?}");
+}
+
+const HPZ: Key = Key {
+    path: "zero_optimization.zero_hpz_partition_size",
+    shows: "Parameters are sharded within groups and cross between them once a step, and gradients with them: more memory, fewer bytes between groups.",
+    ranks: 8,
+    base: r#"{"gradient_accumulation_steps": 4, "zeroth": {"sum_group": 4}, "zero_optimization": {"stage": 3, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}}"#,
+    settings: &["1", "4"],
+    figures: &[IN_GROUPS, BETWEEN_GROUPS, PARAMETERS, GRADIENTS],
+    timeline: Some("update"),
+};
+
+#[test]
+fn with_hpz_bytes_between_groups_do_not_grow_with_micro_batches() {
+    let [without, with] = both(&HPZ);
+    assert_eq!(with.get(PARAMETERS), 2 * without.get(PARAMETERS), "two groups instead of one");
+    // The shard in 4 bytes, and that of the group as well.
+    assert_eq!(with.get(GRADIENTS), 3 * without.get(GRADIENTS));
+    assert!(with.get(BETWEEN_GROUPS) * 5 < without.get(BETWEEN_GROUPS));
+}
+
 fn both(key: &Key) -> [Compiled; 2] {
     key.compiled().try_into().unwrap_or_else(|_| panic!("{} has two settings", key.path))
 }
 
-const KEYS: [Key; 24] = [
+const KEYS: [Key; 26] = [
     MAX_LIVE,
     MAX_REUSE,
     PREFETCH,
@@ -527,6 +567,8 @@ const KEYS: [Key; 24] = [
     CHECKPOINTS,
     PARKED,
     MOMENTS,
+    SUM_GROUP,
+    HPZ,
 ];
 
 const HEADER: &str = "# What keys do, in figures

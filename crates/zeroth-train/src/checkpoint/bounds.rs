@@ -32,6 +32,9 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), String> {
     within("batch.micro_batch", batch.micro_batch, 1, MAX_BATCH)?;
     within("batch.accumulation", batch.accumulation, 1, MAX_BATCH)?;
     within("ranks", ranks, 1, MAX_RANKS)?;
+    if let Some(group) = manifest.group.filter(|group| *group == 0 || !ranks.is_multiple_of(*group)) {
+        return Err(format!("`group` is {group}, and {ranks} ranks cannot be groups of {group}"));
+    }
     within("stage", u64::from(manifest.stage), 0, MAX_STAGE)?;
     within("data.samples", manifest.data.samples, 1, MAX_SAMPLES)?;
     within("samples_seen", samples_seen, 0, MAX_SAMPLES)?;

@@ -45,6 +45,9 @@ pub struct Manifest {
     pub batch: BatchEntry,
     /// Number of ranks that wrote it.
     pub ranks: u64,
+    /// Ranks of a group, where they were several groups: the order in which gradients were added up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u64>,
     /// ZeRO stage of the run.
     pub stage: u8,
     /// Compute dtype.

@@ -72,6 +72,7 @@ impl Job {
                 accumulation: self.shape.accumulation,
             },
             ranks: self.shape.ranks,
+            group: self.settings.group.filter(|group| *group < self.shape.ranks),
             stage: self.settings.stage,
             dtype: self.settings.types.compute,
             optimizer: self.settings.optimizer.name().to_owned(),

@@ -82,7 +82,9 @@ pub fn resolve(
     };
     if let Some(checkpoint) = &checkpoint {
         resume::refuse_weights_only(checkpoint, &job)?;
-        resume::note_changes(checkpoint.manifest(), &job, &resolved, machine.ranks.world, &mut notes);
+        let manifest = checkpoint.manifest();
+        resume::keep_groups(manifest, &resolved, machine.ranks.world, &mut job.settings, &mut notes);
+        resume::note_changes(manifest, &job, &resolved, machine.ranks.world, &mut notes);
     }
     job.size_rows();
     let own_threads = machine.threads(request);

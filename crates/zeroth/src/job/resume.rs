@@ -5,8 +5,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use zeroth_base::counted;
 use zeroth_config::resolve::{Origin, Resolved};
 use zeroth_config::schema::TopLevel;
+use zeroth_program::Settings;
 use zeroth_train::checkpoint::{Checkpoint, CheckpointError, Manifest, newest_resumable};
 use zeroth_train::{Job, ResumeError, SettingChange, config_changes, redistribute_batch};
 
@@ -185,6 +187,28 @@ pub(super) fn keep_batch(
         resolved.set(TRAIN_BATCH, batch.into(), origin);
     }
     Ok(())
+}
+
+/// Keeps the checkpoint's groups of ranks where the config leaves them open: with as many ranks, gradients are added up in the
+/// same order.
+pub(super) fn keep_groups(
+    manifest: &Manifest,
+    resolved: &Resolved,
+    ranks: u64,
+    settings: &mut Settings,
+    notes: &mut Vec<String>,
+) {
+    let Some(group) = manifest.group.filter(|_| resolved.group().is_none()) else { return };
+    if manifest.ranks == ranks {
+        settings.group = Some(group);
+    } else if !ranks.is_multiple_of(group) {
+        notes.push(format!(
+            "the checkpoint was written by {} ranks in groups of {group}, which {} cannot be: gradients are added up in other \
+             groups from here on (zeroth.sum_group)",
+            manifest.ranks,
+            counted(ranks, "rank")
+        ));
+    }
 }
 
 /// Keeps the checkpoint's data order, whatever was given.

@@ -78,7 +78,7 @@ pub(super) fn options(resolved_job: &ResolvedJob) -> JoinOptions {
     let stall = Duration::from_secs(resolved_job.resolved.values.zeroth.stall_seconds);
     let timing = Timing { lost: stall, ..Timing::default() };
     let options = JoinOptions::default().threads(threads).timing(timing);
-    let options = match resolved_job.resolved.group() {
+    let options = match resolved_job.job.settings.group {
         Some(group) => options.group(group as usize),
         None => options,
     };
