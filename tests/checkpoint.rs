@@ -80,6 +80,7 @@ fn save(folder: &Path, step: u64) {
         seed: 42,
         data: DataEntry { hash: "00".to_owned(), samples: 64, shuffle: true, seed: None },
         batch: BatchEntry { train_batch_size: 8, micro_batch: 2, accumulation: 4 },
+        group: None,
         ranks: 1,
         stage: 2,
         dtype: DType::Bf16,

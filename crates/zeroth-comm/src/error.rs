@@ -190,7 +190,9 @@ pub enum JoinError {
     Token,
     #[error("rank {rank} does not exist in a job of {world} rank(s), numbered from 0")]
     Rank { rank: usize, world: usize },
-    #[error("{world} rank(s) cannot be groups of {group}: groups have at least one rank, and all the same number")]
+    #[error(
+        "{world} rank(s) cannot be groups of {group}: groups have at least one rank, and all the same number"
+    )]
     Groups { world: usize, group: usize },
     #[error("rank {rank} has been taken by process {pid}; each rank joins once")]
     Taken { rank: usize, pid: u32 },

@@ -98,11 +98,19 @@ impl CollectiveBench {
     /// Runs a collective; every rank calls it with the same one.
     pub fn run(&mut self, what: BenchedCollective) -> Result<(), RunError> {
         let found = self.works.iter().find(|(other, _)| *other == what);
-        let Some((_, Work::Collective(axis, collective))) = found else { unreachable!("each of them was made") };
+        let Some((_, Work::Collective(axis, collective))) = found else {
+            unreachable!("each of them was made")
+        };
         self.met += 1;
         let name = OpName::new(1, "collective benchmark", self.met);
-        let met =
-            self.collectives.run(self.comm.as_ref(), *axis, name, collective, &mut self.device, Queue::Compute);
+        let met = self.collectives.run(
+            self.comm.as_ref(),
+            *axis,
+            name,
+            collective,
+            &mut self.device,
+            Queue::Compute,
+        );
         met.map_err(failed(1, "collective benchmark"))
     }
 

@@ -167,7 +167,7 @@ impl Collectives {
             let met = gpus.check(OpName::new(step, op, 0));
             met.map_err(|source| RunError::Comm { step, op: op.to_owned(), source })?;
         }
-        found.map_err(|error| match &self.gpus {
+        found.map_err(|error| match self.gpus().next() {
             Some(gpus) => match gpus.cause(OpName::new(step, op, 0), error) {
                 CollectiveError::Device(error) => RunError::device(step, op)(error),
                 CollectiveError::Comm(source) => RunError::Comm { step, op: op.to_owned(), source },

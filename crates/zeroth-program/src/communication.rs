@@ -84,12 +84,13 @@ impl Program {
     fn bytes_moved(&self, action: &Action, axis: Axis, from: u64, to: u64) -> u64 {
         let world = self.layout.world;
         let extent = |flat: usize| self.layout.flats[flat].extent(axis, world.place(to), from, world);
-        let bytes = |flat: usize, range: Range<u64>| {
-            self.layout.flats[flat].storage.bytes(range.end - range.start)
-        };
+        let bytes =
+            |flat: usize, range: Range<u64>| self.layout.flats[flat].storage.bytes(range.end - range.start);
         match action {
             Action::AllGather(flat, _) => bytes(*flat, extent(*flat)),
-            Action::BroadcastWeights { flat, root, .. } if *root as u64 == from => bytes(*flat, extent(*flat)),
+            Action::BroadcastWeights { flat, root, .. } if *root as u64 == from => {
+                bytes(*flat, extent(*flat))
+            }
             Action::AllGatherWeights(Chunk { flat, range }, _) => bytes(*flat, within(&extent(*flat), range)),
             Action::AllGatherGrad(flat, _) => {
                 let extent = extent(*flat);

@@ -174,7 +174,12 @@ impl Flat {
 
     /// The chunks of an all-gather along an axis, at most `bucket` elements at a time (at least a block a rank): ranges
     /// within what each of its ranks holds ([`Self::extent`]).
-    pub fn gather_chunks(&self, axis: Axis, world: World, bucket: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+    pub fn gather_chunks(
+        &self,
+        axis: Axis,
+        world: World,
+        bucket: u64,
+    ) -> impl Iterator<Item = Range<u64>> + use<> {
         let share = self.blocks.div_ceil(world.ranks);
         let held = match axis {
             Axis::Group => share * world.groups(),

@@ -241,7 +241,11 @@ impl Program {
 
     /// The elements of a flat that a rank updates.
     pub fn update_range(&self, flat: usize, rank: u64) -> Range<u64> {
-        if self.shards_optimizer() { self.layout.shard(flat, rank) } else { 0..self.layout.flats[flat].padded() }
+        if self.shards_optimizer() {
+            self.layout.shard(flat, rank)
+        } else {
+            0..self.layout.flats[flat].padded()
+        }
     }
 
     /// Whether a flat has fp32 master weights apart from the parameters.

@@ -64,7 +64,8 @@ impl LocalComm {
         let in_lane = |lane| Self::in_lane(Arc::clone(&segment), lane, rank, options);
         let mut all = in_lane(Lane::all(world));
         if group < world {
-            all.axes = Some(Box::new([Lane::group(rank, group), Lane::rail(rank, group, world)].map(in_lane)));
+            all.axes =
+                Some(Box::new([Lane::group(rank, group), Lane::rail(rank, group, world)].map(in_lane)));
         }
         all.heartbeat = Some(heartbeat);
         Ok(all)

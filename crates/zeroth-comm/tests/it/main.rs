@@ -3,8 +3,8 @@
 
 mod collectives;
 mod handoff;
-mod hosts;
 mod host_launchers;
+mod hosts;
 mod mesh;
 mod model;
 mod processes;

@@ -114,9 +114,10 @@ fn a_rank_that_gives_up_on_one_axis_is_named_on_all_ranks() {
             return (3, LostReason::GaveUp);
         }
         // What it has sent before is complete; ranks that share neither group nor rail with it find out in turn.
-        let lost = Axis::ALL.into_iter().cycle().find_map(|axis| {
-            mesh.along(axis).barrier(OP).and_then(zeroth_comm::Handle::wait).err()
-        });
+        let lost = Axis::ALL
+            .into_iter()
+            .cycle()
+            .find_map(|axis| mesh.along(axis).barrier(OP).and_then(zeroth_comm::Handle::wait).err());
         match lost {
             Some(CommError::RankLost(lost)) => (lost.rank, lost.reason),
             other => panic!("{other:?}"),

@@ -25,7 +25,8 @@ pub struct GroupError {
 /// Numbers that divide the ranks, in words.
 fn divisors(ranks: u64, least: u64) -> String {
     let small = (1..=ranks.isqrt()).filter(|group| ranks.is_multiple_of(*group));
-    let mut all: Vec<u64> = small.flat_map(|group| [group, ranks / group]).filter(|group| *group >= least).collect();
+    let mut all: Vec<u64> =
+        small.flat_map(|group| [group, ranks / group]).filter(|group| *group >= least).collect();
     all.sort_unstable();
     all.dedup();
     let mut words: Vec<String> = all.iter().map(u64::to_string).collect();

@@ -234,7 +234,8 @@ fn groups_have_a_verdict_at_every_stage_and_one_kind() {
     assert!(status == KeyStatus::Invalid && said.contains("at least 1"), "{said}");
     let (status, said) = hpz(r#"2, "stage": 3, "offload_param": {"device": "cpu"}}"#);
     assert!(status == KeyStatus::Invalid && said.contains("remove one of the two"), "{said}");
-    let both = r#"{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}, "zeroth": {"sum_group": 4}}"#;
+    let both =
+        r#"{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}, "zeroth": {"sum_group": 4}}"#;
     let (status, said) = found(both, "sum_group");
     assert!(status == KeyStatus::Invalid && said.contains("leave zeroth.sum_group out"), "{said}");
 }
@@ -247,16 +248,25 @@ fn groups_that_ranks_cannot_form_are_refused_with_those_that_they_can() {
         let request = ResolveRequest { file: &file, flags: &flags, ranks, model: None, steps: Some(100) };
         resolve(&request).map(|resolved| resolved.group()).map_err(|error| error.to_string())
     };
-    let hpz = |size: u64| format!(r#"{{"zero_optimization": {{"stage": 3, "zero_hpz_partition_size": {size}}}}}"#);
+    let hpz =
+        |size: u64| format!(r#"{{"zero_optimization": {{"stage": 3, "zero_hpz_partition_size": {size}}}}}"#);
     let sums = |group: &str| format!(r#"{{"zeroth": {{"sum_group": {group}}}}}"#);
     assert_eq!(refused(&hpz(4), 8), Ok(Some(4)));
     assert_eq!(refused(&hpz(1), 8), Ok(None));
     assert_eq!(refused(&sums("2"), 8), Ok(Some(2)));
     assert_eq!(refused(&sums("\"auto\""), 8), Ok(None));
     for (text, ranks, words) in [
-        (hpz(3), 8, "zero_hpz_partition_size is 3, and 8 ranks cannot be groups of 3: write a divisor of 8 (2, 4 or 8)"),
+        (
+            hpz(3),
+            8,
+            "zero_hpz_partition_size is 3, and 8 ranks cannot be groups of 3: write a divisor of 8 (2, 4 or 8)",
+        ),
         (hpz(16), 8, "8 ranks cannot be groups of 16"),
-        (sums("3"), 4, "zeroth.sum_group is 3, and 4 ranks cannot be groups of 3: write a divisor of 4 (1, 2 or 4)"),
+        (
+            sums("3"),
+            4,
+            "zeroth.sum_group is 3, and 4 ranks cannot be groups of 3: write a divisor of 4 (1, 2 or 4)",
+        ),
         (sums("2"), 1, "zeroth.sum_group is 2, and 1 rank cannot be groups of 2: write a divisor of 1 (1)"),
     ] {
         let said = refused(&text, ranks).unwrap_err();

@@ -346,7 +346,10 @@ fn frozen_flats_are_placed_apart_from_trained_ones() {
             assert_eq!(program.is_sharded(flat), expected, "{what}");
             weights += 4 * if expected { laid.shard_capacity(ranks) } else { laid.padded() };
             let is_gathered = |section: &zeroth_program::Section| {
-                section.instructions.iter().any(|i| matches!(i.action, zeroth_program::Action::AllGather(of, _) if of == flat))
+                section
+                    .instructions
+                    .iter()
+                    .any(|i| matches!(i.action, zeroth_program::Action::AllGather(of, _) if of == flat))
             };
             assert_eq!(is_gathered(&program.sections[0]), expected, "{what}");
         }

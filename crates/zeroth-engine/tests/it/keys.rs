@@ -511,7 +511,8 @@ const SUM_GROUP: Key = Key {
 #[test]
 fn groups_keep_most_bytes_to_themselves() {
     let compiled = SUM_GROUP.compiled();
-    let bytes = compiled.iter().map(|compiled| [IN_GROUPS, BETWEEN_GROUPS].map(|figure| compiled.get(figure)));
+    let bytes =
+        compiled.iter().map(|compiled| [IN_GROUPS, BETWEEN_GROUPS].map(|figure| compiled.get(figure)));
     let [one_group, two_groups, rails]: [[u64; 2]; 3] = bytes.collect::<Vec<_>>().try_into().unwrap();
     assert_eq!((one_group[1], rails[0]), (0, 0));
     assert_eq!(one_group[0], rails[1], "what a group of all ranks sends, rails of all ranks do");

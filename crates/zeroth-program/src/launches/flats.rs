@@ -492,7 +492,10 @@ impl At<'_> {
                     extent.start - program.held_range(*flat, self.binding.rank).start,
                     extent.end - extent.start,
                 );
-                Collective::Broadcast { root: *root, buffer: self.kept(self.destination(), *flat, first, count) }
+                Collective::Broadcast {
+                    root: *root,
+                    buffer: self.kept(self.destination(), *flat, first, count),
+                }
             }
             Action::AllGatherGrad(flat, axis) => {
                 let storage = Storage::Dense(DType::F32);

@@ -18,12 +18,7 @@ use crate::{
 /// Larger than any device: a larger window counts as this and exceeds every budget.
 const MOST_WINDOW: u64 = 1 << 60;
 
-pub(super) fn lower(
-    graph: &Graph,
-    backward: &Backward,
-    layout: Layout,
-    settings: &Settings,
-) -> Program {
+pub(super) fn lower(graph: &Graph, backward: &Backward, layout: Layout, settings: &Settings) -> Program {
     let kinds: &[SectionKind] = match settings.accumulation {
         0 | 1 => &[SectionKind::Only],
         2 => &[SectionKind::First, SectionKind::Last],

@@ -221,8 +221,7 @@ fn updates(program: &Program, instructions: Vec<Instruction>, settings: &Setting
         let whole = match &instruction.action {
             Action::Update(whole) => whole,
             Action::GradSquares(flat) if counted(*flat) => continue,
-            Action::AllGatherWeights(Chunk { flat, .. }, _)
-            | Action::BroadcastWeights { flat, .. }
+            Action::AllGatherWeights(Chunk { flat, .. }, _) | Action::BroadcastWeights { flat, .. }
                 if program.is_streamed(*flat) || runs_beside(*flat) =>
             {
                 spread.push(instruction);

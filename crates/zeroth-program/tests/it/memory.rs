@@ -335,8 +335,8 @@ fn hpz_takes_the_bytes_of_its_formula() {
             let near = |(found, expected): (&f64, &f64)| (found / expected - 1.0).abs() < 0.01;
             assert!(found.iter().zip(&expected).all(near), "{settings:?}: {found:?} {expected:?}");
             // The same ranks without: parameters over all of them, and nothing waits.
-            let without =
-                memory(&graph, &backward, ranks, Settings { hpz: false, ..settings }).by_category(Tier::Device);
+            let without = memory(&graph, &backward, ranks, Settings { hpz: false, ..settings })
+                .by_category(Tier::Device);
             let without = [without.parameters, without.gradients].map(|bytes| bytes as f64 / parameters);
             let expected = [2.0 / ranks as f64, sums / ranks as f64];
             assert!(without.iter().zip(&expected).all(near), "{settings:?}: {without:?} {expected:?}");

@@ -203,6 +203,9 @@ mod tests {
         let gather = Action::AllGather(0, Axis::Group);
         assert_eq!(StepPhase::of(SectionKind::Eval, &gather), StepPhase::Evaluate);
         assert_eq!(StepPhase::of(SectionKind::Only, &gather), StepPhase::Gather);
-        assert_eq!(StepPhase::of(SectionKind::Update, &Action::AllGatherReports(Axis::Group)), StepPhase::Update);
+        assert_eq!(
+            StepPhase::of(SectionKind::Update, &Action::AllGatherReports(Axis::Group)),
+            StepPhase::Update
+        );
     }
 }

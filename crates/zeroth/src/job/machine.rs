@@ -24,7 +24,7 @@ pub fn gpus(machine: &Machine) -> u64 {
 }
 
 /// The ranks of a job that names none: one for every GPU, or one on CPUs.
-pub(super) fn usual_ranks(device: DeviceKind, machine: &Machine) -> u64 {
+pub fn usual_ranks(device: DeviceKind, machine: &Machine) -> u64 {
     match device {
         DeviceKind::Cuda => gpus(machine).max(1),
         DeviceKind::Cpu => 1,

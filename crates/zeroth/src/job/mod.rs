@@ -35,7 +35,7 @@ pub use handoff::{
     HANDOFF_VARIABLE, InheritedInputs, Inputs, InputsError, LauncherHandoff, ResumePoint, TokenCaches,
 };
 pub use lora::{LoraRequest, LoraRequestError, ResolvedLora};
-pub use machine::{REGION, StartedRanks, cpus, gpus};
+pub use machine::{REGION, StartedRanks, cpus, gpus, usual_ranks};
 pub use pairs::{PairLengths, PairRequest};
 pub use plan::{
     ParameterCount, PlanOptions, PlanRequestError, PlannedModel, ResolvedPlan, builtin_note, resolve_plan,

@@ -179,13 +179,13 @@ impl Start {
         let (lora, table) = adapters(request, &model, &inputs, notes)?;
         if let Some(checkpoint) = &checkpoint {
             check_checkpoint(checkpoint, &model, lora.as_ref(), &table)?;
-            resume::keep_batch(checkpoint.manifest(), machine.ranks, &mut resolved)?;
+            resume::keep_batch(checkpoint.manifest(), machine.ranks.world, &mut resolved)?;
         }
         let top_level = &resolved.values.top_level;
         let shape = BatchShape {
             micro_batch: top_level.train_micro_batch_size_per_gpu,
             accumulation: top_level.gradient_accumulation_steps,
-            ranks: machine.ranks,
+            ranks: machine.ranks.world,
         };
         Ok(Self { inputs, checked, context, resolved, model, machine, checkpoint, lora, table, shape })
     }

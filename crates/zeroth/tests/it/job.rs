@@ -4,7 +4,8 @@ use std::path::Path;
 
 use zeroth::config::resolve::Flags;
 use zeroth::job::{
-    JobError, JobRequest, LauncherHandoff, LoraRequest, PlanOptions, PlanRequestError, resolve, resolve_plan,
+    JobError, JobRequest, LauncherHandoff, LoraRequest, PlanOptions, PlanRequestError, StartedRanks, resolve,
+    resolve_plan,
 };
 use zeroth::kernel::Tier;
 use zeroth::machine::{DeviceKind, known_gpu};
@@ -29,12 +30,14 @@ fn a_rank_makes_the_job_of_its_launcher_by_the_same_request() {
         flags: Flags { per_device_train_batch_size: Some(2), ..Flags::default() },
         ..JobRequest::new(model(), vec![data], folder.path().join("run"))
     };
-    let mut launcher = resolve(&request, Some(2), None, &|_| {}).unwrap();
+    let started = StartedRanks { world: 2, local_world: 2, host: 0, local_rank: 0 };
+    let mut launcher = resolve(&request, Some(started), None, &|_| {}).unwrap();
     assert_eq!((launcher.job.steps, launcher.ranks), (4, 2));
     assert_eq!(launcher.job.shape, BatchShape { micro_batch: 2, accumulation: 1, ranks: 2 });
     launcher.check_weights().unwrap();
     let handoff = LauncherHandoff::read(launcher.handoff.to_text().unwrap().as_bytes()).unwrap();
-    let mut rank = resolve(&request, Some(2), Some(handoff), &|_| {}).unwrap();
+    let mut rank =
+        resolve(&request, Some(StartedRanks { local_rank: 1, ..started }), Some(handoff), &|_| {}).unwrap();
     let [one, other] = [&mut launcher, &mut rank].map(|job| job.fit().unwrap().unwrap());
     let arenas = [one, other].map(|compiled| Tier::ALL.map(|tier| compiled.memory.arena(tier)));
     assert_eq!(arenas[0], arenas[1]);

@@ -225,7 +225,11 @@ fn a_teacher_is_gathered_in_forward_and_leaves_one_activation() {
         let (flats, program) = (teacher_flats(&compiled), &compiled.program);
         for (section, memory) in program.sections.iter().zip(&compiled.memory.sections) {
             let gathered = |flat: &usize| {
-                section.instructions.iter().filter(|i| matches!(i.action, Action::AllGather(of, _) if of == *flat)).count()
+                section
+                    .instructions
+                    .iter()
+                    .filter(|i| matches!(i.action, Action::AllGather(of, _) if of == *flat))
+                    .count()
             };
             // Once in forward; the head's norm ends forward, and its projection is read by the loss.
             let mut expected = vec![usize::from(section.is_micro_batch()); flats.len()];

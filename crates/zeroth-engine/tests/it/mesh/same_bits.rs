@@ -20,7 +20,14 @@ fn variants(stage: u8, accumulation: u64, types: Types) -> Vec<Settings> {
     let mut all_variants = vec![
         base,
         Settings { reduce_bucket: 0, overlap: true, ..base },
-        Settings { reduce_bucket: 5000, max_live: 4000, prefetch: 1, overlap: true, persistence: 100, ..base },
+        Settings {
+            reduce_bucket: 5000,
+            max_live: 4000,
+            prefetch: 1,
+            overlap: true,
+            persistence: 100,
+            ..base
+        },
         Settings { max_reuse: HUGE, prefetch: HUGE, overlap: true, gather: Some(Gather::Copy), ..base },
         Settings { reduce_scatter: false, reduce_bucket: 7000, overlap: true, ..base },
         Settings { allgather_partitions: false, persistence: 700, ..base },
@@ -51,7 +58,11 @@ fn hpz_variants(base: Settings) -> Vec<Settings> {
         Settings { allgather_partitions: false, persistence: 30, ..base },
         Settings { reduce_scatter: false, reduce_bucket: 7000, overlap: true, ..copied },
         Settings { offload, overlap: true, recompute: Recompute::NormSwiGlu, ..base },
-        Settings { offload: Offload { updated_by: Some(UpdatedBy::Host), ..offload }, overlap: true, ..copied },
+        Settings {
+            offload: Offload { updated_by: Some(UpdatedBy::Host), ..offload },
+            overlap: true,
+            ..copied
+        },
     ]
 }
 
@@ -110,7 +121,9 @@ fn every_program_of_other_models_gives_the_same_bits() {
 #[test]
 fn with_accumulation_stages_agree_in_pairs_and_with_hpz_alone() {
     let golden = Golden::named("llama-one-kv-head");
-    for (turn, (stages, mesh)) in [([0, 1], (2, 2)), ([2, 3], (2, 2)), ([2, 3], (3, 2))].into_iter().enumerate() {
+    for (turn, (stages, mesh)) in
+        [([0, 1], (2, 2)), ([2, 3], (2, 2)), ([2, 3], (3, 2))].into_iter().enumerate()
+    {
         let accumulation = if mesh == (2, 2) { 4 } else { 2 };
         let all: Vec<Settings> =
             stages.into_iter().flat_map(|stage| variants(stage, accumulation, BF16)).collect();
@@ -132,7 +145,8 @@ fn another_mesh_is_another_training_and_near() {
     for mesh in [&by_two, &by_three] {
         let pairs = || flat.gradients.iter().flatten().zip(mesh.gradients.iter().flatten());
         assert!(pairs().any(|(a, b)| a.to_bits() != b.to_bits()), "sums of other numbers round otherwise");
-        let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+        let square =
+            |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
         let apart = square(&mut pairs().map(|(a, b)| a - b)) / square(&mut pairs().map(|(a, _)| *a));
         assert!(apart.sqrt() < 1e-6, "{}", apart.sqrt());
     }

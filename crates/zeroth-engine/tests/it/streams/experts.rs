@@ -404,7 +404,10 @@ fn experts_are_prefetched_during_the_block_before_where_two_blocks_may_be_gather
         let compiled = Compiled::new(graph.clone(), 2, &settings, &CudaTarget, sizes()).unwrap();
         let second = flat_of(&compiled, "1.gate_up");
         let instructions = &compiled.program.sections[0].instructions;
-        let gathered = instructions.iter().position(|i| matches!(i.action, Action::AllGather(of, _) if of == second)).unwrap();
+        let gathered = instructions
+            .iter()
+            .position(|i| matches!(i.action, Action::AllGather(of, _) if of == second))
+            .unwrap();
         let is_of_first = |action: &Action| match action {
             Action::Forward(node) => {
                 let node = &compiled.graph.nodes[*node];
