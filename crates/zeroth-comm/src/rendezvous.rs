@@ -216,6 +216,11 @@ impl WaitPolicy {
         self
     }
 
+    /// Waits for ranks no longer than for hosts.
+    pub(crate) fn peers_as_hosts(self) -> Self {
+        Self { peers: self.peers.min(self.hosts), ..self }
+    }
+
     /// Called after 10 s of waiting and at doubling intervals, on the waiting thread.
     #[must_use]
     pub fn tell(mut self, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {

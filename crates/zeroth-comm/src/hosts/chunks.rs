@@ -15,6 +15,7 @@ use super::message::{CHUNK, HostMessage, Topic};
 pub(super) const MOST_BYTES: usize = 64 << 20;
 /// Unsent messages of a peer that reads nothing; it is silent long before.
 const MOST_UNSENT: usize = 8 << 20;
+const MOST_LATER: usize = 10_000;
 
 /// What is to be sent on a connection. Nothing blocks.
 pub(super) struct Outbox {
@@ -23,23 +24,38 @@ pub(super) struct Outbox {
     /// Frames, sent up to `sent`.
     frames: Vec<u8>,
     sent: usize,
-    /// Longer bytes, sealed chunk by chunk as they are sent, and how many are.
-    long: VecDeque<(Topic, Arc<[u8]>, usize)>,
+    /// What comes behind them.
+    later: VecDeque<Unsealed>,
+}
+
+/// What is sealed once it is its turn.
+enum Unsealed {
+    /// A message that must not overtake what was said before.
+    Message(Vec<u8>),
+    /// Longer bytes, chunk by chunk, and how many are sealed.
+    Long(Topic, Arc<[u8]>, usize),
 }
 
 impl Outbox {
     pub(super) fn new(stream: TcpStream, sealer: Sealer) -> Self {
-        Self { stream, sealer, frames: Vec::new(), sent: 0, long: VecDeque::new() }
+        Self { stream, sealer, frames: Vec::new(), sent: 0, later: VecDeque::new() }
     }
 
+    /// Sends a message behind everything else; a heartbeat before it.
     pub(super) fn push(&mut self, message: &HostMessage) {
-        if self.frames.len() - self.sent < MOST_UNSENT {
+        let is_beat = matches!(message, HostMessage::Beat { .. } | HostMessage::Beats(_));
+        if self.frames.len() - self.sent >= MOST_UNSENT || self.later.len() >= MOST_LATER {
+            return;
+        }
+        if is_beat || self.later.is_empty() {
             self.sealer.seal(&message.to_bytes(), &mut self.frames);
+        } else {
+            self.later.push_back(Unsealed::Message(message.to_bytes()));
         }
     }
 
     pub(super) fn push_long(&mut self, topic: Topic, bytes: Arc<[u8]>) {
-        self.long.push_back((topic, bytes, 0));
+        self.later.push_back(Unsealed::Long(topic, bytes, 0));
     }
 
     /// Sends what the connection takes now; true if nothing is left. A connection that failed takes nothing more, which its
@@ -53,22 +69,26 @@ impl Outbox {
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => return false,
                     Err(_) => {
-                        self.long.clear();
+                        self.later.clear();
                         self.sent = self.frames.len();
                     }
                 }
             }
             self.frames.clear();
             self.sent = 0;
-            let Some((topic, bytes, done)) = self.long.front_mut() else { return true };
-            let end = bytes.len().min(*done + CHUNK);
-            let (topic, total) = (*topic, bytes.len() as u32);
-            let chunk = HostMessage::Chunk { topic, total, bytes: bytes[*done..end].to_vec() };
-            *done = end;
-            if end == bytes.len() {
-                self.long.pop_front();
-            }
-            self.sealer.seal(&chunk.to_bytes(), &mut self.frames);
+            let message = match self.later.pop_front() {
+                None => return true,
+                Some(Unsealed::Message(message)) => message,
+                Some(Unsealed::Long(topic, bytes, done)) => {
+                    let end = bytes.len().min(done + CHUNK);
+                    let (total, piece) = (bytes.len() as u32, bytes[done..end].to_vec());
+                    if end < bytes.len() {
+                        self.later.push_front(Unsealed::Long(topic, bytes, end));
+                    }
+                    HostMessage::Chunk { topic, total, bytes: piece }.to_bytes()
+                }
+            };
+            self.sealer.seal(&message, &mut self.frames);
         }
     }
 

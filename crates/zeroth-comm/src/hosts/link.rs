@@ -34,6 +34,7 @@ pub struct HostLink {
     timing: Timing,
     /// Of rank 0 and of leaders, in a job on several hosts.
     thread: Option<ControlThread>,
+    has_left: bool,
 }
 
 impl HostLink {
@@ -44,7 +45,7 @@ impl HostLink {
         timing: Timing,
         thread: Option<ControlThread>,
     ) -> Self {
-        Self { place, hosts, segment, timing, thread }
+        Self { place, hosts, segment, timing, thread, has_left: false }
     }
 
     #[cfg(test)]
@@ -134,8 +135,8 @@ impl HostLink {
     }
 
     /// Leaves the job with all others: returns once the ranks of all hosts have called it. A process that ends from then on is
-    /// no loss. Call it after the last collective.
-    pub fn leave(self, group: &dyn Comm, op: OpName) -> Result<(), CommError> {
+    /// no loss. Call it after the last collective, also where all ranks have agreed to end before the first step.
+    pub fn leave(mut self, group: &dyn Comm, op: OpName) -> Result<(), CommError> {
         if self.place.is_one_host() {
             return Ok(());
         }
@@ -145,7 +146,9 @@ impl HostLink {
             thread.order(ControlOrder::Leave(reply));
             self.answer(op, || left.recv_timeout(TICK))?;
         }
-        group.barrier(op).and_then(Handle::wait)
+        group.barrier(op).and_then(Handle::wait)?;
+        self.has_left = true;
+        Ok(())
     }
 
     /// Exchanges this host's part of a gather for those of all hosts.
@@ -186,6 +189,16 @@ impl HostLink {
     fn end_here(&self, op: OpName, reason: LostReason) -> CommError {
         let ended = self.segment.end(self.place.local_rank, reason);
         self.segment.lost_on(self.place.local_rank, op, ended)
+    }
+}
+
+impl Drop for HostLink {
+    fn drop(&mut self) {
+        // Ranks that wait on rails do not see who has left their host: the segment tells them, and the control thread, which
+        // is dropped next, tells the other hosts.
+        if !self.has_left && !self.place.is_one_host() {
+            self.segment.end(self.place.local_rank, LostReason::Left);
+        }
     }
 }
 

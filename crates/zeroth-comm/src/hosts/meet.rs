@@ -12,7 +12,7 @@ use super::local_host::LocalHost;
 use super::settings::JobSettings;
 use super::star::Star;
 use super::{HostOptions, TokenError, TokenSource};
-use crate::error::{JoinError, RankLost};
+use crate::error::{JoinError, LostReason, RankLost};
 use crate::join_options::{JoinOptions, Timing};
 use crate::local::{LocalJob, SharedSegment, join_with_segment};
 use crate::place::{HostTable, Place, own_name};
@@ -39,7 +39,7 @@ impl JobCoordinator {
     /// other ranks wait for it, and notice from then on when this process ends.
     pub fn open(job: &str, place: Place, options: &HostOptions) -> Result<Self, RendezvousError> {
         place.check()?;
-        let local = rendezvous::Coordinator::open_on_host(job, place, options.policy.clone())?;
+        let local = open_on_host(job, place, options)?;
         let name = options.name.clone().unwrap_or_else(own_name);
         let (mut star, mut address) = (None, None);
         if !place.is_one_host() {
@@ -81,7 +81,7 @@ impl JobCoordinator {
         }
         attach(star, &job, self.place, &table, self.options.timing);
         star.order(ControlOrder::Begin(settings.as_slice().into()));
-        self.local.admit(&job, &settings).map_err(|error| lost_instead(star, error))?;
+        self.local.admit(&job, &settings).map_err(|error| lost_instead(star, &job, self.place, error))?;
         Ok(joined(self.place, table, &job, self.star.take(), options, self.options.timing)?)
     }
 
@@ -197,8 +197,31 @@ fn on_hosts(place: Place, options: &JoinOptions, timing: Timing) -> JoinOptions 
     options.clone().timing(of_several_hosts(own))
 }
 
-/// The verdict, where it explains an error.
-fn lost_instead(thread: &ControlThread, error: RendezvousError) -> RendezvousError {
+/// Opens the socket for the ranks of this host. With other hosts that wait, a rank is missed as soon as a host.
+fn open_on_host(
+    job: &str,
+    place: Place,
+    options: &HostOptions,
+) -> Result<rendezvous::Coordinator, RendezvousError> {
+    let policy = options.policy.clone();
+    let policy = if place.is_one_host() { policy } else { policy.peers_as_hosts() };
+    rendezvous::Coordinator::open_on_host(job, place, policy)
+}
+
+/// The verdict, where it explains an error. Other hosts are told which rank of this one did not come.
+fn lost_instead(
+    thread: &ControlThread,
+    job: &LocalJob,
+    place: Place,
+    error: RendezvousError,
+) -> RendezvousError {
+    if let RendezvousError::Missing { missing, waited, .. } = &error
+        && let Some(rank) = missing.first()
+    {
+        let seconds = waited.as_secs() as u32;
+        job.end(rank - place.first(), LostReason::NeverJoined { seconds });
+        return error;
+    }
     match &thread.state.lock().lost {
         Some(lost) => RendezvousError::Lost(Box::new(lost.clone())),
         None => error,
@@ -295,7 +318,7 @@ fn placed(hosts: &HostTable, place: Place) -> Result<Place, RendezvousError> {
 
 /// The leader's part: it meets the coordinator, waits for the job to begin, and serves the ranks of its host.
 fn lead(job: &str, place: Place, options: &HostOptions) -> Result<HostAdmission, RendezvousError> {
-    let mut local = rendezvous::Coordinator::open_on_host(job, place, options.policy.clone())?;
+    let mut local = open_on_host(job, place, options)?;
     let name = options.name.clone().unwrap_or_else(own_name);
     let admitted = match admitted(place, &name, options) {
         Ok(admitted) => admitted,
@@ -326,7 +349,7 @@ fn lead(job: &str, place: Place, options: &HostOptions) -> Result<HostAdmission,
     let place = placed(&hosts, place)?;
     let job = LocalJob::create(place.local_world, usize::try_from(region).unwrap_or(usize::MAX))?;
     attach(&thread, &job, place, &hosts, options.timing);
-    local.admit(&job, &settings).map_err(|error| lost_instead(&thread, error))?;
+    local.admit(&job, &settings).map_err(|error| lost_instead(&thread, &job, place, error))?;
     Ok(HostAdmission { place, hosts, message, timing: options.timing, entry: Entry::Leader(job, thread) })
 }
 

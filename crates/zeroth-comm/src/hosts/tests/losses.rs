@@ -17,38 +17,41 @@ fn quick(host: &str) -> HostOptions {
 }
 
 #[test]
-fn a_rank_that_leaves_too_early_is_named_on_all_hosts() {
+fn a_rank_that_leaves_too_early_is_named_on_all_hosts_also_by_those_who_wait_on_rails() {
     for leaving in [0, 1, 2, 3] {
         let losses = run(&format!("left-{leaving}"), &[2, 2], &options("127.0.0.1"), |place, joined| {
             meet(&joined);
             if place.rank == leaving {
-                let JoinedHost { group, link } = joined;
-                if leaving % 2 == 1 {
-                    // A rank that holds no connection: its neighbours notice by what they wait for.
-                    drop(group);
-                    std::thread::sleep(Duration::from_millis(500));
-                    drop(link);
-                } else {
-                    drop(link);
-                    std::thread::sleep(Duration::from_millis(500));
-                    drop(group);
-                }
                 return None;
             }
-            if place.rank == leaving ^ 1 {
-                let error = joined.group.barrier(OP).and_then(crate::Handle::wait).unwrap_err();
-                let CommError::RankLost(lost) = error else { panic!("{error}") };
-                // Not before the others know it: this rank may lead the host that reports it.
-                std::thread::sleep(Duration::from_millis(500));
-                return Some(*lost);
-            }
-            Some(wait_for_loss(&joined).0)
+            let lost = wait_for_loss(&joined).0;
+            // Not before the others know it: this rank may lead the host that reports it.
+            std::thread::sleep(Duration::from_millis(500));
+            Some(lost)
         });
         for lost in losses.into_iter().flatten() {
             assert_eq!((lost.rank, lost.reason), (leaving, LostReason::Left), "{lost}");
             assert_eq!(lost.host, format!("h{}", leaving / 2), "{lost}");
         }
     }
+}
+
+#[test]
+fn a_rank_that_never_comes_to_its_host_is_named_on_all_hosts() {
+    let (hosts, job) = (table(&[1, 2]), job("never"));
+    let policy = WaitPolicy::default().hosts_timeout(Duration::from_secs(2));
+    let options = options("127.0.0.1").policy(policy);
+    std::thread::scope(|scope| {
+        let leader = scope.spawn(|| {
+            let error = request_join(&job, hosts.place(1).unwrap(), &options).unwrap_err();
+            assert!(error.to_string().starts_with("rank 2 did not join within 2 s"), "{error}");
+        });
+        let coordinator = JobCoordinator::open(&job, hosts.place(0).unwrap(), &options).unwrap();
+        let joined = coordinator.begin(0, &[], &JoinOptions::default()).unwrap();
+        let lost = wait_for_loss(&joined).0;
+        assert_eq!((lost.rank, lost.reason), (2, LostReason::NeverJoined { seconds: 2 }), "{lost}");
+        leader.join().unwrap();
+    });
 }
 
 #[test]
