@@ -99,6 +99,8 @@ fn listen(number: usize, mut peer: TcpStream, verdict: &Verdict, peers: &Mutex<V
             Ok(1) if byte[0] == ALIVE => {}
             Ok(1) if byte[0] == LEAVES => return,
             Ok(1) => break (usize::from(byte[0]), LostReason::Dead),
+            // A debugger came, or the process was stopped and resumed.
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 break (number, LostReason::Stopped { seconds: SILENCE.as_secs() as u32 });
             }

@@ -42,9 +42,8 @@ struct Launcher {
 
 const MPICH: Launcher =
     Launcher { name: "mpich", options: "", ends_survivors: true, daemon: "hydra_pmi_proxy" };
-/// It does not end the survivors of a rank that died.
-const MPICH_WITHOUT_CLEANUP: Launcher =
-    Launcher { options: "-disable-auto-cleanup", ends_survivors: false, ..MPICH };
+/// It does not kill the survivors; a neighbour of the dead rank on its host ended unheard in 6 of 20 cases all the same.
+const MPICH_WITHOUT_CLEANUP: Launcher = Launcher { options: "-disable-auto-cleanup", ..MPICH };
 const OPEN_MPI: Launcher = Launcher { name: "openmpi", options: "", ends_survivors: false, daemon: "orted" };
 
 impl std::fmt::Display for Launcher {
@@ -205,7 +204,8 @@ fn problem(launcher: Launcher, fault: Fault, victim: usize, outcome: &Outcome) -
         };
         let found = expected.iter().any(|lost| line.starts_with(&format!("rank {lost} ")));
         // MPICH kills the others of a host at once, the coordinator among them: the rest sees these deaths too.
-        if !found && !(*named_by_mpirun && launcher.name == MPICH.name) {
+        let is_excused = *named_by_mpirun && launcher.name == MPICH.name;
+        if !found && !is_excused {
             return Some("another rank is named");
         }
         if *seconds > NAMED.as_secs_f64() {

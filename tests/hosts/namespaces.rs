@@ -9,6 +9,9 @@ pub(crate) struct Hosts {
     name: String,
 }
 
+/// Tells the hosts of one process apart.
+static NUMBER: AtomicU8 = AtomicU8::new(b'a');
+
 fn script() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/hosts/hosts")
 }
@@ -25,7 +28,6 @@ impl Hosts {
             println!("skipped: {}", text(&needed.stdout));
             return None;
         }
-        static NUMBER: AtomicU8 = AtomicU8::new(b'a');
         let letter = char::from(NUMBER.fetch_add(1, Ordering::Relaxed));
         // At most 9 characters: a process id has 7 digits at most.
         let hosts = Self { name: format!("t{}{letter}", std::process::id()) };

@@ -9,7 +9,7 @@
 //! - **Threads.** MPI is initialized with `MPI_THREAD_SERIALIZED`: any thread may use a communicator, one at a time.
 //! - **Lost ranks.** MPI reports none: after a kill, a stop or a cut cable `MPI_Test` just never completes. A
 //!   communicator therefore polls, and asks its [`Watch`] every 10 ms whether the job has ended.
-//! - **Leaving.** [`Mpi::leave`] runs `MPI_Finalize` under a deadline, because it may hang. Dropping [`Mpi`] leaves nothing.
+//! - **Leaving.** [`Mpi::leave`] ends MPI under a deadline, because `MPI_Finalize` may hang. Dropping [`Mpi`] calls nothing.
 //!
 //! A communicator over MPI has no windows, no device barrier and no control plane.
 
@@ -17,6 +17,7 @@ mod calls;
 mod dispositions;
 mod error;
 mod exchange;
+mod finalize;
 mod launched_by;
 mod library;
 mod rail_comm;
@@ -60,13 +61,13 @@ pub struct Mpi {
     size: usize,
 }
 
-/// How MPI was left.
+/// How MPI was left. In both cases end the process with `_exit`: exit handlers of the library may hang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// `MPI_Finalize` returned: the process may end as it likes.
+    /// With all ranks: the launcher counts the process's end as regular.
     Finalized,
-    /// It did not return in time, or an operation was given up before, after which it is not called. End the process with
-    /// `_exit`: exit handlers of the library may hang too.
+    /// Not in time, or not at all because an operation was given up before: the launcher may report the process's end as
+    /// that of a failed rank, and kill the others.
     TimedOut,
 }
 
@@ -201,15 +202,17 @@ impl Mpi {
         Ok(Box::new(RailComm::new(Arc::clone(&self.session), communicator, place, rounds, watch)))
     }
 
-    /// Ends MPI: all ranks call it, after their last collective. Communicators fail from then on.
+    /// Ends MPI: all ranks call it, together, after their last collective. Communicators fail from then on.
     ///
-    /// `MPI_Finalize` runs on a thread of its own. With MPICH over UCX it often hangs, though all ranks are there; with Open
-    /// MPI a process that ends without it counts as failed.
+    /// `MPI_Finalize` runs on a thread of its own, because it may hang though all ranks are there.
     pub fn leave(self, deadline: Duration) -> Left {
         let (done, result) = mpsc::channel();
-        let session = Arc::clone(&self.session);
+        if !self.session.close() {
+            return Left::TimedOut;
+        }
+        let (session, end) = (Arc::clone(&self.session), Instant::now() + deadline);
         let finalize = move || {
-            let finalized = session.close().is_some_and(|calls| calls.finalize().is_ok());
+            let finalized = finalize::finalize(&**session.closed_calls(), &session.library, end);
             // Nobody listens after the deadline.
             let _ = done.send(finalized);
         };

@@ -97,10 +97,11 @@ mod tests {
         let hydra = found(&[("PMI_SIZE", "3"), ("PMI_RANK", "0"), ("MPI_LOCALNRANKS", "3")]).unwrap();
         assert_eq!((hydra.abi, hydra.only, hydra.world), (Some(Abi::Mpich), true, Some(("PMI_SIZE", 3))));
         let slurm = [("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_PROCID", "1")];
-        let pmi2 = found(&[&slurm[..], &[("PMI_SIZE", "4")]].concat()).unwrap();
-        assert_eq!((pmi2.abi, pmi2.only), (Some(Abi::Mpich), false));
-        let pmix = found(&[&slurm[..], &[("PMIX_RANK", "1")]].concat()).unwrap();
-        assert_eq!((pmix.abi, pmix.world), (Some(Abi::OpenMpi), Some(("SLURM_STEP_NUM_TASKS", 4))));
+        let under_srun = |variable| found(&[&slurm[..], &[variable]].concat()).unwrap();
+        let found_by_pmi = under_srun(("PMI_SIZE", "4"));
+        assert_eq!((found_by_pmi.abi, found_by_pmi.only), (Some(Abi::Mpich), false));
+        let other = under_srun(("PMIX_RANK", "1"));
+        assert_eq!((other.abi, other.world), (Some(Abi::OpenMpi), Some(("SLURM_STEP_NUM_TASKS", 4))));
         assert_eq!(found(&slurm).unwrap().abi, None);
         assert_eq!(found(&[("RANK", "0"), ("WORLD_SIZE", "2")]), None);
     }

@@ -37,12 +37,14 @@ impl Session {
         Some(self.calls.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Closes MPI to everybody; returns its functions if it was open.
-    pub(super) fn close(&self) -> Option<MutexGuard<'_, Box<dyn Calls>>> {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return None;
-        }
-        Some(self.calls.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Closes MPI to all but [`Self::closed_calls`]; false if it was closed before.
+    pub(super) fn close(&self) -> bool {
+        !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    /// The functions once MPI is closed to everybody else, for its end.
+    pub(super) fn closed_calls(&self) -> MutexGuard<'_, Box<dyn Calls>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An operation stays incomplete. Nothing may make progress on it: its buffers go back to their owner.

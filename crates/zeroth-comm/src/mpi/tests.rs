@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::rounds::Rounds;
 use super::{LIBRARY_VARIABLE, Left, Mpi, RailComm, Watch};
+use crate::OpName;
 use crate::error::{CommError, LostReason, RankLost};
-use crate::{Comm, OpName};
 
 #[path = "../../tests/it/model.rs"]
 mod model;
@@ -60,6 +60,12 @@ fn signals_taken() -> String {
     status.lines().find(|line| line.starts_with("SigCgt:")).unwrap().to_owned()
 }
 
+fn run_all(cases: &[model::Case], comm: &dyn crate::Comm) {
+    for case in cases {
+        case.run(comm).unwrap();
+    }
+}
+
 /// Every collective, whole and in many rounds, by one call and by a message for each pair.
 fn model_in_rounds(mpi: &Mpi) {
     let (rank, world) = mpi.world();
@@ -70,7 +76,7 @@ fn model_in_rounds(mpi: &Mpi) {
     let comm = mpi.split(7, rank, nobody_is_lost()).unwrap();
     assert_eq!((comm.rank(), comm.world()), (rank, world));
     assert!(comm.windows().is_none() && comm.device_barrier().is_none() && comm.mesh().is_none());
-    cases.iter().for_each(|case| case.run(&*comm).unwrap());
+    run_all(&cases, &*comm);
     assert_eq!(
         comm.gather_texts(OP, &"x".repeat(rank)).unwrap(),
         (0..world).map(|rank| "x".repeat(rank)).collect::<Vec<_>>()
@@ -79,10 +85,10 @@ fn model_in_rounds(mpi: &Mpi) {
         let world = mpi.session.calls().unwrap().world();
         let rounds = Rounds::of(piece, reach);
         let comm = RailComm::new(Arc::clone(&mpi.session), world, mpi.world(), rounds, nobody_is_lost());
-        cases.iter().for_each(|case| case.run(&comm).unwrap());
+        run_all(&cases, &comm);
     }
     mpi.share_host(1, 1);
-    cases.iter().for_each(|case| case.run(&*comm).unwrap());
+    run_all(&cases, &*comm);
 }
 
 /// Ranks of even and of odd number, in reverse order.
@@ -91,7 +97,7 @@ fn splits(mpi: &Mpi) {
     let comm = mpi.split(rank % 2, world - rank, nobody_is_lost()).unwrap();
     assert_eq!(comm.world(), world.div_ceil(2) - (rank % 2) * (world % 2));
     assert_eq!(comm.rank(), comm.world() - 1 - rank / 2);
-    model::cases(comm.world(), REGION).iter().for_each(|case| case.run(&*comm).unwrap());
+    run_all(&model::cases(comm.world(), REGION), &*comm);
 }
 
 fn misuse(mpi: &Mpi) {
@@ -195,7 +201,9 @@ fn run(role: &str, ranks: usize) {
 
 #[test]
 fn every_collective_moves_what_the_model_says_under_each_mpirun() {
-    [2, 3].into_iter().for_each(|world| run("model", world));
+    for world in [2, 3] {
+        run("model", world);
+    }
 }
 
 #[test]

@@ -54,6 +54,12 @@ const ZEROTH: &[Variable] = &[
         "runs with --device cuda search them before all other places",
     ),
     of(
+        "ZEROTH_MPI_LIBRARY",
+        "The MPI library, by path or by a name for the loader.",
+        Honoured,
+        "ranks on several hosts open it and no other; without it they open the library of the mpirun that started them",
+    ),
+    of(
         "ZEROTH_GPU_ATTENTION",
         "Chooses who computes attention forward on a GPU: cudnn or own.",
         Honoured,
