@@ -34,7 +34,8 @@ impl Arch {
             reason: format!("it is `{value}`; {reason}"),
         };
         let known = CHOICES.into_iter().find(|(name, _)| *name == value);
-        let (_, chosen) = known.ok_or_else(|| refused("write 8.0, 8.6, 8.9 or 9.0, or unset it".to_owned()))?;
+        let (_, chosen) =
+            known.ok_or_else(|| refused("write 8.0, 8.6, 8.9 or 9.0, or unset it".to_owned()))?;
         if chosen > gpu {
             let reason = format!("the GPU has {}.{}, which runs nothing newer; unset it", gpu.0, gpu.1);
             return Err(refused(reason));
@@ -85,7 +86,7 @@ const fn shared(capability: (u32, u32)) -> u32 {
     let kib = match capability {
         (8, 0 | 7) => 163,
         (8 | 12, _) => 99,
-        (9 | 10 | 11, _) => 227,
+        (9..=11, _) => 227,
         _ => 64,
     };
     kib << 10

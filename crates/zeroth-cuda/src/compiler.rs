@@ -26,6 +26,8 @@ bindings! {
         nvrtcCompileProgram(Program, c_int, *const *const c_char);
         nvrtcGetCUBINSize(Program, *mut usize);
         nvrtcGetCUBIN(Program, *mut c_char);
+        nvrtcGetPTXSize(Program, *mut usize);
+        nvrtcGetPTX(Program, *mut c_char);
         nvrtcGetProgramLogSize(Program, *mut usize);
         nvrtcGetProgramLog(Program, *mut c_char);
         nvrtcGetErrorString(c_int) -> *const c_char;
@@ -57,8 +59,14 @@ impl Compiler {
         format!("{}.{}", self.version[0], self.version[1])
     }
 
-    /// Compiles `source` to a cubin. `name` appears in diagnostics.
-    pub(super) fn compile(&self, name: &str, source: &str, options: &[&str]) -> Result<Vec<u8>, DeviceError> {
+    /// Compiles `source` to a cubin, or to PTX that ends with a NUL. `name` appears in diagnostics.
+    pub(super) fn compile(
+        &self,
+        name: &str,
+        source: &str,
+        options: &[&str],
+        to_ptx: bool,
+    ) -> Result<Vec<u8>, DeviceError> {
         let c_string = |text: &str| CString::new(text).expect("sources and options contain no NUL");
         let (file, source) = (c_string(name), c_string(source));
         let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
@@ -80,8 +88,13 @@ impl Compiler {
         let code = unsafe {
             (self.functions.nvrtcCompileProgram)(program, pointers.len() as c_int, pointers.as_ptr())
         };
+        let Functions { nvrtcGetCUBINSize, nvrtcGetCUBIN, nvrtcGetPTXSize, nvrtcGetPTX, .. } = self.functions;
         let result = self.check("nvrtcCompileProgram", code).and_then(|()| {
-            self.read(program, self.functions.nvrtcGetCUBINSize, self.functions.nvrtcGetCUBIN)
+            if to_ptx {
+                self.read(program, nvrtcGetPTXSize, nvrtcGetPTX)
+            } else {
+                self.read(program, nvrtcGetCUBINSize, nvrtcGetCUBIN)
+            }
         });
         let result = result.map_err(|error| {
             let log = self

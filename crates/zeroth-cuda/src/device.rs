@@ -3,19 +3,19 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::arch::Arch;
 use super::arenas::Arenas;
 use super::cpu_optimizer::CpuOptimizer;
 use super::cudnn::FusedAttention;
 use super::driver::{Address, DeviceAttribute, Driver, Handle};
-use super::flash::is_hopper;
 use super::gpu_kernel::Libraries;
 use super::gpu_uuid::{GpuOfHost, gpu_uuid};
 use super::graphs::Graphs;
 use super::kernels::ENTRIES;
 use super::launch_context::LaunchContext;
+use super::loss::Loss;
 use super::matmuls::Matmuls;
 use super::modules::Modules;
 use super::peers::{Peers, host_is_no_device_transport, token};
@@ -67,8 +67,8 @@ pub struct CudaDevice {
     readbacks: Vec<(Handle, usize)>,
     /// Connections to the other ranks, by [`Axis`].
     peers: [Option<Peers>; Axis::ALL.len()],
-    /// Whether a rank is lost: set by [`Device::abort`] from another thread.
-    lost: Arc<AtomicBool>,
+    /// Declared from another thread: see [`Device::abort`].
+    loss: Arc<Loss>,
     /// Whether collectives have a stream of their own where ranks share the GPU, too.
     own_comm_stream: bool,
 }
@@ -76,18 +76,18 @@ pub struct CudaDevice {
 impl CudaDevice {
     /// Opens the GPU number `ordinal` of those visible to this process, with arenas of the given sizes.
     pub fn open(ordinal: usize, arenas: ByTier<u64>) -> Result<Self, DeviceError> {
-        Self::open_for(ordinal, arenas, arch)
+        Self::open_for(ordinal, arenas, Arch::of_gpu)
     }
 
     /// Opens a GPU like [`Self::open`], with kernels that avoid architecture-specific features: to test what other GPUs run.
     pub fn open_portable(ordinal: usize, arenas: ByTier<u64>) -> Result<Self, DeviceError> {
-        Self::open_for(ordinal, arenas, |major, minor| format!("sm_{major}{minor}"))
+        Self::open_for(ordinal, arenas, |major, minor| Ok(Arch::portable(major, minor)))
     }
 
     fn open_for(
         ordinal: usize,
         arenas: ByTier<u64>,
-        arch: fn(u32, u32) -> String,
+        arch: fn(u32, u32) -> Result<Arch, DeviceError>,
     ) -> Result<Self, DeviceError> {
         let driver = Driver::open(ordinal)?;
         let device = driver.get(ordinal)?;
@@ -114,16 +114,17 @@ impl CudaDevice {
             timestamps_used: 0,
             readbacks: Vec::new(),
             peers: [None, None],
-            lost: Arc::default(),
+            loss: Arc::default(),
             own_comm_stream: own_comm_stream()?,
         };
         let driver = &opened.driver;
         let major = driver.attribute(device, DeviceAttribute::ComputeCapabilityMajor)?;
         let minor = driver.attribute(device, DeviceAttribute::ComputeCapabilityMinor)?;
-        let arch = arch(major, minor);
+        let arch = arch(major, minor)?;
+        let is_hopper = arch.is_hopper();
         let multiprocessors = driver.attribute(device, DeviceAttribute::MultiprocessorCount)?;
-        opened.modules = Some(Modules::load(driver, &arch, multiprocessors, ENTRIES)?);
-        opened.fused = Some(FusedAttention::new(is_hopper(&arch))?);
+        opened.modules = Some(Modules::load(driver, arch, multiprocessors, ENTRIES)?);
+        opened.fused = Some(FusedAttention::new(is_hopper)?);
         opened.matmuls.open()?;
         opened.graphs = Graphs::open()?;
         for _ in Queue::ALL {
@@ -181,7 +182,7 @@ impl CudaDevice {
 
     /// The time that NCCL took to abort, once it has after a rank was lost.
     pub fn abort_time(&self) -> Option<Duration> {
-        self.peers.iter().flatten().filter_map(Peers::abort_time).max()
+        self.loss.abort_time()
     }
 
     /// Returns the error for which exchanges have ended, if they have: what they wrote is undefined.
@@ -207,11 +208,6 @@ impl CudaDevice {
             problem: format!("event {event} of {}; `reserve_events` sets their number", self.events.len()),
         })
     }
-}
-
-/// The name of an architecture, including its architecture-specific features.
-fn arch(major: u32, minor: u32) -> String {
-    format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
 }
 
 fn check_length(what: &'static str, host: usize, span: Span) -> Result<(), DeviceError> {
@@ -432,7 +428,7 @@ impl Device for CudaDevice {
         self.close_ipc_handles(axis);
         let stream = self.stream(Queue::Comm);
         let gpu = (&self.driver, self.context);
-        let peers = Peers::open(gpu, self.arenas.0[Tier::Device], handles, stream, &self.lost)?;
+        let peers = Peers::open(gpu, self.arenas.0[Tier::Device], handles, stream, &self.loss)?;
         self.peers[axis as usize] = Some(peers);
         Ok(())
     }
@@ -478,8 +474,8 @@ impl Device for CudaDevice {
     }
 
     fn abort(&self) -> Option<Box<dyn Fn() + Send>> {
-        let lost = Arc::clone(&self.lost);
-        Some(Box::new(move || lost.store(true, Ordering::Release)))
+        let loss = Arc::clone(&self.loss);
+        Some(Box::new(move || loss.declare()))
     }
 }
 
@@ -540,13 +536,6 @@ impl Drop for CudaDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hopper_and_later_use_architecture_specific_features() {
-        assert_eq!(arch(8, 0), "sm_80");
-        assert_eq!(arch(9, 0), "sm_90a");
-        assert_eq!(arch(10, 0), "sm_100a");
-    }
 
     #[test]
     fn a_missing_gpu_is_an_error() {

@@ -115,11 +115,6 @@ pub(super) fn padded_head_dim(head_dim: usize) -> Option<usize> {
     HEAD_DIMS.into_iter().find(fits).filter(|_| head_dim > 0 && head_dim.is_multiple_of(8))
 }
 
-/// Whether kernels use Hopper's architecture-specific features.
-pub(super) fn is_hopper(arch: &str) -> bool {
-    arch == "sm_90a"
-}
-
 impl TileConfigs {
     /// `head_dim` is a compiled head dimension.
     pub(super) fn new(head_dim: usize, hopper: bool, features: Features) -> Self {

@@ -6,6 +6,7 @@
 //! every sum has a fixed order.
 #![allow(clippy::similar_names, reason = "names of the formulas: dx and dw; cos and sin")]
 
+mod arch;
 mod arenas;
 mod attention;
 mod autotune;
@@ -13,6 +14,7 @@ mod bindings;
 mod cached_attention;
 mod compiler;
 mod cpu_optimizer;
+mod cubin;
 mod cublaslt;
 mod cudnn;
 mod device;
@@ -33,7 +35,9 @@ mod launch_context;
 mod library;
 mod library_folders;
 mod lm_head;
+mod loss;
 mod matmuls;
+mod module_cache;
 mod modules;
 mod nccl;
 mod norm_rope;
@@ -48,6 +52,6 @@ mod tensor_map;
 pub use device::CudaDevice;
 pub use gpu_kernel::scratch_bytes;
 pub use library_folders::{LIBRARIES_VARIABLE, LibraryFolders};
-pub use modules::compile_kernels;
+pub use modules::{CompiledKernels, compile_kernels};
 pub use target::CudaTarget;
 pub use zeroth_base::SharedLibrary;

@@ -3,15 +3,17 @@
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
-use std::path::PathBuf;
 
-use zeroth_base::{DType, publish};
+use zeroth_base::DType;
 
+use super::arch::Arch;
 use super::compiler::Compiler;
+use super::cubin;
 use super::driver::{Driver, Handle};
 use super::entry_points::{EntryPoint, TYPES, dtype_index, function_index};
-use super::flash::{Features, TileConfigs, is_hopper, padded_head_dim};
+use super::flash::{Features, TileConfigs, padded_head_dim};
 use super::grouped_functions::{HOPPER, HopperFunctions, PORTABLE, hopper_shared_limit};
+use super::module_cache::ModuleCache;
 use super::tensor_map::TensorMaps;
 use zeroth_base::name_key;
 use zeroth_kernel::DeviceError;
@@ -60,8 +62,8 @@ pub(super) enum AttentionVariant {
 }
 
 impl AttentionVariant {
-    fn program(self, dtype: DType, arch: &str) -> Program {
-        let hopper = is_hopper(arch);
+    fn program(self, dtype: DType, arch: &Arch) -> Program {
+        let hopper = arch.is_hopper();
         let (name, tiles, files): (_, _, &[File]) = match self {
             Self::CudaCores(features) => (
                 format!("attention{}", features.suffix()),
@@ -142,7 +144,8 @@ type AttentionFunctions = Option<[Handle; 3]>;
 /// All modules loaded into a device's context, and their functions.
 pub(super) struct Modules {
     compiler: Compiler,
-    arch: String,
+    cache: ModuleCache,
+    arch: Arch,
     multiprocessors: u32,
     loaded: RefCell<Vec<Handle>>,
     /// By [`function_index`]; 0 for combinations without an instantiation.
@@ -159,13 +162,14 @@ impl Modules {
     /// Loads the modules of these kernels, compiling those that are not cached on disk.
     pub(super) fn load(
         driver: &Driver,
-        arch: &str,
+        arch: Arch,
         multiprocessors: u32,
         entries: &[EntryPoint],
     ) -> Result<Self, DeviceError> {
         let mut modules = Self {
             compiler: Compiler::open()?,
-            arch: arch.to_owned(),
+            cache: ModuleCache::of_this_user(),
+            arch,
             multiprocessors,
             loaded: RefCell::default(),
             functions: vec![0; entries.len() * 9],
@@ -203,15 +207,23 @@ impl Modules {
 
     /// Loads programs, from the disk cache where possible; returns their modules in order.
     fn load_programs(&self, driver: &Driver, programs: &[Program]) -> Result<Vec<Handle>, DeviceError> {
-        let (compiler, arch) = (&self.compiler, self.arch.as_str());
-        let cached: Vec<Option<Vec<u8>>> =
-            programs.iter().map(|program| program.read_cache(compiler, arch)).collect();
+        let (compiler, arch, cache) = (&self.compiler, &self.arch, &self.cache);
+        let read = || -> Vec<Option<Vec<u8>>> {
+            programs.iter().map(|program| cache.read(&program.file_name(compiler, arch))).collect()
+        };
+        let mut cached = read();
+        let mut lock = None;
+        if cached.iter().any(Option::is_none) {
+            lock = cache.lock();
+            // Another process may have compiled them meanwhile.
+            cached = read();
+        }
         let missing = programs.iter().zip(&cached).filter(|(_, cached)| cached.is_none());
         let mut compiled = compile(compiler, arch, missing.map(|(program, _)| program))?.into_iter();
         let mut modules = Vec::new();
         for (program, cached) in programs.iter().zip(cached) {
             let fresh = |image: Vec<u8>| {
-                program.write_cache(compiler, arch, &image);
+                cache.write(&program.file_name(compiler, arch), &image);
                 driver.module(&image)
             };
             let module = if let Some(image) = cached {
@@ -223,12 +235,13 @@ impl Modules {
             self.loaded.borrow_mut().push(module);
             modules.push(module);
         }
+        drop(lock);
         Ok(modules)
     }
 
     /// Tile sizes of flash attention on this GPU.
     pub(super) fn tile_configs(&self, head: usize, features: Features) -> TileConfigs {
-        TileConfigs::new(head, is_hopper(&self.arch), features)
+        TileConfigs::new(head, self.arch.is_hopper(), features)
     }
 
     /// The attention kernels for a data type, compiled and loaded at the first call.
@@ -251,7 +264,10 @@ impl Modules {
             AttentionVariant::CudaCores(_) => true,
             AttentionVariant::TensorCores(head, features) => {
                 let mut kernels = functions.iter().zip(self.tile_configs(head, features).largest_kernels());
-                kernels.all(|(&function, kernel)| driver.allow_shared_memory(function, kernel.shared).is_ok())
+                kernels.all(|(&function, kernel)| {
+                    kernel.shared <= self.arch.shared_per_block()
+                        && driver.allow_shared_memory(function, kernel.shared).is_ok()
+                })
             }
         };
         let found = fits.then_some(functions);
@@ -306,7 +322,7 @@ impl Modules {
     ) -> Result<Option<&HopperFunctions>, DeviceError> {
         let cell = &self.grouped_hopper[dtype_index(dtype)];
         if cell.get().is_none() {
-            let loaded = match TensorMaps::open().filter(|_| is_hopper(&self.arch)) {
+            let loaded = match TensorMaps::open().filter(|_| self.arch.is_hopper()) {
                 Some(tensor_maps) => Some(self.load_grouped_hopper(driver, dtype, tensor_maps)?),
                 None => None,
             };
@@ -350,23 +366,14 @@ impl Program {
         Self { name: format!("{name}_{suffix}.cu"), defines, files }
     }
 
-    fn compile(&self, compiler: &Compiler, arch: &str) -> Result<Vec<u8>, DeviceError> {
-        compiler.compile(&self.name, &self.source(), &options(arch).each_ref().map(String::as_str))
-    }
-
-    /// Reads the cached cubin.
-    fn read_cache(&self, compiler: &Compiler, arch: &str) -> Option<Vec<u8>> {
-        let image = std::fs::read(self.path(compiler, arch)?).ok()?;
-        // Cubins are ELF files; the driver is not given anything else.
-        image.starts_with(b"\x7fELF").then_some(image)
-    }
-
-    /// Caches a cubin on disk. Failures are ignored: the next start recompiles.
-    fn write_cache(&self, compiler: &Compiler, arch: &str, image: &[u8]) {
-        let Some(path) = self.path(compiler, arch) else { return };
-        if path.parent().map_or(Ok(()), std::fs::create_dir_all).is_ok() {
-            let _ = publish(&path, image);
-        }
+    fn compile(&self, compiler: &Compiler, arch: &Arch) -> Result<Vec<u8>, DeviceError> {
+        let options = options(arch);
+        compiler.compile(
+            &self.name,
+            &self.source(),
+            &options.each_ref().map(String::as_str),
+            arch.is_virtual(),
+        )
     }
 
     /// The source: prelude, definitions and files, with their own line numbers.
@@ -375,27 +382,24 @@ impl Program {
         [PRELUDE, &self.defines].map(str::to_owned).into_iter().chain(files).collect()
     }
 
-    /// Path of the cached cubin. The name includes the architecture, the compiler version and a hash of the source.
-    fn path(&self, compiler: &Compiler, arch: &str) -> Option<PathBuf> {
-        let given = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let folder = given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")))?;
+    /// Name of the cached file. It includes the architecture, the compiler version and a hash of the source.
+    fn file_name(&self, compiler: &Compiler, arch: &Arch) -> String {
         let key = name_key(&(options(arch).concat() + &self.source()));
-        let name = self.name.trim_end_matches(".cu");
-        Some(
-            folder.join("zeroth").join(format!("{name}-{arch}-nvrtc{}-{key:016x}.cubin", compiler.version())),
-        )
+        let (name, kind) =
+            (self.name.trim_end_matches(".cu"), if arch.is_virtual() { "ptx" } else { "cubin" });
+        format!("{name}-{}-nvrtc{}-{key:016x}.{kind}", arch.name(), compiler.version())
     }
 }
 
-fn options(arch: &str) -> [String; 3] {
+fn options(arch: &Arch) -> [String; 3] {
     // No fused multiply-add unless the source asks for it, as in the CPU kernels.
-    [format!("--gpu-architecture={arch}"), "-std=c++17".to_owned(), "--fmad=false".to_owned()]
+    [format!("--gpu-architecture={}", arch.name()), "-std=c++17".to_owned(), "--fmad=false".to_owned()]
 }
 
 /// Compiles programs in parallel.
 fn compile<'a>(
     compiler: &Compiler,
-    arch: &str,
+    arch: &Arch,
     programs: impl Iterator<Item = &'a Program>,
 ) -> Result<Vec<Vec<u8>>, DeviceError> {
     std::thread::scope(|scope| {
@@ -415,16 +419,30 @@ fn compile<'a>(
     })
 }
 
+/// What the compiler made of kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CompiledKernels {
+    /// Bytes of machine code.
+    pub bytes: usize,
+    /// The most bytes of shared memory that a kernel declares.
+    pub static_shared: u32,
+    /// The most bytes of shared memory that a launch adds, of kernels that ask for more than every GPU has.
+    pub dynamic_shared: u32,
+    /// Bytes of shared memory of a block on the architecture.
+    pub shared_limit: u32,
+}
+
 /// Compiles kernels for an architecture such as `sm_90a`, without a GPU: flash attention for a head dimension and a 16-bit data type,
-/// causal or with the biases and dropout of encoder-decoders (`with_context`), or all others. Returns the size of the machine code in
-/// bytes.
+/// causal or with the biases and dropout of encoder-decoders (`with_context`), or all others.
 pub fn compile_kernels(
     arch: &str,
     attention: Option<(usize, DType)>,
     with_context: bool,
-) -> Result<usize, DeviceError> {
+) -> Result<CompiledKernels, DeviceError> {
+    let arch = &Arch::of_name(arch);
     let compiler = Compiler::open()?;
     let features = if with_context { Features::ALL } else { Features::CAUSAL };
+    let mut dynamic_shared = 0;
     let all: Vec<Program> = if let Some((head_dim, dtype)) = attention {
         let head = padded_head_dim(head_dim).filter(|_| dtype != DType::F32);
         let head = head.ok_or_else(|| DeviceError::Operands {
@@ -433,6 +451,8 @@ pub fn compile_kernels(
                 "head_dim {head_dim} in {dtype}; tensor cores support multiples of 8 up to 256, in bf16 or fp16"
             ),
         })?;
+        let largest = TileConfigs::new(head, arch.is_hopper(), features).largest_kernels();
+        dynamic_shared = largest.map(|kernel| kernel.shared).into_iter().max().unwrap_or(0);
         vec![AttentionVariant::TensorCores(head, features).program(dtype, arch)]
     } else {
         let cuda_cores = |features| {
@@ -440,12 +460,20 @@ pub fn compile_kernels(
         };
         let attention = cuda_cores(Features::CAUSAL).chain(cuda_cores(Features::GENERAL));
         let grouped = TYPES.map(|(dtype, ..)| grouped_program(dtype, false));
-        let hopper = is_hopper(arch).then(|| grouped_program(DType::Bf16, true));
+        let hopper = arch.is_hopper().then(|| grouped_program(DType::Bf16, true));
+        if arch.is_hopper() {
+            dynamic_shared = (0..HOPPER.len()).map(hopper_shared_limit).max().unwrap_or(0);
+        }
         let distill = TYPES.map(|(dtype, ..)| distill_program(dtype));
         programs().into_iter().chain(attention).chain(grouped).chain(hopper).chain(distill).collect()
     };
     let images = compile(&compiler, arch, all.iter())?;
-    Ok(images.iter().map(Vec::len).sum())
+    Ok(CompiledKernels {
+        bytes: images.iter().map(Vec::len).sum(),
+        static_shared: images.iter().map(|image| cubin::static_shared(image)).max().unwrap_or(0),
+        dynamic_shared,
+        shared_limit: arch.shared_per_block(),
+    })
 }
 
 #[cfg(test)]
@@ -478,7 +506,7 @@ mod tests {
             AttentionVariant::TensorCores(128, Features::ALL),
         ];
         for (variant, arch) in variants.into_iter().zip(["sm_80", "sm_90a"]) {
-            let text = variant.program(DType::F16, arch).source();
+            let text = variant.program(DType::F16, &Arch::of_name(arch)).source();
             let named = |name: &CStr| text.contains(&format!("{}(", name.to_str().unwrap()));
             assert!(variant.names().into_iter().all(named) && text.contains("#define DTYPE F16\n"));
         }

@@ -6,12 +6,13 @@ mod functions;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::arenas::Arenas;
 use super::driver::{Address, Driver, Handle};
 use super::gpu_uuid::{GpuOfHost, ranks_on_one_gpu};
+use super::loss::Loss;
 use functions::UNIQUE_ID_BYTES;
 use worker::{Membership, Operation, Worker};
 use zeroth_kernel::bytes_before;
@@ -69,17 +70,17 @@ pub(super) struct Nccl {
 }
 
 impl Nccl {
-    /// Joins the communicator; waits until all ranks have joined, or one is `lost`.
+    /// Joins the communicator; waits until all ranks have joined, or one is lost.
     pub(super) fn open(
         (driver, context): (&Driver, Handle),
         handles: &IpcHandles<'_>,
-        lost: &Arc<AtomicBool>,
+        loss: &Arc<Loss>,
     ) -> Result<Self, DeviceError> {
         let IpcHandles { rank, limit, .. } = *handles;
         let (gpus, id) = parse_handles(handles.handles)?;
         let (functions, world) = (Functions::open()?, gpus.len());
         let membership = Membership { functions, driver: driver.clone(), context, id, rank, world };
-        let worker = Worker::open(membership, Arc::clone(lost), limit)?;
+        let worker = Worker::open(membership, Arc::clone(loss), limit)?;
         Ok(Self { rank, world, worker, exchanges: AtomicU32::new(0), limit })
     }
 
@@ -99,11 +100,6 @@ impl Nccl {
     /// Why exchanges do not work any more, where that is so.
     pub(super) fn failure(&self) -> Option<DeviceError> {
         self.worker.failure()
-    }
-
-    /// The time that aborting took.
-    pub(super) fn abort_time(&self) -> Option<Duration> {
-        self.worker.abort_time()
     }
 
     /// Ends all waits of streams for peers; no exchange works after it.

@@ -2,12 +2,11 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use super::arenas::Arenas;
 use super::driver::{Address, Driver, Handle};
 use super::ipc::{Ipc, TOKEN};
+use super::loss::Loss;
 use super::nccl::Nccl;
 use zeroth_kernel::{DeviceError, Exchange, IpcHandles, Transport};
 
@@ -24,11 +23,11 @@ impl Peers {
         arena: (Address, u64),
         handles: &IpcHandles<'_>,
         stream: Handle,
-        lost: &Arc<AtomicBool>,
+        loss: &Arc<Loss>,
     ) -> Result<Self, DeviceError> {
         match handles.transport {
             Transport::Ipc => Ipc::open(gpu.0, arena, handles, stream).map(Self::Ipc),
-            Transport::Nccl => Nccl::open(gpu, handles, lost).map(Self::Nccl),
+            Transport::Nccl => Nccl::open(gpu, handles, loss).map(Self::Nccl),
             Transport::Host => Err(host_is_no_device_transport()),
         }
     }
@@ -69,14 +68,6 @@ impl Peers {
         match self {
             Self::Ipc(_) => None,
             Self::Nccl(nccl) => nccl.failure(),
-        }
-    }
-
-    /// The time that aborting took, once it is done.
-    pub(super) fn abort_time(&self) -> Option<Duration> {
-        match self {
-            Self::Ipc(_) => None,
-            Self::Nccl(nccl) => nccl.abort_time(),
         }
     }
 

@@ -6,12 +6,12 @@
 #![allow(unsafe_code, reason = "calls into the library; signatures are those of nccl.h")]
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::functions::{Communicator, Configuration, Functions, IN_PROGRESS, UINT8, UniqueId};
 use crate::driver::{Address, Driver, Handle};
+use crate::loss::Loss;
 use zeroth_kernel::DeviceError;
 
 /// The longest sleep of a thread that waits, and so the interval at which it notices a lost rank.
@@ -71,8 +71,6 @@ struct State {
     outcome: Option<Result<(), DeviceError>>,
     /// Why there is no communicator any more.
     failed: Option<DeviceError>,
-    /// The time that `ncclCommAbort` took.
-    aborted: Option<Duration>,
     /// Nobody waits for the thread any more.
     abandoned: bool,
     /// The thread has ended.
@@ -82,8 +80,7 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether a rank is lost.
-    lost: Arc<AtomicBool>,
+    loss: Arc<Loss>,
 }
 
 impl Shared {
@@ -97,7 +94,7 @@ impl Shared {
     }
 
     fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
+        self.loss.is_declared()
     }
 }
 
@@ -108,10 +105,10 @@ impl Worker {
     /// Starts the thread, which opens the communicator; waits until all ranks have joined.
     pub(super) fn open(
         membership: Membership,
-        lost: Arc<AtomicBool>,
+        loss: Arc<Loss>,
         deadline: Duration,
     ) -> Result<Self, DeviceError> {
-        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), lost });
+        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), loss });
         let worker = Self(Arc::clone(&shared));
         let thread = std::thread::Builder::new().name(format!("nccl {}", membership.rank));
         thread
@@ -173,11 +170,6 @@ impl Worker {
     /// Why exchanges do not work any more, where that is so: what they wrote is undefined.
     pub(super) fn failure(&self) -> Option<DeviceError> {
         self.0.lock().failed.clone()
-    }
-
-    /// The time that aborting the communicator took, once it is aborted.
-    pub(super) fn abort_time(&self) -> Option<Duration> {
-        self.0.lock().aborted
     }
 
     /// Aborts the communicator, so that streams do not wait for it any more.
@@ -404,8 +396,7 @@ impl Thread {
         let begun = Instant::now();
         // SAFETY: taken out of its place, so this is its last use. Nothing depends on the status.
         unsafe { (self.membership.functions.ncclCommAbort)(communicator) };
-        self.shared.lock().aborted = Some(begun.elapsed());
-        self.shared.changed.notify_all();
+        self.shared.loss.aborted(begun.elapsed());
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
 use zeroth_base::Axis;
 use zeroth_comm::local::join_from_environment;
 use zeroth_comm::{Comm, DeviceBarrier, JoinOptions, OpName, Timing};
@@ -35,6 +35,8 @@ struct Rank {
 }
 
 pub(super) fn run() -> Outcome<bool> {
+    // Ranks do not outlive the report.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     let timing = Timing { lost: SILENCE, ..Timing::default() };
     let comm = join_from_environment(&JoinOptions::default().timing(timing))?.ok_or("no launcher")?;
     let fault = std::env::var(FAULT).ok().and_then(|text| {
