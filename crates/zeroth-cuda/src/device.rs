@@ -33,6 +33,8 @@ const SLOT_BYTES: usize = 4 << 20;
 const COMM_STREAM: &str = "ZEROTH_GPU_COMM_STREAM";
 /// The interval at which a stream is asked whether it is idle.
 const LOOK: Duration = Duration::from_micros(100);
+/// The time for released waits to end.
+const RELEASE: Duration = Duration::from_secs(5);
 /// Largest readback in bytes.
 const READBACK_BYTES: usize = 1 << 20;
 
@@ -457,14 +459,23 @@ impl Device for CudaDevice {
 
     fn synchronise_within(&mut self, queue: Queue, limit: Duration) -> Result<(), DeviceError> {
         self.current()?;
-        let (stream, begun) = (self.stream(queue), Instant::now());
-        while !self.driver.is_idle(stream)? {
-            if begun.elapsed() > limit {
-                self.peers.iter().flatten().for_each(Peers::release);
-                let reason = format!("the queue is not idle after {} s", limit.as_secs());
-                return Err(self.driver.failed("waiting for the devices of other ranks", reason));
+        let stream = self.stream(queue);
+        let is_idle_within = |limit: Duration| -> Result<bool, DeviceError> {
+            let begun = Instant::now();
+            while !self.driver.is_idle(stream)? {
+                if begun.elapsed() > limit {
+                    return Ok(false);
+                }
+                std::thread::sleep(LOOK);
             }
-            std::thread::sleep(LOOK);
+            Ok(true)
+        };
+        if !is_idle_within(limit)? {
+            self.peers.iter().flatten().for_each(Peers::release);
+            // What the stream waits on may be unmapped after this.
+            is_idle_within(RELEASE)?;
+            let reason = format!("the queue is not idle after {} s", limit.as_secs());
+            return Err(self.driver.failed("waiting for the devices of other ranks", reason));
         }
         self.check_peers()
     }

@@ -47,6 +47,8 @@ static _Thread_local handle current;
 /* Memory of others that a context has mapped. */
 static struct { handle context; u64 at, bytes; } opened[MOST * MOST];
 static atomic_int openings;
+static struct { u64 at, bytes; } allocated[4 * MOST];
+static atomic_int allocations;
 /* Waits that are not over, by stream. */
 struct stream { volatile uint32_t *counter; uint32_t value; };
 
@@ -82,6 +84,8 @@ int cuCtxSetCurrent(handle context) { current = context; return 0; }
 int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = *total = (size_t)80 << 30; return 0; }
 int cuMemAlloc_v2(u64 *address, size_t bytes) {
     *address = (u64)aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    int at = allocations++;
+    allocated[at].at = *address, allocated[at].bytes = bytes;
     return 0;
 }
 int cuMemFree_v2(u64 address) { free((void *)address); return 0; }
@@ -141,18 +145,25 @@ int cuIpcOpenMemHandle_v2(u64 *address, struct memory memory, unsigned flags) {
     if (fails("few_peers") && mapped >= 8) return 711;
     memcpy(address, memory.bytes, 8);
     int at = openings++;
-    opened[at].context = current, opened[at].at = *address, opened[at].bytes = (u64)1 << 30;
+    opened[at].context = current, opened[at].at = *address;
+    for (int of = 0; of < allocations; of++)
+        if (allocated[of].at == *address) opened[at].bytes = allocated[of].bytes;
     return 0;
 }
-int cuIpcCloseMemHandle(u64 address) { (void)address; return 0; }
+int cuIpcCloseMemHandle(u64 address) {
+    for (int at = 0; at < openings; at++)
+        if (opened[at].context == current && opened[at].at == address) opened[at].context = 0;
+    return 0;
+}
 int cuStreamCreate(handle *stream, unsigned flags) {
     (void)flags;
     *stream = (handle)calloc(1, sizeof(struct stream));
     return 0;
 }
 int cuStreamDestroy_v2(handle stream) { free((void *)stream); return 0; }
-static int is_reached(const struct stream *stream) {
-    return !stream->counter || (int32_t)(*stream->counter - stream->value) >= 0;
+static int is_reached(struct stream *stream) {
+    if (stream->counter && (int32_t)(*stream->counter - stream->value) >= 0) stream->counter = NULL;
+    return !stream->counter;
 }
 int cuStreamQuery(handle stream) { return is_reached((struct stream *)stream) ? 0 : 600; }
 int cuStreamSynchronize(handle stream) {
