@@ -109,7 +109,10 @@ fn a_launched_host_trains_to_the_same_bits() {
     let over_ssh = ["--hostfile", text(&hosts), "--include", "worker:0,1", "--ssh-port", "2222"];
     let here = ["--no-ssh", "--nnodes", "1", "--node-rank", "0", "--master-addr", "localhost"];
     let here = [&here[..], &["--nproc-per-node", "2"]].concat();
-    for (name, launcher) in [("ssh", &over_ssh[..]), ("here", &here)] {
+    // Needs no ssh: it becomes `train`.
+    let local = written(folder.path(), "local.txt", &["localhost slots=2"]);
+    let local = ["--hostfile", text(&local)];
+    for (name, launcher) in [("ssh", &over_ssh[..]), ("here", &here), ("local", &local)] {
         let run = folder.path().join(name);
         let ended = launch(folder.path(), launcher, &run, &FLAGS).output().unwrap();
         assert!(ended.status.success(), "{name}: {}", said(&ended));

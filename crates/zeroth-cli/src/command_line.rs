@@ -43,7 +43,7 @@ pub(crate) fn read(
 /// A command line of `train` for ranks on several hosts.
 #[derive(Debug)]
 pub(crate) struct TrainCommand {
-    /// Its arguments without the program, run file included: the file may change until ranks read it.
+    /// Its arguments without the program. Ranks read the run file among them themselves.
     pub(crate) arguments: Vec<String>,
     /// Whether it trains on CPUs.
     pub(crate) is_cpu: bool,
@@ -71,7 +71,7 @@ pub(crate) fn read_train(root: &Command, typed: &[String]) -> Result<TrainComman
         crate::cli::Command::Train(train) => train.device == Some(DeviceArg::Cpu),
         _ => false,
     };
-    Ok(TrainCommand { arguments: all.into_iter().skip(1).collect(), is_cpu })
+    Ok(TrainCommand { arguments: typed.to_vec(), is_cpu })
 }
 
 /// Notes on flags with several values that are given twice: someone may expect that they add up.

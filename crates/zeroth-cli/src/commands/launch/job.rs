@@ -76,14 +76,21 @@ impl JobLayout {
     }
 }
 
+impl HostLayout {
+    /// CUDA_VISIBLE_DEVICES of its ranks, where those are not its first GPUs.
+    pub(super) fn visible_gpus(&self) -> Option<String> {
+        let gpus = self.gpus.as_ref()?;
+        Some(gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(","))
+    }
+}
+
 impl JobOpening {
     /// The variables of every rank of a host, in order: those that torchrun sets.
     pub(super) fn rank_variables(&self, host: usize) -> Vec<Vec<(String, String)>> {
         let Self { token, variables, layout, restarts } = self;
-        let HostLayout { ranks, gpus, .. } = &layout.hosts[host];
+        let ranks = layout.hosts[host].ranks;
         let (address, port) = &layout.master;
         let first = layout.first(host);
-        let gpus = gpus.as_ref().map(|gpus| gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
         let of_all = [
             ("WORLD_SIZE", Some(layout.world().to_string())),
             ("LOCAL_WORLD_SIZE", Some(ranks.to_string())),
@@ -94,7 +101,7 @@ impl JobOpening {
             ("TORCHELASTIC_RUN_ID", Some(format!("zeroth-launch-{}", std::process::id()))),
             ("TORCHELASTIC_RESTART_COUNT", Some(restarts.to_string())),
             (JOB_TOKEN, token.clone()),
-            ("CUDA_VISIBLE_DEVICES", gpus),
+            ("CUDA_VISIBLE_DEVICES", layout.hosts[host].visible_gpus()),
         ];
         let of_all = of_all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         let of_all: Vec<(String, String)> = variables.clone().into_iter().chain(of_all).collect();
@@ -103,7 +110,7 @@ impl JobOpening {
             let own = own.map(|(name, value)| (name.to_owned(), value.to_string()));
             of_all.iter().cloned().chain(own).collect()
         };
-        (0..*ranks).map(of_rank).collect()
+        (0..ranks).map(of_rank).collect()
     }
 }
 

@@ -11,11 +11,13 @@ mod remote;
 mod signals;
 
 use std::net::{IpAddr, ToSocketAddrs as _};
+use std::os::unix::process::CommandExt as _;
 
+use zeroth::base::host_name;
 use zeroth::comm::launch::{Hostfile, MpiLauncher};
 use zeroth::machine::{DeviceKind, probe};
 
-use self::job::{JobLayout, JobOpening};
+use self::job::{HostLayout, JobLayout, JobOpening};
 use crate::command_line::{self, TrainCommand};
 use crate::exit::Exit;
 use crate::launch_args::{LaunchArgs, LauncherArg};
@@ -47,9 +49,36 @@ pub(super) fn run(arguments: &LaunchArgs) -> anyhow::Result<Exit> {
     }
     if arguments.no_ssh {
         host::run(arguments, layout, &command)
+    } else if let [host] = &layout.hosts[..]
+        && is_this_host(&host.name)
+    {
+        Err(train_here(arguments, host, &command))
     } else {
         remote::run(arguments, layout, &command)
     }
+}
+
+/// Whether a name is that of this host for sure.
+fn is_this_host(name: &str) -> bool {
+    name == host_name() || resolve(name).iter().any(IpAddr::is_loopback)
+}
+
+/// A single host needs no ssh: this process becomes `train`, whose launcher starts the ranks.
+fn train_here(arguments: &LaunchArgs, host: &HostLayout, command: &TrainCommand) -> anyhow::Error {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return anyhow::Error::from(error).context("cannot find this program's file"),
+    };
+    let mut train = std::process::Command::new(program);
+    train.args(&command.arguments).args(["--ranks", &host.ranks.to_string()]);
+    if arguments.max_restarts > 0 {
+        train.args(["--max-restarts", &arguments.max_restarts.to_string()]);
+    }
+    if let Some(gpus) = host.visible_gpus() {
+        train.env("CUDA_VISIBLE_DEVICES", gpus);
+    }
+    // Returns if it fails only.
+    anyhow::Error::from(train.exec()).context("cannot start `train`")
 }
 
 /// The hosts of the hostfile that are chosen.
