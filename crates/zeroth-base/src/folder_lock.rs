@@ -203,8 +203,10 @@ fn is_of_one_kernel(file: &File) -> bool {
 fn is_renewed(path: &Path, holder: &LockHolder, silence: Duration, tell: &dyn Fn(&str)) -> bool {
     let (began, before) = (Instant::now(), FileState::of(path));
     tell(&format!(
-        "{} was locked by {holder}: waiting up to {} s for a sign of life",
+        "{} was locked by process {} on host {}: waiting up to {} s for a sign of life",
         path.display(),
+        holder.pid(),
+        crate::escape_control_characters(holder.host().unwrap_or("unknown")),
         silence.as_secs()
     ));
     while began.elapsed() < silence {
