@@ -53,6 +53,11 @@ pub trait Comm: Send {
         None
     }
 
+    /// The ranks of this rank's machine; `None` where all are.
+    fn of_machine(&self) -> Option<&dyn Comm> {
+        None
+    }
+
     /// This rank's end of the control plane. It outlives the rank's membership.
     fn control(&self) -> Box<dyn JobControl>;
 

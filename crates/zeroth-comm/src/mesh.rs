@@ -10,7 +10,7 @@ use crate::error::CommError;
 use crate::op_name::OpName;
 use crate::transfer::Transfer;
 
-/// One rank of a mesh, over the communicators of its group and of its rail.
+/// One rank of a mesh, over the communicators of its group, which is on one machine, and of its rail.
 pub struct MeshComm {
     group: Box<dyn Comm>,
     rail: Box<dyn Comm>,
@@ -156,6 +156,10 @@ impl Comm for MeshComm {
 
     fn mesh(&self) -> Option<MeshAxes<'_>> {
         Some(MeshAxes { group: &*self.group, rail: &*self.rail })
+    }
+
+    fn of_machine(&self) -> Option<&dyn Comm> {
+        Some(&*self.group)
     }
 
     fn control(&self) -> Box<dyn JobControl> {

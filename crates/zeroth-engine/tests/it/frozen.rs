@@ -14,6 +14,16 @@ use zeroth_program::{
 
 use crate::job::{BF16, F32, Golden, Outcome, ROOMY, Setup, is_full};
 
+/// A model with frozen matrices in nf4.
+pub(crate) fn model_in_nf4() -> Golden {
+    nf4::quantized(nf4::model())
+}
+
+/// A distillation, and the same with its teacher in nf4.
+pub(crate) fn dense_and_nf4_teachers() -> [Golden; 2] {
+    [false, true].map(distillation::golden)
+}
+
 const HALF_FROZEN: [&str; 2] = ["qwen3-half-frozen", "llama-biases-half-frozen"];
 
 const OPTIMIZER: Offload = Offload { optimizer: Some(1.0), sub_group_size: 4096, ..Offload::NOTHING };

@@ -1,6 +1,7 @@
 //! Meshes of groups and rails: what is added up in which order, by hand, and that nothing else decides the bits.
 
 mod by_hand;
+mod frozen;
 mod same_bits;
 
 use zeroth_program::Settings;

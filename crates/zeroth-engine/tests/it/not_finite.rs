@@ -54,6 +54,19 @@ fn an_overflow_on_one_rank_skips_the_step_on_all_at_every_stage() {
 }
 
 #[test]
+fn a_rank_of_a_mesh_is_named_by_its_number_among_all() {
+    for (poisoned, group) in [(1, 2), (2, 2), (3, 2), (2, 1), (2, 4)] {
+        let mut golden = model();
+        golden.poison(&[poisoned]);
+        let settings = Settings { stage: 3, group: Some(group), types: BF16, ..ROOMY };
+        let recipe = Recipe { tolerated: 5, ..golden.recipe() };
+        let setup = Setup { ranks: 4, steps: 1, settings, scaling: Some(recipe), ..Setup::default() };
+        let records = golden.train(&setup).records;
+        assert_eq!((records[0].apply, records[0].nonfinite_rank), (0, poisoned as i32), "groups of {group}");
+    }
+}
+
+#[test]
 fn beyond_what_is_tolerated_nothing_is_applied_any_more() {
     let golden = poisoned(&[1]);
     for stage in [0, 3] {

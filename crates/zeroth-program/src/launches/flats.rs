@@ -394,12 +394,19 @@ impl At<'_> {
         }
     }
 
-    /// A collective whose parts are in place, in a buffer of what lies in `all` of a flat.
+    /// A collective whose parts are in place, in a buffer of what lies in `all` of a flat. Parts are in the order of the flat.
     fn in_place(&self, buffer: Span, storage: Storage, all: &Range<u64>, parts: &[Range<u64>]) -> Collective {
         let bytes = |elements: u64| storage.bytes(elements) as usize;
+        let (mut buffer, mut first) = (buffer, all.start);
+        if let ([start, .., end], true) = (parts, self.program().layout.world.has_two_levels()) {
+            // Along one axis only a part of the buffer is concerned.
+            first = start.start;
+            let [at, count] = [first - all.start, end.end - first].map(|elements| storage.bytes(elements));
+            buffer = buffer.part(at, count, 1);
+        }
         Collective::InPlace {
             buffer,
-            starts: parts.iter().map(|part| bytes(part.start - all.start)).collect(),
+            starts: parts.iter().map(|part| bytes(part.start - first)).collect(),
             counts: parts.iter().map(|part| bytes(part.end - part.start)).collect(),
         }
     }

@@ -21,7 +21,7 @@ const OFFLOADED: TeacherPlacement = TeacherPlacement { sharded: true, offloaded:
 const SPLITS: [(u64, u64, u64); 6] = [(1, 1, 4), (1, 4, 1), (2, 1, 2), (3, 1, 4), (5, 1, 4), (5, 4, 1)];
 
 /// The distillation with the most runs, of a teacher in nf4 or not.
-fn golden(nf4: bool) -> Golden {
+pub(super) fn golden(nf4: bool) -> Golden {
     let mut golden = Golden::distilled("jsd");
     let Some(Teaching { source: TeacherSource::Model(teacher), .. }) = &mut golden.teacher else {
         panic!("it is online")

@@ -15,7 +15,7 @@ use crate::job::{BF16, F32, Golden, ROOMY, Setup};
 
 /// A model whose matrices have several records, whole and in part: 48 × 100 elements are 2.3 records. Trained are the last block's
 /// down projection, and norms.
-fn model() -> Golden {
+pub(super) fn model() -> Golden {
     let mut golden = Golden::synthetic(&serde_json::json!({
         "model_type": "qwen3", "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3,
         "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 100, "vocab_size": 50,
@@ -28,7 +28,7 @@ fn model() -> Golden {
 }
 
 /// The model with its frozen matrices in nf4.
-fn quantized(mut golden: Golden) -> Golden {
+pub(super) fn quantized(mut golden: Golden) -> Golden {
     for parameter in golden.table.units.iter_mut().flat_map(|unit| &mut unit.parameters) {
         parameter.trained = !golden.frozen.contains(&parameter.name);
     }
