@@ -209,7 +209,7 @@ section! {
             .does("ZeRO++: shards the 16-bit parameters within groups of this many ranks only, optimizer state over all ranks. Parameters cross between groups once a step, however many micro-batches it has; with several, gradients do, too, added up in the group first. There is no second copy. 1 is off.")
             .set("the ranks of a host, where a group has room for the parameters and, with several micro-batches, for a gradient of them")
             .read_by(ReadBy::Gather)
-            .idle_if(conditions::groups_shard_parameters)
+            .idle_if(conditions::parameters_are_replicated_in_groups)
             => zero_hpz_partition_size: u64,
         Key::bool("zero_optimization.zero_quantized_weights", false)
             .does("ZeRO++: gathers parameters in int8.")
