@@ -23,15 +23,15 @@ pub struct GroupError {
 }
 
 /// Numbers that divide the ranks, in words.
-fn divisors(ranks: u64, least: u64) -> String {
+fn divisors(ranks: u64, from: u64) -> String {
     let small = (1..=ranks.isqrt()).filter(|group| ranks.is_multiple_of(*group));
     let mut all: Vec<u64> =
-        small.flat_map(|group| [group, ranks / group]).filter(|group| *group >= least).collect();
+        small.flat_map(|group| [group, ranks / group]).filter(|group| *group >= from).collect();
     all.sort_unstable();
     all.dedup();
     let mut words: Vec<String> = all.iter().map(u64::to_string).collect();
     match words.pop() {
-        None => format!("at least {least}, which one rank cannot be"),
+        None => format!("at least {from}, which one rank cannot be"),
         Some(last) if words.is_empty() => last,
         Some(last) => format!("{} or {last}", words.join(", ")),
     }

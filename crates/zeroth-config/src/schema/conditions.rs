@@ -45,7 +45,7 @@ pub(super) fn parameters_are_replicated(view: ConfigView<'_>) -> Option<String> 
     })
 }
 
-pub(super) fn groups_shard_parameters(view: ConfigView<'_>) -> Option<String> {
+pub(super) fn parameters_are_replicated_in_groups(view: ConfigView<'_>) -> Option<String> {
     let stage = view.stage();
     (stage < 3).then(|| {
         format!(
