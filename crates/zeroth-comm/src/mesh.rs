@@ -80,8 +80,8 @@ impl MeshComm {
         let across: Vec<usize> = (0..group).map(|place| of_rail(place).sum()).collect();
         let from_each = across[self.group.rank()];
         let mut received = vec![0; group * from_each];
-        let sent = Transfer::AllToAll { send: &packed, recv: &mut received, counts: &across };
-        self.group.start(op, sent)?.wait()?;
+        let exchange = Transfer::AllToAll { send: &packed, recv: &mut received, counts: &across };
+        self.group.start(op, exchange)?.wait()?;
         // For each group, the parts of all senders of this one.
         packed.clear();
         let along: Vec<usize> = of_rail(self.group.rank()).collect();
