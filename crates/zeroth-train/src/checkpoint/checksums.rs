@@ -17,7 +17,7 @@ pub(super) const MANIFEST: &str = "manifest.json";
 const READ: usize = 4 << 20;
 
 /// Finalises a SHA-256 as hexadecimal.
-pub(super) fn hex(hash: Sha256) -> String {
+pub(crate) fn hex(hash: Sha256) -> String {
     hash.finalize().iter().fold(String::with_capacity(64), |mut text, byte| {
         // Writing to a String cannot fail.
         let _ = write!(text, "{byte:02x}");

@@ -44,8 +44,9 @@ impl UnfinishedCheckpoint {
             remove_unless_foreign(&path).map_err(writing("remove", &path, 0))?;
         }
         fs::create_dir(&path).map_err(writing("create", &path, 0))?;
-        let _renewed = RenewedFolder::new(&path);
-        Ok(Self { checkpoints: checkpoints.to_owned(), path, step, not_removed, _renewed })
+        let renewed = RenewedFolder::new(&path);
+        let checkpoints = checkpoints.to_owned();
+        Ok(Self { checkpoints, path, step, not_removed, _renewed: renewed })
     }
 
     /// Errors of leftovers that could not be removed.

@@ -26,6 +26,7 @@ mod state;
 mod verify;
 
 pub(crate) use bounds::MAX_SAMPLES;
+pub(crate) use checksums::hex;
 pub use commit::UnfinishedCheckpoint;
 pub(crate) use directory::look_at_unfinished;
 pub use directory::{

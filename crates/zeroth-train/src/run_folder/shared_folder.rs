@@ -11,6 +11,8 @@ use sha2::{Digest as _, Sha256};
 use zeroth_base::{create_unfinished, remove_unfinished, unfinished_path};
 use zeroth_model::is_weight_file;
 
+use crate::checkpoint::hex;
+
 /// The final name of the file, which it never gets.
 pub(crate) const PROOF: &str = "shared-folder";
 /// How long a file may take to appear on another host: network file systems keep lists of a folder for some seconds.
@@ -39,7 +41,7 @@ impl SharedFolderProof {
     pub fn leave(folder: &Path) -> io::Result<Self> {
         let mut bytes = [0; 16];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = format!("{:032x}", u128::from_be_bytes(bytes));
         let path = unfinished_path(folder, PROOF);
         let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let proof = Self { path, question: SharedFolderQuestion { file, text } };
@@ -75,9 +77,8 @@ impl SharedFolderQuestion {
                 Ok(found) if found == self.text => return true,
                 // Written, but not yet visible as a whole.
                 Ok(found) if self.text.starts_with(&found) => {}
-                Ok(_) => return false,
                 Err(_) if folder.is_dir() => {}
-                Err(_) => return false,
+                Ok(_) | Err(_) => return false,
             }
             if began.elapsed() >= APPEARS {
                 return false;
@@ -110,7 +111,7 @@ pub fn weights_identity(folder: &Path) -> io::Result<String> {
             hash.update(&sample[..length]);
         }
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(hash))
 }
 
 #[cfg(test)]

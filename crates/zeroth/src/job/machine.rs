@@ -63,6 +63,13 @@ pub struct StartedRanks {
     pub local_rank: u64,
 }
 
+impl StartedRanks {
+    /// All ranks of a job on this host, as the first of them sees them.
+    pub fn on_one_host(world: u64) -> Self {
+        Self { world, local_world: world, host: 0, local_rank: 0 }
+    }
+}
+
 /// This host, and the job's ranks on it.
 pub(super) struct JobMachine {
     pub(super) machine: Machine,
@@ -81,7 +88,7 @@ impl JobMachine {
         }
         let ranks = started.unwrap_or_else(|| {
             let world = request.ranks.unwrap_or_else(|| usual_ranks(device, &machine));
-            StartedRanks { world, local_world: world, host: 0, local_rank: 0 }
+            StartedRanks::on_one_host(world)
         });
         Ok(Self { machine, device, ranks })
     }

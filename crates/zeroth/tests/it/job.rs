@@ -4,8 +4,8 @@ use std::path::Path;
 
 use zeroth::config::resolve::Flags;
 use zeroth::job::{
-    JobError, JobRequest, LauncherHandoff, LoraRequest, PlanOptions, PlanRequestError, StartedRanks, resolve,
-    resolve_plan,
+    JobError, JobRequest, LauncherHandoff, LoraRequest, PlanOptions, PlanRequestError, RankShare,
+    StartedRanks, resolve, resolve_plan,
 };
 use zeroth::kernel::Tier;
 use zeroth::machine::{DeviceKind, known_gpu};
@@ -30,20 +30,53 @@ fn a_rank_makes_the_job_of_its_launcher_by_the_same_request() {
         flags: Flags { per_device_train_batch_size: Some(2), ..Flags::default() },
         ..JobRequest::new(model(), vec![data], folder.path().join("run"))
     };
-    let started = StartedRanks { world: 2, local_world: 2, host: 0, local_rank: 0 };
-    let mut launcher = resolve(&request, Some(started), None, &|_| {}).unwrap();
+    let mut launcher = resolve(&request, Some(StartedRanks::on_one_host(2)), None, &|_| {}).unwrap();
     assert_eq!((launcher.job.steps, launcher.ranks), (4, 2));
     assert_eq!(launcher.job.shape, BatchShape { micro_batch: 2, accumulation: 1, ranks: 2 });
     launcher.check_weights().unwrap();
     let handoff = LauncherHandoff::read(launcher.handoff.to_text().unwrap().as_bytes()).unwrap();
-    let mut rank =
-        resolve(&request, Some(StartedRanks { local_rank: 1, ..started }), Some(handoff), &|_| {}).unwrap();
+    let mut rank = resolve(&request, Some(StartedRanks::on_one_host(2)), Some(handoff), &|_| {}).unwrap();
     let [one, other] = [&mut launcher, &mut rank].map(|job| job.fit().unwrap().unwrap());
     let arenas = [one, other].map(|compiled| Tier::ALL.map(|tier| compiled.memory.arena(tier)));
     assert_eq!(arenas[0], arenas[1]);
     assert_eq!(launcher.resolved.to_json(), rank.resolved.to_json());
     let missing = JobRequest { model: "no-such-model".to_owned(), ..request };
     assert!(matches!(resolve(&missing, None, None, &|_| {}), Err(JobError::Inputs(_))));
+}
+
+#[test]
+fn another_host_finds_its_own_tokens_and_all_plan_for_the_least_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("rows.jsonl");
+    std::fs::write(&data, ROW.repeat(8)).unwrap();
+    let request = JobRequest {
+        device: Some(DeviceKind::Cpu),
+        flags: Flags { max_steps: Some(2), ..Flags::default() },
+        ..JobRequest::new(model(), vec![data], folder.path().join("run"))
+    };
+    let place = |host| StartedRanks { world: 2, local_world: 1, host, local_rank: 0 };
+    let mut first = resolve(&request, Some(place(0)), None, &|_| {}).unwrap();
+    let handoff = first.handoff.for_other_host();
+    assert_eq!(handoff.caches, None);
+    let text = handoff.to_text().unwrap();
+    let handoff = LauncherHandoff::read(text.as_bytes()).unwrap();
+    let mut other = resolve(&request, Some(place(1)), Some(handoff), &|_| {}).unwrap();
+    assert_eq!(other.job.samples.hash(), first.job.samples.hash());
+    assert!(other.handoff.caches.is_some());
+    // A host with one CPU and less memory.
+    let shares = [
+        RankShare { threads: 4, free_host_memory: Some(1 << 40), ..first.share.clone() },
+        RankShare { threads: 1, free_host_memory: Some(1 << 30), ..other.share.clone() },
+    ];
+    assert_eq!([shares[0].host, shares[1].host], [0, 1]);
+    for job in [&mut first, &mut other] {
+        job.limit_to(&shares);
+        assert_eq!((job.handoff.threads, job.threads), (1, 1));
+        assert_eq!(job.handoff.budget.together, Some(1 << 30));
+    }
+    let [one, other] = [&mut first, &mut other].map(|job| job.fit().unwrap().unwrap());
+    let arenas = [one, other].map(|compiled| Tier::ALL.map(|tier| compiled.memory.arena(tier)));
+    assert_eq!(arenas[0], arenas[1]);
 }
 
 #[test]

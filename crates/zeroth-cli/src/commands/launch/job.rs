@@ -120,7 +120,7 @@ pub(super) fn new_token() -> anyhow::Result<String> {
     let mut random =
         File::open("/dev/urandom").context("cannot read random bytes for the token of the job")?;
     random.read_exact(&mut bytes).context("cannot read random bytes for the token of the job")?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
 /// The variables of this process that other hosts get, too. Text only: they travel as JSON.
@@ -155,7 +155,7 @@ mod tests {
             found.map(|(_, value)| value.clone())
         };
         let is = |host, local, name, value: &str| {
-            assert_eq!(of(host, local, name).as_deref(), Some(value), "{name}")
+            assert_eq!(of(host, local, name).as_deref(), Some(value), "{name}");
         };
         for (host, local, rank) in [(0, 0, "0"), (0, 1, "1"), (1, 0, "2")] {
             is(host, local, "RANK", rank);
