@@ -26,7 +26,9 @@ fn in_groups<T: Send>(world: usize, group: usize, rank: impl Fn(Box<dyn Comm>) -
 }
 
 fn assert_all(comm: &dyn Comm, cases: &[Case]) {
-    cases.iter().for_each(|case| case.run(comm).unwrap());
+    for case in cases {
+        case.run(comm).unwrap();
+    }
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn a_rank_of_a_mesh_is_named_by_its_number_among_all() {
         let recipe = Recipe { tolerated: 5, ..golden.recipe() };
         let setup = Setup { ranks: 4, steps: 1, settings, scaling: Some(recipe), ..Setup::default() };
         let records = golden.train(&setup).records;
-        assert_eq!((records[0].apply, records[0].nonfinite_rank), (0, poisoned as i32), "groups of {group}");
+        assert_eq!((records[0].apply, records[0].nonfinite_rank), (0, poisoned as i64), "groups of {group}");
     }
 }
 

@@ -168,6 +168,8 @@ impl Breakdown {
 
 #[cfg(test)]
 mod tests {
+    use zeroth_base::Axis;
+
     use super::*;
 
     #[test]

@@ -49,8 +49,8 @@ pub fn loss_curve(losses: &[(u64, f64)], title: &str) -> String {
 pub fn loss_curves(trained: &[(u64, f64)], evaluated: &[(u64, f64)], title: &str) -> String {
     let series = [points(trained), points(evaluated)];
     let all = || series.iter().flatten();
-    let steps = Axis::over(all().map(|point| point.0), 8, 1.0);
-    let values = Axis::over(all().map(|point| point.1), 6, 0.0);
+    let steps = ChartAxis::over(all().map(|point| point.0), 8, 1.0);
+    let values = ChartAxis::over(all().map(|point| point.1), 6, 0.0);
     let x = |step: f64| MARGIN[0] + steps.share(step) * (WIDTH - MARGIN[0] - MARGIN[2]);
     let y = |loss: f64| HEIGHT - MARGIN[3] - values.share(loss) * (HEIGHT - MARGIN[1] - MARGIN[3]);
 
@@ -99,7 +99,7 @@ fn points(losses: &[(u64, f64)]) -> Vec<(f64, f64)> {
     bins(finite.len(), POINTS).map(mean).collect()
 }
 
-fn axes(steps: &Axis, values: &Axis, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) -> String {
+fn axes(steps: &ChartAxis, values: &ChartAxis, x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) -> String {
     let mut svg = String::new();
     for value in values.ticks() {
         let at = y(value);
@@ -151,13 +151,13 @@ fn legend() -> String {
 }
 
 /// An axis range and its tick distance: 1, 2 or 5 times a power of ten.
-struct Axis {
+struct ChartAxis {
     least: f64,
     most: f64,
     tick: f64,
 }
 
-impl Axis {
+impl ChartAxis {
     /// An axis that covers all `values`, with about `ticks` ticks at least `closest` apart.
     fn over(values: impl Iterator<Item = f64> + Clone, ticks: u32, closest: f64) -> Self {
         let least = values.clone().fold(f64::INFINITY, f64::min);

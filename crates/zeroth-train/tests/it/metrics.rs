@@ -29,7 +29,7 @@ fn evaluation(step: u64) -> EvalMetrics {
     EvalMetrics {
         step,
         eval_loss: 2.0,
-        loss_parts: [None; zeroth_kernel::LOSSES],
+        loss_parts: [None; LOSSES],
         eval_perplexity: 2_f64.exp(),
         eval_tokens: 50,
         samples_seen: 8 * step,

@@ -142,6 +142,7 @@ impl Model {
             seed: u64::MAX,
             data: DataEntry { hash: "00ff".to_owned(), samples: 100, shuffle: true, seed: None },
             batch: BatchEntry { train_batch_size: 12 * ranks, micro_batch: 1, accumulation: 12 },
+            group: None,
             ranks,
             stage: 3,
             dtype: DType::Bf16,
