@@ -536,7 +536,7 @@ fn with_hpz_bytes_between_groups_do_not_grow_with_micro_batches() {
     assert_eq!(with.get(PARAMETERS), 2 * without.get(PARAMETERS), "two groups instead of one");
     // The shard in 4 bytes, and that of the group as well.
     assert_eq!(with.get(GRADIENTS), 3 * without.get(GRADIENTS));
-    assert!(with.get(BETWEEN_GROUPS) * 5 < without.get(BETWEEN_GROUPS));
+    assert!(with.get(BETWEEN_GROUPS) * 4 < without.get(BETWEEN_GROUPS));
 }
 
 fn both(key: &Key) -> [Compiled; 2] {
