@@ -288,9 +288,9 @@ fn memory_page() -> String {
 fn hpz_table() -> String {
     let (graph, backward) = model(MIDDLE, 512);
     let parameters = elements(&graph);
-    let mut table = "\nWith `zero_hpz_partition_size` parameters are sharded within a group only (2 bytes, by the ranks of a group) and \
-                     the rest\nover all ranks. With several micro-batches the sums of a group wait for the last one: 4 bytes more, \
-                     by the ranks of a\ngroup, or 2 with `grad_accum_dtype` bf16. The same model at stage 3:\n\n\
+    let mut table = "\nWith `zero_hpz_partition_size` parameters are sharded within a group only (2 bytes, by the ranks of a \
+                     group) and the\nrest over all ranks. With several micro-batches the sums of a group wait for the last one: 4 \
+                     bytes more, by the ranks of\na group, or 2 with `grad_accum_dtype` bf16. The same model at stage 3:\n\n\
                      | ranks | group | micro-batches | parameters | gradients | optimizer | states a parameter | formula |\n\
                      |--:|--:|--:|--:|--:|--:|--:|--:|\n"
         .to_owned();
