@@ -18,8 +18,20 @@ fn shell(folder: &Path) -> PathBuf {
     fs::create_dir_all(&bin).unwrap();
     let ssh = bin.join("ssh");
     let script = format!(
-        "#!/bin/sh\necho $$ >>{0}/shells\necho \"$@\" >>{0}/calls\nwhile [ $# -gt 2 ]; do shift; done\n\
-         exec 3<&0\n(cat <&3 | setsid sh -c \"$2\"; exit $?) &\nwait $!\n",
+        "#!/bin/sh
+echo $$ >>{0}/shells
+echo \"$@\" >>{0}/calls
+while [ $# -gt 2 ]; do shift; done
+mkfifo {0}/input-$$
+exec 3<&0
+setsid sh -c \"$2\" <{0}/input-$$ &
+remote=$!
+cat <&3 >{0}/input-$$ &
+wait $remote
+code=$?
+kill $!
+exit $code
+",
         folder.display()
     );
     fs::write(&ssh, script).unwrap();
