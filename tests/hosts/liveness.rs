@@ -27,24 +27,32 @@ enum Fault {
     DaemonKilled,
 }
 
-const FAULTS: [Fault; 4] = [Fault::Killed, Fault::Stopped, Fault::Unplugged, Fault::DaemonKilled];
+/// Survivors that `mpirun` ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Nobody,
+    /// Those on the host of the rank that was killed.
+    Neighbours,
+    All,
+}
 
 /// `mpirun` of a library.
 #[derive(Clone, Copy)]
 struct Launcher {
     name: &'static str,
     options: &'static str,
-    /// Whether it ends the survivors of a rank that died before they can speak.
-    ends_survivors: bool,
+    /// The survivors of a rank that was killed which it may end before they can speak.
+    ends: Ended,
     /// Its process on every host.
     daemon: &'static str,
 }
 
-const MPICH: Launcher =
-    Launcher { name: "mpich", options: "", ends_survivors: true, daemon: "hydra_pmi_proxy" };
-/// It does not kill the survivors; a neighbour of the dead rank on its host ended unheard in 6 of 20 cases all the same.
-const MPICH_WITHOUT_CLEANUP: Launcher = Launcher { options: "-disable-auto-cleanup", ..MPICH };
-const OPEN_MPI: Launcher = Launcher { name: "openmpi", options: "", ends_survivors: false, daemon: "orted" };
+const MPICH: Launcher = Launcher { name: "mpich", options: "", ends: Ended::All, daemon: "hydra_pmi_proxy" };
+/// Its daemon sends SIGKILL to the process groups of the other ranks of its host all the same, 1 ms after it has reaped one
+/// that a signal ended.
+const MPICH_WITHOUT_CLEANUP: Launcher =
+    Launcher { options: "-disable-auto-cleanup", ends: Ended::Neighbours, ..MPICH };
+const OPEN_MPI: Launcher = Launcher { name: "openmpi", options: "", ends: Ended::Nobody, daemon: "orted" };
 
 impl std::fmt::Display for Launcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -131,6 +139,19 @@ struct Outcome {
     said: String,
     /// Whether `mpirun` named the process that was killed.
     named_by_mpirun: bool,
+    /// Whether ranks still exchanged bytes 10 s later.
+    goes_on: bool,
+}
+
+/// A step of the ranks sends more to a host within a tenth of a second, heartbeats and retries much less.
+const BYTES_OF_STEPS: u64 = 200_000;
+
+/// Whether ranks exchange bytes between hosts.
+fn is_busy(hosts: &Hosts) -> bool {
+    let received = || hosts.bytes(2)[0];
+    let before = received();
+    std::thread::sleep(Duration::from_millis(500));
+    received() - before > BYTES_OF_STEPS
 }
 
 fn inject(hosts: &Hosts, launcher: Launcher, fault: Fault, victim: usize) -> Outcome {
@@ -169,6 +190,7 @@ fn inject(hosts: &Hosts, launcher: Launcher, fault: Fault, victim: usize) -> Out
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+    let goes_on = fault == Fault::DaemonKilled && began.elapsed() > NAMED && is_busy(hosts);
     let code = job.end(Instant::now() + Duration::from_secs(if fault == Fault::Unplugged { 5 } else { 20 }));
     let mpirun = code.map(|code| (code, began.elapsed().as_secs_f64()));
     if fault == Fault::Unplugged {
@@ -178,7 +200,7 @@ fn inject(hosts: &Hosts, launcher: Launcher, fault: Fault, victim: usize) -> Out
     let pid = &pids[victim];
     let words = [format!("PID {pid} RUNNING AT"), format!("process rank {victim} with PID {pid} on node")];
     let named_by_mpirun = fault == Fault::Killed && words.iter().any(|words| said.contains(words));
-    Outcome { named, survivors: survivors.len(), mpirun, said, named_by_mpirun }
+    Outcome { named, survivors: survivors.len(), mpirun, said, named_by_mpirun, goes_on }
 }
 
 /// Processes of a job that are still on a host.
@@ -190,7 +212,7 @@ fn left_behind(hosts: &Hosts) -> String {
 
 /// What is wrong with an outcome.
 fn problem(launcher: Launcher, fault: Fault, victim: usize, outcome: &Outcome) -> Option<&'static str> {
-    let Outcome { named, survivors, mpirun, said, named_by_mpirun } = outcome;
+    let Outcome { named, mpirun, said, named_by_mpirun, .. } = outcome;
     if ["Caught signal", "core dumped", "panicked"].iter().any(|words| said.contains(words)) {
         return Some("a rank crashed");
     }
@@ -213,8 +235,16 @@ fn problem(launcher: Launcher, fault: Fault, victim: usize, outcome: &Outcome) -
         }
     }
     // Only mpirun may end a survivor before it can speak: MPICH's at once, both after the death of a daemon.
-    let ends_survivors = launcher.ends_survivors && fault == Fault::Killed;
-    if named.len() < *survivors && !ends_survivors && fault != Fault::DaemonKilled {
+    let may_be_ended = |rank: usize| match launcher.ends {
+        _ if fault == Fault::DaemonKilled => true,
+        Ended::All => fault == Fault::Killed,
+        Ended::Neighbours => fault == Fault::Killed && rank / RANKS_OF_A_HOST == victim / RANKS_OF_A_HOST,
+        Ended::Nobody => false,
+    };
+    let is_silent = |rank: &usize| named.iter().all(|(other, ..)| other != rank);
+    let died = matches!(fault, Fault::Killed | Fault::Stopped);
+    let heard = (0..RANKS).filter(|rank| !(died && *rank == victim) && !may_be_ended(*rank));
+    if heard.into_iter().any(|rank| is_silent(&rank)) {
         return Some("a survivor says nothing");
     }
     if named.is_empty() && !named_by_mpirun && fault != Fault::DaemonKilled {
@@ -223,51 +253,50 @@ fn problem(launcher: Launcher, fault: Fault, victim: usize, outcome: &Outcome) -
     mpirun.is_some_and(|(code, _)| code == 0).then_some("mpirun's exit code is 0")
 }
 
-/// A number of each fault under one launcher.
-fn faults(launcher: Launcher, kinds: &[Fault], each: usize) {
+/// A number of faults of one kind under one launcher.
+fn faults(launcher: Launcher, fault: Fault, each: usize) {
     let Some(hosts) = Hosts::up(2, &[launcher.name]) else { return };
     let mut problems = Vec::new();
-    for fault in kinds {
-        let (mut by_all, mut by_some, mut by_mpirun, mut hung) = (0, 0, 0, 0);
-        let (mut slowest, mut longest) = (0.0_f64, 0.0_f64);
-        for case in 0..each {
-            let victim = (case + 3) % RANKS;
-            let outcome = inject(&hosts, launcher, *fault, victim);
-            if let Some(problem) = problem(launcher, *fault, victim, &outcome) {
-                problems.push(format!("{launcher} {fault:?} of rank {victim}: {problem}: {outcome:#?}"));
-            }
-            let count = match outcome.named.len() {
-                0 => &mut by_mpirun,
-                all if all == outcome.survivors => &mut by_all,
-                _ => &mut by_some,
-            };
-            *count += 1;
-            slowest = outcome.named.iter().map(|(_, seconds, _)| *seconds).fold(slowest, f64::max);
-            match outcome.mpirun {
-                Some((_, seconds)) => longest = longest.max(seconds),
-                None => hung += 1,
-            }
-            let deadline = Instant::now() + NAMED;
-            let mut left = left_behind(&hosts);
-            while !left.is_empty() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(100));
-                left = left_behind(&hosts);
-            }
-            if !left.is_empty() {
-                problems.push(format!("{launcher} {fault:?} of rank {victim}: left behind:\n{left}"));
-                hosts.shell(1, "kill -9 -1");
-                hosts.shell(2, "kill -9 -1");
-            }
-            if case == 0 && std::env::var_os("ZEROTH_FULL").is_some() {
-                println!("{launcher} {fault:?}, first case:\n{}\n", outcome.said);
-            }
+    let (mut by_all, mut by_some, mut by_mpirun, mut hung, mut went_on) = (0, 0, 0, 0, 0);
+    let (mut slowest, mut longest) = (0.0_f64, 0.0_f64);
+    for case in 0..each {
+        let victim = (case + 3) % RANKS;
+        let outcome = inject(&hosts, launcher, fault, victim);
+        if let Some(problem) = problem(launcher, fault, victim, &outcome) {
+            problems.push(format!("{launcher} {fault:?} of rank {victim}: {problem}: {outcome:#?}"));
         }
-        println!(
-            "{launcher} {fault:?}: {each} faults, named by all survivors in {by_all}, by those that mpirun did not end before in \
-             {by_some}, by mpirun alone in {by_mpirun}; named within {slowest:.1} s; mpirun ended within {longest:.1} s, hung \
-             {hung} times"
-        );
+        let count = match outcome.named.len() {
+            0 => &mut by_mpirun,
+            all if all == outcome.survivors => &mut by_all,
+            _ => &mut by_some,
+        };
+        *count += 1;
+        went_on += usize::from(outcome.goes_on);
+        slowest = outcome.named.iter().map(|(_, seconds, _)| *seconds).fold(slowest, f64::max);
+        match outcome.mpirun {
+            Some((_, seconds)) => longest = longest.max(seconds),
+            None => hung += 1,
+        }
+        let deadline = Instant::now() + NAMED;
+        let mut left = left_behind(&hosts);
+        while !left.is_empty() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(100));
+            left = left_behind(&hosts);
+        }
+        if !left.is_empty() {
+            problems.push(format!("{launcher} {fault:?} of rank {victim}: left behind:\n{left}"));
+            hosts.shell(1, "kill -9 -1");
+            hosts.shell(2, "kill -9 -1");
+        }
+        if case == 0 && std::env::var_os("ZEROTH_FULL").is_some() {
+            println!("{launcher} {fault:?}, first case:\n{}\n", outcome.said);
+        }
     }
+    println!(
+        "{launcher} {fault:?}: {each} faults, named by all survivors in {by_all}, by those that mpirun did not end before in \
+         {by_some}, by mpirun alone in {by_mpirun}; named within {slowest:.1} s; mpirun ended within {longest:.1} s, hung \
+         {hung} times; ranks went on in {went_on}"
+    );
     assert!(problems.is_empty(), "{}", problems.join("\n\n"));
 }
 
@@ -276,18 +305,60 @@ fn is_full() -> bool {
 }
 
 #[test]
-fn lost_ranks_are_named_under_mpich() {
-    if is_full() { faults(MPICH, &FAULTS, 20) } else { faults(MPICH, &FAULTS[..1], 1) }
+fn killed_ranks_are_named_under_mpich() {
+    faults(MPICH, Fault::Killed, if is_full() { 20 } else { 1 });
 }
 
 #[test]
-fn lost_ranks_are_named_under_mpich_without_cleanup() {
-    faults(MPICH_WITHOUT_CLEANUP, &FAULTS[..1], if is_full() { 20 } else { 1 });
+fn killed_ranks_are_named_under_mpich_without_cleanup() {
+    faults(MPICH_WITHOUT_CLEANUP, Fault::Killed, if is_full() { 20 } else { 1 });
 }
 
 #[test]
-fn lost_ranks_are_named_under_open_mpi() {
-    if is_full() { faults(OPEN_MPI, &FAULTS, 20) } else { faults(OPEN_MPI, &FAULTS[1..2], 1) }
+fn stopped_ranks_are_named_under_mpich() {
+    if is_full() {
+        faults(MPICH, Fault::Stopped, 20);
+    }
+}
+
+#[test]
+fn pulled_cables_are_named_under_mpich() {
+    if is_full() {
+        faults(MPICH, Fault::Unplugged, 20);
+    }
+}
+
+#[test]
+fn killed_daemons_are_survived_or_end_jobs_under_mpich() {
+    if is_full() {
+        faults(MPICH, Fault::DaemonKilled, 20);
+    }
+}
+
+#[test]
+fn killed_ranks_are_named_under_open_mpi() {
+    if is_full() {
+        faults(OPEN_MPI, Fault::Killed, 20);
+    }
+}
+
+#[test]
+fn stopped_ranks_are_named_under_open_mpi() {
+    faults(OPEN_MPI, Fault::Stopped, if is_full() { 20 } else { 1 });
+}
+
+#[test]
+fn pulled_cables_are_named_under_open_mpi() {
+    if is_full() {
+        faults(OPEN_MPI, Fault::Unplugged, 20);
+    }
+}
+
+#[test]
+fn killed_daemons_are_survived_or_end_jobs_under_open_mpi() {
+    if is_full() {
+        faults(OPEN_MPI, Fault::DaemonKilled, 20);
+    }
 }
 
 #[test]
