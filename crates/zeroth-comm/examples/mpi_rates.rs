@@ -3,13 +3,16 @@
 //!     cargo build --release -p zeroth-comm --example mpi_rates
 //!     tests/hosts/hosts with rates 2 tests/hosts/hosts mpich rates 1,1 target/release/examples/mpi_rates 16777216 9
 //!
-//! The arguments are the bytes of a rank's part and the number of rounds. In a round each way runs once, one after the
-//! other, between barriers; rank 0 prints the median of its times. "Polled" are `MPI_Iallgather` and `MPI_Ialltoall` with
+//! The arguments are the bytes of a rank's part, the number of rounds and, if given, a CSV file to which rank 0 adds all
+//! times. In a round each way runs once, one after the other, between barriers, and every round begins with another way;
+//! rank 0 prints the median of its times. "Polled" are `MPI_Iallgather` and `MPI_Ialltoall` with
 //! `MPI_Test` in a loop, "sleeping" the same with a sleep of 20 µs after 20 tests.
 #![allow(unsafe_code, reason = "calls MPI beside the communicator")]
 #![allow(clippy::print_stdout, reason = "a program that measures")]
 
 use std::ffi::{OsStr, c_int, c_void};
+use std::fs::File;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,6 +102,8 @@ enum Way {
     Sleeping,
 }
 
+const KINDS: [&str; 2] = ["all_gather", "all_to_all"];
+
 const WAYS: [(Way, &str); 5] = [
     (Way::OursPolled, "communicator, polled"),
     (Way::Polled, "MPI, polled"),
@@ -107,12 +112,31 @@ const WAYS: [(Way, &str); 5] = [
     (Way::Blocking, "MPI, blocking"),
 ];
 
+/// Adds all times to a file, one a line.
+fn write(path: &str, library: &str, size: (usize, usize), times: &[Vec<f64>]) -> std::io::Result<()> {
+    let mut file = File::options().append(true).create(true).open(path)?;
+    if file.metadata()?.len() == 0 {
+        writeln!(file, "library,ranks,bytes,collective,way,round,ms")?;
+    }
+    let library = library.split(['(', ',']).next().unwrap_or_default().trim();
+    for (at, times) in times.iter().enumerate() {
+        let (collective, way) = (KINDS[at / WAYS.len()], WAYS[at % WAYS.len()].1.replace(',', ""));
+        for (round, time) in times.iter().enumerate() {
+            writeln!(file, "{library},{},{},{collective},{way},{},{time:.3}", size.0, size.1, round + 1)?;
+        }
+    }
+    Ok(())
+}
+
 fn main() {
     let mpi = Mpi::init().expect("MPI is initialized once, by mpirun");
     let bare = Bare::load(&mpi).expect("the library is open");
     let (rank, world) = mpi.world();
-    let mut numbers = std::env::args().skip(1).map(|argument| argument.parse().expect("BYTES ROUNDS"));
-    let (count, rounds): (usize, usize) = (numbers.next().unwrap_or(16 << 20), numbers.next().unwrap_or(9));
+    let mut arguments = std::env::args().skip(1);
+    let mut number =
+        |default| arguments.next().map_or(default, |text| text.parse().expect("BYTES ROUNDS FILE"));
+    let (count, rounds): (usize, usize) = (number(16 << 20), number(9));
+    let raw = arguments.next();
     let comm = mpi.split(0, rank, Arc::new(|_| Ok(()))).expect("nothing ends this job");
     let counts = vec![count; world];
     let (send, mut recv) = (vec![rank as u8; count * world], vec![0; count * world]);
@@ -120,9 +144,9 @@ fn main() {
     let mut times = vec![Vec::new(); 2 * WAYS.len()];
     // The first round connects and touches memory.
     for round in 0..=rounds {
-        for (kind, (slot, (way, _))) in
-            (0..2).flat_map(|kind| WAYS.iter().enumerate().map(move |way| (kind, way)))
-        {
+        for turn in 0..times.len() {
+            let at = (turn + round) % times.len();
+            let (kind, way) = (at / WAYS.len(), &WAYS[at % WAYS.len()].0);
             mpi.share_host(if *way == Way::OursSleeping { usize::MAX } else { 1 }, 1);
             comm.barrier(op).and_then(Handle::wait).expect("nothing ends this job");
             let began = Instant::now();
@@ -137,13 +161,16 @@ fn main() {
                 bare.run(kind, *way, &send, &mut recv, count);
             }
             if round > 0 {
-                times[kind * WAYS.len() + slot].push(began.elapsed().as_secs_f64() * 1e3);
+                times[at].push(began.elapsed().as_secs_f64() * 1e3);
             }
         }
     }
     if rank == 0 {
+        if let Some(raw) = raw {
+            write(&raw, mpi.library(), (world, count), &times).expect("the file can be written");
+        }
         println!("{}: {world} ranks, {count} bytes a part, median of {rounds} rounds", mpi.library());
-        for (kind, name) in ["all_gather", "all_to_all"].iter().enumerate() {
+        for (kind, name) in KINDS.iter().enumerate() {
             for (slot, (_, way)) in WAYS.iter().enumerate() {
                 let times = &mut times[kind * WAYS.len() + slot];
                 times.sort_by(f64::total_cmp);
