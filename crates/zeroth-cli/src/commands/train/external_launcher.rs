@@ -11,7 +11,7 @@ use super::agreement::Refusal;
 use super::live::LiveStatus;
 use super::prepare::prepare_run;
 use super::rank::Agreed;
-use super::{agreement, rank, resolve_job, summary};
+use super::{agreement, rank, resolve_job, several_hosts, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -24,7 +24,7 @@ pub(super) fn place() -> anyhow::Result<Option<LaunchedRank>> {
 }
 
 /// The ranks that the launcher has started.
-fn started(launched: &LaunchedRank) -> StartedRanks {
+pub(super) fn started(launched: &LaunchedRank) -> StartedRanks {
     let place = launched.place;
     let [world, local_world, local_rank] =
         [place.world, place.local_world, place.local_rank].map(|number| number as u64);
@@ -33,20 +33,15 @@ fn started(launched: &LaunchedRank) -> StartedRanks {
 
 pub(super) fn run(arguments: &TrainArgs, launched: &LaunchedRank, output: &Output) -> anyhow::Result<Exit> {
     let place = launched.place;
-    if !place.is_one_host() {
-        anyhow::bail!(
-            "not yet: many machines ({} has {} rank(s), of which this machine runs {}); start all ranks on one",
-            launched.launcher,
-            place.world,
-            place.local_world
-        );
-    }
     let ranks = place.world as u64;
     if let Some(typed) = arguments.ranks.filter(|typed| *typed != ranks) {
         anyhow::bail!(
             "--ranks is {typed}, but {} started {ranks}: leave --ranks out, or start that many",
             launched.launcher
         );
+    }
+    if !place.is_one_host() {
+        return several_hosts::run(arguments, launched, output);
     }
     let role = if place.rank == 0 { SignalRole::Primary } else { SignalRole::Secondary };
     let saves = SaveSignals::of(Some(launched.launcher), arguments.signal_exit);
@@ -124,7 +119,7 @@ fn run_peer(
 }
 
 /// Resolves this rank's own command line, which must agree with rank 0's.
-fn resolve(
+pub(super) fn resolve(
     arguments: &TrainArgs,
     launched: &LaunchedRank,
     handoff: LauncherHandoff,
@@ -141,6 +136,6 @@ fn resolve(
     Ok((resolved_job, compiled))
 }
 
-fn refusal(error: &anyhow::Error) -> Refusal {
+pub(super) fn refusal(error: &anyhow::Error) -> Refusal {
     Refusal { exit: Exit::Wrong, why: format!("{error:#}") }
 }

@@ -16,6 +16,7 @@ mod prepared_run;
 mod rank;
 mod reporter;
 mod resolve_job;
+mod several_hosts;
 mod startup_summary;
 pub(crate) mod strategies;
 mod summary;

@@ -78,7 +78,9 @@ pub(super) fn options(resolved_job: &ResolvedJob) -> JoinOptions {
     let stall = Duration::from_secs(resolved_job.resolved.values.zeroth.stall_seconds);
     let timing = Timing { lost: stall, ..Timing::default() };
     let options = JoinOptions::default().threads(threads).timing(timing);
-    let options = match resolved_job.job.settings.group {
+    // On several hosts a segment holds one group, or ranks that are groups themselves.
+    let is_one_host = resolved_job.started.local_world == resolved_job.started.world;
+    let options = match resolved_job.job.settings.group.filter(|_| is_one_host) {
         Some(group) => options.group(group as usize),
         None => options,
     };
