@@ -32,7 +32,7 @@ pub(crate) fn footprint(
             prefetch: PrefetchLimit::of(&compiled, &settings),
             process: process.saturating_mul(ranks_on_host),
             choices,
-            ..Footprint::of_program(&compiled, ranks_on_host)
+            ..Footprint::of_program(&compiled, request)
         };
         earlier.keep(settings, compiled);
         footprint
@@ -59,12 +59,11 @@ fn search(
     }
     if request.hosts() > 1 {
         // As a run on these hosts: groups are hosts where they have equally many ranks.
-        let on_host = request.ranks_on_host();
-        settings.group.get_or_insert(if ranks.is_multiple_of(on_host) { on_host } else { 1 });
+        settings.group.get_or_insert(request.usual_group());
     }
     let batch = BatchShape { micro_batch: rows.micro_batch, accumulation, ranks };
     let largest = |batch: BatchShape| rows.lengths().map(|length| batch.micro_batch.saturating_mul(length));
-    let target = model.device.target(ranks);
+    let target = model.device.target(request.ranks_on_host());
     if let Some(placement) = model.teacher.as_ref().and_then(|teacher| teacher.placement) {
         settings.teacher = placement;
     }
@@ -86,8 +85,8 @@ fn search(
 }
 
 impl Footprint {
-    fn of_program(compiled: &Compiled, ranks_on_host: u64) -> Self {
-        let Compiled { program, memory, .. } = compiled;
+    fn of_program(compiled: &Compiled, request: &PlanRequest) -> Self {
+        let (Compiled { program, memory, .. }, ranks_on_host) = (compiled, request.ranks_on_host());
         let is_gathered = |flat: &usize| !program.stays_gathered(*flat) && !program.is_viewed(*flat);
         let gathered = (0..program.layout.flats.len()).filter(is_gathered);
         let gathered = gathered.map(|flat| program.layout.flats[flat].bytes()).max().unwrap_or(0);
@@ -99,6 +98,7 @@ impl Footprint {
             }),
             gathered_layer: gathered,
             sent: program.bytes_sent_per_step(),
+            into_host: program.bytes_between_hosts_per_step(ranks_on_host),
             bytes_per_parameter: bytes_per_parameter(program),
             frozen: frozen(program),
             process: 0,

@@ -19,13 +19,13 @@ use crate::PlanRequest;
 const ELEMENT_BYTES: u64 = 2;
 
 /// How often a step communicates the trained elements, and all elements.
-struct Transfers {
-    trained: u64,
-    all: u64,
+pub(crate) struct Transfers {
+    pub(crate) trained: u64,
+    pub(crate) all: u64,
 }
 
 impl Transfers {
-    fn of(stage: u8, accumulation: u64) -> Self {
+    pub(crate) fn of(stage: u8, accumulation: u64) -> Self {
         match stage {
             0 | 1 => Self { trained: 2, all: 0 },
             2 => Self { trained: accumulation.saturating_add(1), all: 0 },

@@ -6,6 +6,7 @@
 //! forms, and the row says so. [`Sizing`] searches the settings that a config leaves open, for runs and for plans.
 
 mod advice;
+mod between_hosts;
 mod budget;
 mod by_program;
 mod changes;
@@ -30,6 +31,7 @@ mod teacher;
 mod trainable_model;
 
 pub use advice::{Advice, GpuAdvice, SizeAdvice, TRY_ORDER, advice_by_gpu, advice_by_size};
+pub use between_hosts::{BetweenHosts, WithHpz, bytes_between_hosts, hpz_extra_bytes};
 pub use budget::Budget;
 pub use by_program::compile;
 pub use changes::{Change, ChangeKind, MOST_RANKS, SHORTEST_LENGTH, changes};

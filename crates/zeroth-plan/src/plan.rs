@@ -1,6 +1,7 @@
 //! The plan: a row for every placement, and a recommendation.
 
 use crate::advice::{self, Advice};
+use crate::between_hosts::{self, BetweenHosts, between_hosts};
 use crate::changes::{self, Change};
 use crate::deepspeed::{self, Cluster, Estimate, Zero3Options};
 use crate::most_tokens::most_tokens;
@@ -46,11 +47,12 @@ pub fn plan(request: &PlanRequest, placements: &[Placement]) -> Result<Plan, Pla
     placements.iter().try_for_each(Placement::check)?;
     let planned = of_each(placements, |placement| {
         let needs = footprint(request, placement)?;
-        let most = most_tokens(request, placement, &needs)?;
-        Ok((needs, most))
+        let most_tokens = most_tokens(request, placement, &needs)?;
+        let between_hosts = between_hosts(request, placement, &needs)?;
+        Ok((needs, Further { most_tokens, between_hosts }))
     })?;
-    let (footprints, most_tokens): (Vec<Footprint>, Vec<Option<u64>>) = planned.into_iter().unzip();
-    let rows = rows(request, placements, &footprints, &most_tokens)?;
+    let (footprints, further): (Vec<Footprint>, Vec<Further>) = planned.into_iter().unzip();
+    let rows = rows(request, placements, &footprints, &further)?;
     let bytes_per_parameter =
         footprints.first().map_or_else(|| request.bytes_per_parameter(), |first| first.bytes_per_parameter);
     let (recommended, reason) = recommend(request, &rows);
@@ -92,11 +94,17 @@ fn of_each<T: Send>(
     })
 }
 
+/// What a row shows beside its own footprint.
+struct Further {
+    most_tokens: Option<u64>,
+    between_hosts: Option<BetweenHosts>,
+}
+
 fn rows(
     request: &PlanRequest,
     placements: &[Placement],
     footprints: &[Footprint],
-    most_tokens: &[Option<u64>],
+    further: &[Further],
 ) -> Result<Vec<Row>, PlanError> {
     // Savings are relative to plain data parallelism, as planned where it is among the placements.
     let baseline = match placements.iter().position(|placement| placement.settings.stage == 0) {
@@ -104,8 +112,8 @@ fn rows(
         None => footprint(request, &replicated(placements.first()))?,
     };
     let free = |need: u64, budget: Option<u64>| budget.map(|budget| budget.saturating_sub(need));
-    let row = |((placement, needs), tokens): ((&Placement, &Footprint), &Option<u64>)| {
-        let (tokens, rows) = (*tokens, request.rows);
+    let row = |((placement, needs), further): ((&Placement, &Footprint), &Further)| {
+        let (tokens, rows) = (further.most_tokens, request.rows);
         let per = |count: fn(PlannedRows) -> u64| Some(tokens? / count(rows?).max(1));
         let Footprint { bytes, process, gathered_layer, sent, frozen, basis, blocks, .. } = *needs;
         let on_device = bytes[Tier::Device].total;
@@ -133,9 +141,10 @@ fn rows(
             ),
             largest_micro_batch: per(|rows| rows.max_length),
             longest_row: per(|rows| rows.micro_batch),
+            between_hosts: further.between_hosts,
         }
     };
-    Ok(placements.iter().zip(footprints).zip(most_tokens).map(row).collect())
+    Ok(placements.iter().zip(footprints).zip(further).map(row).collect())
 }
 
 /// Plain data parallelism with the remaining settings of a placement.
@@ -207,6 +216,8 @@ fn notes(
     if let Some((row, limit)) = rows.iter().zip(footprints).find_map(|(row, f)| Some((row, f.prefetch?))) {
         notes.push(format!("{}: {limit}", row.preset));
     }
+    let hpz = |row: &Row| between_hosts::note(request, &row.preset, &row.between_hosts?, row.device_needs());
+    notes.extend(rows.iter().filter_map(hpz));
     notes.extend(shared_activations(rows));
     if request.device_memory.is_some() {
         notes.push("a device's own context and libraries, about 0.5 GB on a GPU, come on top".into());

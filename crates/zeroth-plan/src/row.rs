@@ -13,8 +13,8 @@ use crate::deepspeed::Estimate;
 use crate::format::pair;
 use crate::sizing::{Detail, EarlierSteps};
 use crate::{
-    BytesPerParameter, OffloadedStates, Placement, PlanError, PlanRequest, TrainType, by_program,
-    bytes_sent_per_step, device_states, host_states,
+    BetweenHosts, BytesPerParameter, OffloadedStates, Placement, PlanError, PlanRequest, TrainType,
+    by_program, bytes_between_hosts, bytes_sent_per_step, device_states, host_states, hpz_extra_bytes,
 };
 
 /// Where the figures of a row come from.
@@ -73,6 +73,8 @@ pub struct Row {
     pub largest_micro_batch: Option<u64>,
     /// The longest row found to fit in the planned micro-batch, within a fiftieth of the limit.
     pub longest_row: Option<u64>,
+    /// What crosses between hosts in one optimizer step; `None` for one host.
+    pub between_hosts: Option<BetweenHosts>,
 }
 
 /// The memory that a placement needs.
@@ -86,6 +88,8 @@ pub struct Footprint {
     pub gathered_layer: u64,
     /// Bytes a rank sends in one optimizer step.
     pub sent: u64,
+    /// Bytes that a host receives from others in one optimizer step.
+    pub into_host: u64,
     /// Bytes per trained parameter, where everything is on the device.
     pub bytes_per_parameter: BytesPerParameter,
     /// Where the frozen parameters are.
@@ -171,10 +175,15 @@ fn estimate(request: &PlanRequest, placement: &Placement) -> Footprint {
         device.parameters = device.parameters.saturating_add(stays);
         host.parameters = host.parameters.saturating_sub(stays.saturating_mul(request.ranks_on_host()));
     }
+    if placement.settings.hpz && stage >= 3 && request.hosts() > 1 && !placement.offload.parameters() {
+        let group = placement.settings.group.unwrap_or_else(|| request.usual_group());
+        device.parameters = device.parameters.saturating_add(hpz_extra_bytes(request, group));
+    }
     Footprint {
         bytes: ByTier::on_device(device.with(0, device_buffers(request, stage))).with(Tier::Host, host),
         gathered_layer: gathered_layer(request, placement),
         sent: bytes_sent_per_step(request, stage),
+        into_host: bytes_between_hosts(request, &placement.settings),
         bytes_per_parameter: request.bytes_per_parameter(),
         process: 0,
         frozen: None,

@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use zeroth_base::{Axis, DType};
 
-use super::{Action, Chunk, Flat, Program, Section};
-use crate::launches::within;
+use super::{Action, Chunk, Flat, Program, Section, World};
 
 impl Program {
     /// Bytes that rank 0 sends in one optimizer step, once for every receiver. Parameters that other ranks read through
@@ -43,13 +42,9 @@ impl Program {
         let world = self.layout.world;
         let (ranks, communication) = (world.along(axis), self.summand_type(axis).bytes());
         let peers = ranks - 1;
-        let flat = |flat: usize| &self.layout.flats[flat];
         match action {
             Action::AllToAll(chunk, _) | Action::ReduceScatter(chunk, ..) => {
-                let all = match axis {
-                    Axis::Group => all_parts(flat(chunk.flat), world.ranks, &chunk.range),
-                    Axis::Rail => (0..ranks).map(|to| self.part_of_chunk(chunk, axis, 0, to)).sum(),
-                };
+                let all = self.parts_of_chunk(chunk, axis, 0, 0..ranks);
                 let sent = if self.reduce_scatter {
                     all - self.part_of_chunk(chunk, axis, 0, 0)
                 } else {
@@ -58,7 +53,7 @@ impl Program {
                 sent * communication
             }
             // What it gives is the same for every receiver.
-            action => peers * self.bytes_moved(action, axis, 0, 0),
+            action => peers * self.bytes_moved(action, axis, 0..1, 0),
         }
     }
 
@@ -70,44 +65,51 @@ impl Program {
             return 0;
         }
         let of_receiver = |to: u64| {
-            let sender = |number: u64| match axis {
-                Axis::Group => world.group_of(to) * world.group + number,
-                Axis::Rail => number * world.group + world.place(to),
+            // Hosts have consecutive ranks, so that along an axis the first numbers are those of host 0.
+            let first = match axis {
+                Axis::Group => ranks_per_host.saturating_sub(world.group_of(to) * world.group),
+                Axis::Rail => ranks_per_host.saturating_sub(world.place(to)).div_ceil(world.group),
             };
-            let others = (0..world.along(axis)).filter(|number| sender(*number) >= ranks_per_host);
-            others.map(|number| self.bytes_moved(action, axis, number, to)).sum::<u64>()
+            let ranks = world.along(axis);
+            self.bytes_moved(action, axis, first.min(ranks)..ranks, to)
         };
         (0..ranks_per_host.min(world.ranks)).map(of_receiver).sum()
     }
 
-    /// Bytes that a rank receives in a collective from the one with number `from` along its axis.
-    fn bytes_moved(&self, action: &Action, axis: Axis, from: u64, to: u64) -> u64 {
-        let world = self.layout.world;
-        let extent = |flat: usize| self.layout.flats[flat].extent(axis, world.place(to), from, world);
-        let bytes =
-            |flat: usize, range: Range<u64>| self.layout.flats[flat].storage.bytes(range.end - range.start);
+    /// Bytes that a rank receives in a collective from those with the numbers `from` along its axis.
+    fn bytes_moved(&self, action: &Action, axis: Axis, from: Range<u64>, to: u64) -> u64 {
+        if from.is_empty() {
+            return 0;
+        }
+        let (world, place, senders) = (self.layout.world, self.layout.world.place(to), from.end - from.start);
+        let parts = |chunk: &Chunk| held_along(&self.layout.flats[chunk.flat], axis, place, world);
+        let extents = |flat: usize| {
+            let extent = |number| self.layout.flats[flat].extent(axis, place, number, world);
+            extent(from.end - 1).end - extent(from.start).start
+        };
         match action {
-            Action::AllGather(flat, _) => bytes(*flat, extent(*flat)),
-            Action::BroadcastWeights { flat, root, .. } if *root as u64 == from => {
-                bytes(*flat, extent(*flat))
+            Action::AllGather(flat, _) => self.layout.flats[*flat].storage.bytes(extents(*flat)),
+            Action::BroadcastWeights { flat, root, .. } if from.contains(&(*root as u64)) => {
+                let laid = &self.layout.flats[*flat];
+                let extent = laid.extent(axis, place, *root as u64, world);
+                laid.storage.bytes(extent.end - extent.start)
             }
-            Action::AllGatherWeights(Chunk { flat, range }, _) => bytes(*flat, within(&extent(*flat), range)),
-            Action::AllGatherGrad(flat, _) => {
-                let extent = extent(*flat);
-                (extent.end - extent.start) * DType::F32.bytes()
+            Action::AllGatherWeights(chunk, _) => {
+                self.layout.flats[chunk.flat].storage.bytes(parts(chunk).of(from, &chunk.range))
             }
+            Action::AllGatherGrad(flat, _) => extents(*flat) * DType::F32.bytes(),
             Action::AllToAll(chunk, _) | Action::ReduceScatter(chunk, ..) => {
-                let of = |number: u64| self.part_of_chunk(chunk, axis, world.place(to), number);
-                let moved = if self.reduce_scatter {
-                    of(world.number(axis, to))
+                let numbers = if self.reduce_scatter {
+                    let own = world.number(axis, to);
+                    own..own + 1
                 } else {
-                    (0..world.along(axis)).map(of).sum()
+                    0..world.along(axis)
                 };
-                moved * self.summand_type(axis).bytes()
+                senders * self.parts_of_chunk(chunk, axis, place, numbers) * self.summand_type(axis).bytes()
             }
             Action::AllGatherReports(_) => {
                 let reports = if axis == Axis::Rail { world.group } else { 1 };
-                reports * self.report().bytes() as u64
+                senders * reports * self.report().bytes() as u64
             }
             Action::BroadcastWeights { .. } => 0,
             action => {
@@ -119,26 +121,73 @@ impl Program {
 
     /// Elements of a chunk that the rank with this number along an axis gets of each; a rail is that of `place`.
     pub(super) fn part_of_chunk(&self, chunk: &Chunk, axis: Axis, place: u64, number: u64) -> u64 {
+        self.parts_of_chunk(chunk, axis, place, number..number + 1)
+    }
+
+    /// As [`Self::part_of_chunk`], of ranks with consecutive numbers together.
+    fn parts_of_chunk(&self, chunk: &Chunk, axis: Axis, place: u64, numbers: Range<u64>) -> u64 {
         let (flat, world) = (&self.layout.flats[chunk.flat], self.layout.world);
         let groups = world.groups();
-        let count = |position: u64| {
-            let part = within(&flat.shard(position, world.ranks), &chunk.range);
-            part.end - part.start
+        let positions = match axis {
+            Axis::Group => numbers.start * groups..numbers.end * groups,
+            Axis::Rail => place * groups + numbers.start..place * groups + numbers.end,
         };
-        match axis {
-            Axis::Group => (number * groups..(number + 1) * groups).map(count).sum(),
-            Axis::Rail => count(place * groups + number),
-        }
+        EqualParts { elements: flat.padded(), each: flat.shard_capacity(world.ranks), first: 0 }
+            .of(positions, &chunk.range)
     }
 }
 
-/// Elements of a chunk in a shard of `elements` elements.
-fn part(elements: u64, range: &Range<u64>) -> u64 {
-    range.end.min(elements) - range.start.min(elements)
+/// What the ranks along an axis hold of a flat.
+fn held_along(flat: &Flat, axis: Axis, place: u64, world: World) -> EqualParts {
+    let each = match axis {
+        Axis::Group => flat.group_shard_capacity(world),
+        Axis::Rail => flat.shard_capacity(world.ranks),
+    };
+    let first = if axis == Axis::Rail { place * world.groups() } else { 0 };
+    EqualParts { elements: flat.padded(), each, first }
 }
 
-/// Elements of a chunk in the shards of all ranks: whole shards, a shorter one, and empty ones.
-fn all_parts(flat: &Flat, ranks: u64, range: &Range<u64>) -> u64 {
-    let (shard, padded) = (flat.shard_capacity(ranks), flat.padded());
-    padded / shard * part(shard, range) + part(padded % shard, range)
+/// A flat cut into parts of equal length: whole ones, a shorter one, and empty ones behind it. They are counted together,
+/// so that a count takes as long for thousands of ranks as for two.
+#[derive(Debug, Clone, Copy)]
+struct EqualParts {
+    elements: u64,
+    each: u64,
+    /// The part with number 0.
+    first: u64,
+}
+
+impl EqualParts {
+    /// Elements that lie in the same range of each of these parts.
+    fn of(self, numbers: Range<u64>, range: &Range<u64>) -> u64 {
+        let in_part = |elements: u64| range.end.min(elements) - range.start.min(elements);
+        let (start, end) = (self.first + numbers.start, self.first + numbers.end);
+        let (whole, rest) = (self.elements / self.each, self.elements % self.each);
+        let shorter = if (start..end).contains(&whole) { in_part(rest) } else { 0 };
+        (end.min(whole) - start.min(whole)) * in_part(self.each) + shorter
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parts_together_are_the_sum_of_each(
+            elements in 1u64..200, each in 1u64..40, first in 0u64..9, start in 0u64..9, count in 0u64..9,
+            range in (0u64..40, 0u64..40),
+        ) {
+            let range = range.0.min(range.1)..range.0.max(range.1);
+            let edge = |part: u64| (part * each).min(elements);
+            let of_part = |number: u64| {
+                let length = edge(first + number + 1) - edge(first + number);
+                (0..length).filter(|element| range.contains(element)).count() as u64
+            };
+            let all: u64 = (start..start + count).map(of_part).sum();
+            prop_assert_eq!(EqualParts { elements, each, first }.of(start..start + count, &range), all);
+        }
+    }
 }

@@ -1,6 +1,9 @@
 //! The six presets, as the command line hands them in.
 
-use zeroth_plan::{OffloadedStates, Placement};
+use zeroth_machine::DeviceKind;
+use zeroth_plan::{OffloadedStates, Placement, PlanDevice};
+
+pub(crate) const GPU: PlanDevice = PlanDevice { kind: DeviceKind::Cuda, cpus: 1, threads: None };
 
 pub(crate) fn presets() -> Vec<Placement> {
     [

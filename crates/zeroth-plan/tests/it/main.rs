@@ -3,5 +3,6 @@
 mod claims;
 mod claims_page;
 mod common;
+mod hosts;
 mod plan;
 mod properties;

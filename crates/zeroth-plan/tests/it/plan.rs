@@ -10,7 +10,7 @@ use zeroth_plan::{
     TrainType, TrainableModel, plan,
 };
 
-use crate::common::presets;
+use crate::common::{GPU, presets};
 
 const GB: u64 = 1_000_000_000;
 
@@ -23,7 +23,7 @@ fn compiled(config: ModelConfig, ranks: u64, micro_batch: u64, max_length: u64) 
     let params = table.total();
     PlanRequest {
         rows: Some(PlannedRows { micro_batch, max_length, max_target_length: 0, recompute: false }),
-        model: Some(TrainableModel::new(config, table, None, distilled::GPU).expect("a model of today")),
+        model: Some(TrainableModel::new(config, table, None, GPU).expect("a model of today")),
         states: States::Run,
         ..PlanRequest::new(params, ranks)
     }

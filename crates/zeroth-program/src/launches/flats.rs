@@ -519,7 +519,7 @@ impl At<'_> {
 }
 
 /// A range within another, as far as that reaches.
-pub(crate) fn within(whole: &Range<u64>, range: &Range<u64>) -> Range<u64> {
+pub(super) fn within(whole: &Range<u64>, range: &Range<u64>) -> Range<u64> {
     let at = |place: u64| (whole.start + place).min(whole.end);
     at(range.start)..at(range.end)
 }

@@ -10,8 +10,6 @@ mod flats;
 mod ops;
 mod sub_groups;
 
-pub(crate) use flats::within;
-
 use std::mem::offset_of;
 
 use zeroth_base::{Axis, DType};

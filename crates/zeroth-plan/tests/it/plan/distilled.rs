@@ -6,12 +6,13 @@ use zeroth_kernel::{Optimizer, Tier};
 use zeroth_machine::DeviceKind;
 use zeroth_model::{ModelConfig, Objective, ParameterTable, table};
 use zeroth_plan::{
-    Basis, BatchShape, Budget, Freedom, OffloadedStates, Placement, PlanDevice, PlanRequest, PlannedRows,
-    PlannedSource, PlannedTeacher, Sizing, TrainableModel, plan,
+    Basis, BatchShape, Budget, Freedom, OffloadedStates, Placement, PlanRequest, PlannedRows, PlannedSource,
+    PlannedTeacher, Sizing, TrainableModel, plan,
 };
 use zeroth_program::{Settings, TeacherPlacement, Types};
 
-pub(super) const GPU: PlanDevice = PlanDevice { kind: DeviceKind::Cuda, cpus: 1, threads: None };
+use crate::common::GPU;
+
 const TOKENS: u64 = 64;
 const WHOLE: TeacherPlacement = TeacherPlacement::WHOLE;
 const OFFLOADED: TeacherPlacement = TeacherPlacement { sharded: true, offloaded: true };
