@@ -10,6 +10,7 @@ use zeroth::model::Family;
 use crate::bench_args::BenchArgs;
 use crate::commands::render_templates;
 use crate::generate_flags::GenerateArgs;
+use crate::host_args::HostArgs;
 use crate::kd_args::{DistillCommand, PlanTeacherArgs};
 use crate::launch_args::LaunchArgs;
 use crate::lora_args::LoraArgs;
@@ -99,7 +100,8 @@ pub(crate) enum Command {
     args_override_self = true,
     after_help = "Examples:\n  zeroth plan --params 8B --ranks 5 --device-memory 44GB\n  \
                   zeroth plan --model Qwen/Qwen3-8B --ranks 5 --device-memory 44GB --per-device-train-batch-size 1\n  \
-                  zeroth plan --params 8B --ranks 5 --states plain   (2+2+8 bytes per parameter, no fp32 master weights)\n\n\
+                  zeroth plan --params 8B --ranks 5 --states plain   (2+2+8 bytes per parameter, no fp32 master weights)\n  \
+                  zeroth plan --model Qwen/Qwen3-32B --hosts 16 --ranks-per-host 8 --card H100   (bytes between hosts, hpZ)\n\n\
                   Sizes: 44GB is 44·10^9 bytes, 44GiB is 44·2^30. Exit 3 when nothing fits."
 )]
 pub(crate) struct PlanArgs {
@@ -113,9 +115,8 @@ pub(crate) struct PlanArgs {
     #[arg(long, aliases = ["num-gpus", "nproc-per-node"], value_name = "N",
           value_parser = whole(1..=1_000_000))]
     pub(crate) ranks: Option<u64>,
-    /// Ranks per host [default: all]
-    #[arg(long, value_name = "N", value_parser = whole(1..=1_000_000))]
-    pub(crate) ranks_per_host: Option<u64>,
+    #[command(flatten)]
+    pub(crate) on_hosts: HostArgs,
     /// Memory budget of one device [default: that of --card, or what the GPUs of this machine have free]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = budget)]
     pub(crate) device_memory: Option<u64>,

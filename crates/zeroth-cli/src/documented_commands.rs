@@ -7,11 +7,12 @@ use clap::Command;
 use crate::flag_rules;
 use crate::parse_errors::{ParseFailure, parse};
 
-const PAGES: [&str; 13] = [
+const PAGES: [&str; 14] = [
     "README.md",
     "ARCHITECTURE.md",
     "docs/checkpoints.md",
     "docs/cli.md",
+    "docs/cluster.md",
     "docs/coming-from.md",
     "docs/data.md",
     "docs/distillation.md",

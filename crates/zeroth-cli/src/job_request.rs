@@ -99,12 +99,13 @@ impl PlanArgs {
             self.lora.check_full()?;
         }
         let lora = self.lora.request()?;
+        let (ranks, ranks_per_host) = self.on_hosts.ranks(self.ranks)?;
         let parameters = self.params.filter(|_| self.model.is_none());
         let options = PlanOptions {
             every_preset: self.deepspeed.is_none(),
             parameters: parameters.map(|total| ParameterCount { total, largest_layer: self.largest_layer }),
             card: self.card.as_deref().map(known_gpu).transpose()?,
-            ranks_per_host: self.ranks_per_host,
+            ranks_per_host,
             states: self.states.map(StatesArg::states),
             suggested_lora: lora.clone(),
         };
@@ -121,7 +122,7 @@ impl PlanArgs {
             lora: is_lora.then_some(lora),
             distillation: self.teacher.request(),
             device: self.device.map(Into::into),
-            ranks: self.ranks,
+            ranks,
             threads_per_rank: self.threads_per_rank,
             device_memory: self.device_memory,
             host_memory: self.host_memory,

@@ -13,6 +13,7 @@ mod flag_rules;
 mod flags_without_effect;
 mod foreign_names;
 mod generate_flags;
+mod host_args;
 mod job_request;
 mod kd_args;
 mod launch_args;

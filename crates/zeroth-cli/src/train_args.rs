@@ -7,6 +7,7 @@ use zeroth::job::StepCount;
 
 use crate::evaluation_args::{EvaluationArgs, steps, steps_or_zero};
 use crate::flags_without_effect::{self, FlagsWithoutEffect};
+use crate::host_args::HostArgs;
 use crate::kd_args::KdArgs;
 use crate::lora_args::LoraArgs;
 use crate::pair_args::PairArgs;
@@ -122,6 +123,8 @@ pub(crate) struct TrainArgs {
     /// and waits
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(crate) dump_program: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) on_hosts: HostArgs,
     /// Write a timeline of every instruction of every rank, for Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,

@@ -4,7 +4,7 @@ use zeroth::base::{counted, format_bytes, format_count, grouped};
 use zeroth::job::PlannedModel;
 use zeroth::kernel::Tier;
 use zeroth::plan::deepspeed::{Cluster, zero2_lines, zero3_lines};
-use zeroth::plan::{Basis, Plan, PlanRequest, PlannedRows, TrainType, summary};
+use zeroth::plan::{Basis, BetweenHosts, Plan, PlanRequest, PlannedRows, TrainType, summary};
 use zeroth::program::Bytes;
 
 use crate::output::{Colour, Output};
@@ -34,6 +34,7 @@ pub(super) fn text(
     let mut text = head(plan, request, model);
     text.push_str(&rows(plan, request, output));
     text.push_str(&limits(plan, request));
+    text.push_str(&between_hosts(plan));
     match &plan.recommended {
         Some(preset) => {
             text.push_str(&format!("\nrecommended: {}\n  {}\n", output.bold(preset), plan.reason));
@@ -201,6 +202,38 @@ fn limits(plan: &Plan, request: &PlanRequest) -> String {
             free(row.host_bytes_free),
             count(row.largest_micro_batch),
             count(row.longest_row),
+        ]);
+    }
+    let lines: Vec<String> = table.lines().iter().map(|line| format!("{}\n", line.trim_end())).collect();
+    format!("\n{}", lines.concat())
+}
+
+/// What crosses between hosts in a step, where there are several: a further table.
+fn between_hosts(plan: &Plan) -> String {
+    let several = plan.rows.iter().find_map(|row| row.between_hosts);
+    let Some(BetweenHosts { hosts, ranks_per_host, .. }) = several else { return String::new() };
+    let hosts = format!("{} × {} ranks", counted(hosts, "host"), grouped(ranks_per_host));
+    let heads =
+        ["groups of", "into a host/step", "into a rank", "NCCL rings", "with hpZ", "device with hpZ", "fits"];
+    let heads: Vec<&str> = std::iter::once(&*hosts).chain(heads).collect();
+    let mut table = Table::new(&heads, &[1, 2, 3, 4, 5, 6]);
+    for row in &plan.rows {
+        let Some(between) = row.between_hosts else { continue };
+        let with = between.with_hpz;
+        let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), format_bytes);
+        table.row([
+            row.preset.clone(),
+            format!("{}{}", between.group, if between.hpz { " (hpZ)" } else { "" }),
+            format_bytes(between.bytes_into_host),
+            format_bytes(between.bytes_into_rank),
+            format_bytes(between.nccl_rings),
+            bytes(with.map(|with| with.bytes_into_host)),
+            bytes(with.map(|with| with.device_bytes)),
+            match with.and_then(|with| with.fits) {
+                Some(true) => "yes".to_owned(),
+                Some(false) => "no".to_owned(),
+                None => "-".to_owned(),
+            },
         ]);
     }
     let lines: Vec<String> = table.lines().iter().map(|line| format!("{}\n", line.trim_end())).collect();

@@ -68,6 +68,13 @@ impl StartedRanks {
     pub fn on_one_host(world: u64) -> Self {
         Self { world, local_world: world, host: 0, local_rank: 0 }
     }
+
+    /// The ranks of a group where the config leaves them open: those of a host if they divide the ranks, else 1; `None` on one
+    /// host.
+    pub(super) fn usual_group(&self) -> Option<u64> {
+        let is_divisor = self.local_world > 0 && self.world.is_multiple_of(self.local_world);
+        (self.world > self.local_world).then_some(if is_divisor { self.local_world } else { 1 })
+    }
 }
 
 /// This host, and the job's ranks on it.

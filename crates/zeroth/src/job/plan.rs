@@ -182,7 +182,8 @@ impl PlannedMachine {
         // The GPUs of a GPU model are elsewhere.
         let usual = if card.is_some() { 1 } else { usual_ranks(device, &machine) };
         let ranks = request.ranks.unwrap_or(usual);
-        let found = free_device_memory(&machine, ranks).filter(|_| device == DeviceKind::Cuda);
+        let on_host = options.ranks_per_host.map_or(ranks, |on_host| on_host.min(ranks));
+        let found = free_device_memory(&machine, on_host).filter(|_| device == DeviceKind::Cuda);
         let given = request.device_memory.or(card.map(|gpu| gpu.memory));
         let note = found.filter(|_| given.is_none()).map(|free| {
             format!(

@@ -86,11 +86,8 @@ pub fn resolve(
         resume::keep_groups(manifest, &resolved, machine.ranks.world, &mut job.settings, &mut notes);
         resume::note_changes(manifest, &job, &resolved, machine.ranks.world, &mut notes);
     }
-    let ranks = machine.ranks;
-    if ranks.local_world < ranks.world {
-        // Hosts that differ have no groups in common but single ranks.
-        let of_host = if ranks.world.is_multiple_of(ranks.local_world) { ranks.local_world } else { 1 };
-        job.settings.group.get_or_insert(of_host);
+    if let Some(group) = machine.ranks.usual_group() {
+        job.settings.group.get_or_insert(group);
     }
     job.size_rows();
     let own_threads = machine.threads(request);

@@ -25,6 +25,7 @@ mod trainer_note;
 mod view;
 
 use zeroth::comm::local::is_launched;
+use zeroth::job::StartedRanks;
 
 use prepare::prepare_run;
 
@@ -43,7 +44,7 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
     }
     let saves = SaveSignals::of(None, arguments.signal_exit);
     let signals = Signals::install(SignalRole::Primary, InterruptedWork::Training, saves)?;
-    let run = match prepare_run(arguments, None, output, &signals)? {
+    let run = match prepare_run(arguments, planned_hosts(arguments)?, output, &signals)? {
         Ok(run) => run,
         Err(exit) => return Ok(exit),
     };
@@ -58,4 +59,22 @@ pub(super) fn run(arguments: &TrainArgs, output: &Output) -> anyhow::Result<Exit
     status.finish(exit);
     drop(view);
     if exit == Exit::Done { summary::print(&run, output) } else { Ok(exit) }
+}
+
+/// The hosts that a dry run plans for, as the first rank sees them; `None` for this one.
+fn planned_hosts(arguments: &TrainArgs) -> anyhow::Result<Option<StartedRanks>> {
+    let hosts = &arguments.on_hosts;
+    if !hosts.is_typed() {
+        return Ok(None);
+    }
+    if !arguments.dry_run && arguments.dump_program.is_none() {
+        anyhow::bail!(
+            "--hosts and --ranks-per-host plan for hosts and start none: add --dry-run, or start ranks on several hosts with \
+             zeroth launch"
+        );
+    }
+    let (Some(world), Some(local_world)) = hosts.ranks(arguments.ranks)? else {
+        anyhow::bail!("--ranks-per-host needs --hosts, or --ranks for those of all hosts");
+    };
+    Ok(Some(StartedRanks { world, local_world: local_world.min(world), host: 0, local_rank: 0 }))
 }

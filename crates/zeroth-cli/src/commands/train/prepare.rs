@@ -74,6 +74,7 @@ pub(super) fn prepare_run(
     startup_summary::model(&resolved_job);
     startup_summary::origins(&resolved_job);
     startup_summary::memory(&resolved_job, &compiled);
+    startup_summary::between_hosts(&resolved_job, &compiled);
     for note in &resolved_job.notes {
         output::note(&format!("note: {note}"));
     }

@@ -104,6 +104,23 @@ pub(super) fn origin_json(resolved_job: &ResolvedJob) -> Value {
     Value::Object(entries.collect())
 }
 
+/// Prints what crosses between hosts in a step.
+pub(super) fn between_hosts(resolved_job: &ResolvedJob, compiled: &Compiled) {
+    let (program, on_host) = (&compiled.program, resolved_job.started.local_world);
+    if resolved_job.ranks == on_host {
+        return;
+    }
+    let into_host = program.bytes_between_hosts_per_step(on_host);
+    output::note(&format!(
+        "{} a host, in groups of {}{}: a host receives {} from others in a step, {} a rank",
+        counted(on_host, "rank"),
+        program.world().group,
+        if program.hpz { " that shard the parameters (zero_hpz_partition_size)" } else { "" },
+        format_bytes(into_host),
+        format_bytes(into_host.div_ceil(on_host))
+    ));
+}
+
 pub(super) fn memory(resolved_job: &ResolvedJob, compiled: &Compiled) {
     let planned = ByTier::new(|tier| compiled.memory.by_category(tier));
     let has_host = planned[Tier::Host].total > 0 || resolved_job.device == DeviceKind::Cuda;
