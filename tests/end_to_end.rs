@@ -7,6 +7,7 @@ mod arguments;
 mod bench;
 mod chat_templates;
 mod checkpoint;
+mod cluster;
 mod command_line;
 mod common;
 mod config;
