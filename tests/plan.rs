@@ -436,3 +436,35 @@ fn names_near_a_built_in_model_suggest_it() {
         assert!(refused.stderr.contains(meant), "{name}: {}", refused.stderr);
     }
 }
+
+#[test]
+fn plan_on_hosts_says_what_crosses_between_them_and_which_groups_to_write() {
+    let flags = ["--hosts", "2", "--ranks-per-host", "8", "--device", "cuda", "--device-memory", "80GB"];
+    let job = ["plan", "--model", "Qwen/Qwen3-8B", "--deepspeed", "zero3"];
+    let (code, plan) = zeroth_json(&[&job[..], &flags].concat());
+    assert_eq!((code, &plan["ranks"]), (0, &json!(16)));
+    let between = &plan["rows"][0]["between_hosts"];
+    let figures =
+        ["hosts", "ranks_per_host", "group", "hpz", "recommended_hpz"].map(|key| between[key].clone());
+    assert_eq!(figures, [json!(2), json!(8), json!(8), json!(false), json!(8)]);
+    // In units of 2 bytes a parameter.
+    let psi = 2.0 * plan["params"].as_f64().unwrap();
+    let with = &between["with_hpz"];
+    let expected = [
+        (&between["bytes_into_host"], 2.0),
+        (&between["nccl_rings"], 2.8125),
+        (&with["bytes_into_host"], 1.5),
+    ];
+    for (bytes, expected) in expected {
+        assert!((bytes.as_f64().unwrap() / psi - expected).abs() < 0.05, "{between}");
+    }
+    let weights =
+        with["device_bytes"].as_f64().unwrap() - plan["rows"][0]["device_bytes"]["total"].as_f64().unwrap();
+    assert!(weights > 0.9 * psi / 16.0, "{weights}");
+    let text = zeroth(&[&job[..], &flags].concat()).stdout;
+    assert!(text.contains("2 hosts × 8 ranks"), "{text}");
+    assert!(text.contains("zero_hpz_partition_size 8 brings"), "{text}");
+    let refused = zeroth(&[&job[..], &["--hosts", "3", "--ranks", "16"]].concat());
+    assert_eq!(refused.code, 2);
+    assert!(refused.stderr.contains("16 ranks cannot be divided by it"), "{}", refused.stderr);
+}

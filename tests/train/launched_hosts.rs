@@ -225,3 +225,22 @@ fn wrong_hosts_and_commands_are_refused_before_anything_is_started() {
     }
     assert!(!folder.path().join("calls").exists() && !run.exists());
 }
+
+#[test]
+fn a_dry_run_for_hosts_compiles_their_groups_and_starts_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    let hosts = ["--hosts", "2", "--ranks-per-host", "2"];
+    let ended = train("qwen3-tied", &output, &[&hosts[..], &["--dry-run"]].concat());
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(ended.stderr.contains("2 ranks a host, in groups of 2: a host receives"), "{}", ended.stderr);
+    let dumped = train("qwen3-tied", &output, &[&hosts[..], &["--dump-program"]].concat());
+    assert!(dumped.stdout.contains("ranks 4 in groups of 2"), "{}", dumped.stdout);
+    let refused = train("qwen3-tied", &output, &hosts);
+    assert_eq!(refused.code, 2);
+    assert!(
+        refused.stderr.contains("add --dry-run, or start ranks on several hosts with zeroth launch"),
+        "{}",
+        refused.stderr
+    );
+}
