@@ -243,7 +243,8 @@ fn problem(launcher: Launcher, fault: Fault, victim: usize, outcome: &Outcome) -
     };
     let is_silent = |rank: &usize| named.iter().all(|(other, ..)| other != rank);
     let died = matches!(fault, Fault::Killed | Fault::Stopped);
-    let heard = (0..RANKS).filter(|rank| !(died && *rank == victim) && !may_be_ended(*rank));
+    let is_excused = |rank: &usize| died && *rank == victim || may_be_ended(*rank);
+    let heard = (0..RANKS).filter(|rank| !is_excused(rank));
     if heard.into_iter().any(|rank| is_silent(&rank)) {
         return Some("a survivor says nothing");
     }
