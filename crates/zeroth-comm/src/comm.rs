@@ -43,7 +43,7 @@ pub trait Comm: Send {
         None
     }
 
-    /// The device barrier of this rank; `None` where there is none. Called once per rank.
+    /// The device barrier of these ranks; `None` where there is none. Called once per rank.
     fn device_barrier(&self) -> Option<Box<dyn DeviceBarrier>> {
         None
     }
@@ -56,6 +56,12 @@ pub trait Comm: Send {
     /// The ranks of this rank's machine; `None` where all are.
     fn of_machine(&self) -> Option<&dyn Comm> {
         None
+    }
+
+    /// Leaves the job with all other ranks, after the last collective. Once it returns, a process that ends is no loss. Without it
+    /// a rank leaves where it is dropped.
+    fn leave(&self, _op: OpName) -> Result<(), CommError> {
+        Ok(())
     }
 
     /// This rank's end of the control plane. It outlives the rank's membership.
@@ -260,10 +266,12 @@ pub trait DeviceBarrier: Liveness {
 pub struct DeviceCounters<'a> {
     /// The file that holds them.
     pub file: BorrowedFd<'a>,
-    /// The page-aligned offset of the first one.
+    /// The page-aligned offset of their pages.
     pub at: u64,
-    /// The length of all, in whole pages.
+    /// The length of their pages.
     pub bytes: usize,
+    /// Where on these pages the first one is.
+    pub first: usize,
     /// Bytes between the counters of two ranks; a counter is the first four of them.
     pub stride: usize,
 }

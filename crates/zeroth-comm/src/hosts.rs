@@ -1,5 +1,5 @@
-//! The control connection between the hosts of a job: who takes part, who lives, and what all were told. Bytes of tensors never
-//! pass here.
+//! The control connection between the hosts of a job: who takes part, who lives, and what all were told. Tensors never pass
+//! here in a step; where they travel between GPUs, [`ControlComm`] is for all other bytes of ranks.
 //!
 //! It is a star over TCP. The coordinator is a thread in the process of rank 0; the lowest rank of every other host, its leader,
 //! keeps one connection to it. On one host there is neither, and nothing listens.
@@ -47,6 +47,7 @@
 mod address;
 mod chunks;
 mod codec;
+mod control_comm;
 mod control_thread;
 mod frame;
 mod handshake;
@@ -69,6 +70,7 @@ use crate::place::HostTable;
 use crate::rendezvous::WaitPolicy;
 
 pub use address::{PortChoice, Rank0Address};
+pub use control_comm::ControlComm;
 pub use link::{HostLink, JoinedHost};
 pub use meet::{HostAdmission, JobCoordinator, request_join};
 pub use token::{TokenError, TokenSource};

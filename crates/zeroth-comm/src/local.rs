@@ -35,6 +35,7 @@ use crate::join_options::JoinOptions;
 use crate::op_name::LastOp;
 
 pub(crate) use control::{BEGUN, LocalControl, OPEN, STOPPED, decide, request_save, request_stop};
+pub(crate) use device_barrier::barrier_across_machines;
 pub(crate) use host_watch::host_watch;
 pub(crate) use peer_monitor::PeerMonitor;
 pub use segment::JobToken;

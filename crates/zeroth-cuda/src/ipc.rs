@@ -98,7 +98,9 @@ pub(super) struct Ipc {
     /// Bytes of each arena.
     bytes: u64,
     counters: MappedCounters,
-    stride: u64,
+    /// Where the first rank's counter is, and bytes from one to the next.
+    first: usize,
+    stride: usize,
     shares_gpu: bool,
     /// The last enqueued point.
     last: AtomicU32,
@@ -135,20 +137,30 @@ impl Ipc {
             what: "exchange",
             problem: "the ranks share no memory for barrier counters".to_owned(),
         })?;
-        let BarrierCounters { stride, bytes, .. } = shared;
-        if !stride.is_multiple_of(size_of::<u32>()) || handles.handles.len() * stride > bytes {
-            let problem =
-                format!("{} counters, {stride} bytes apart, in {bytes} bytes", handles.handles.len());
+        let BarrierCounters { first, stride, bytes, .. } = shared;
+        let end = first + handles.handles.len().saturating_sub(1) * stride + size_of::<u32>();
+        if ![first, stride].iter().all(|at| at.is_multiple_of(size_of::<u32>())) || end > bytes {
+            let world = handles.handles.len();
+            let problem = format!("{world} counters, {stride} bytes apart from {first} on, in {bytes} bytes");
             return Err(DeviceError::Operands { what: "exchange", problem });
         }
         let counters = map(driver, &shared)?;
-        let (rank, stride) = (handles.rank, stride as u64);
+        let rank = handles.rank;
         let gpus: Vec<Option<GpuUuid>> =
             handles.handles.iter().map(|handle| Some(PeerHandle::parse(handle)?.gpu)).collect();
         let shares_gpu = gpus.iter().filter(|gpu| **gpu == gpus[rank]).count() > 1;
         let (arenas, bytes) = (Vec::new(), own.1);
-        let mut opened =
-            Self { functions, rank, arenas, bytes, counters, stride, shares_gpu, last: AtomicU32::new(0) };
+        let mut opened = Self {
+            functions,
+            rank,
+            arenas,
+            bytes,
+            counters,
+            first,
+            stride,
+            shares_gpu,
+            last: AtomicU32::new(0),
+        };
         let outcome = opened.pin(driver).and_then(|()| opened.map_arenas(driver, own.0, handles, stream));
         if let Err(error) = outcome {
             opened.close(driver);
@@ -189,7 +201,7 @@ impl Ipc {
         // and the device is idle.
         let now = unsafe {
             let counters = self.counters.start.cast::<u32>();
-            counters.add(self.rank * self.stride as usize / size_of::<u32>()).read_volatile()
+            counters.byte_add(self.first + self.rank * self.stride).read_volatile()
         };
         self.store_counter(driver, now, stream)?;
         self.wait_counter(driver, self.rank, now, stream)?;
@@ -263,7 +275,7 @@ impl Ipc {
     }
 
     fn counter(&self, rank: usize) -> Address {
-        self.counters.address + rank as u64 * self.stride
+        self.counters.address + (self.first + rank * self.stride) as u64
     }
 
     /// Enqueues a store to this rank's counter, after all earlier writes of the stream.
@@ -296,8 +308,7 @@ impl Ipc {
             // SAFETY: within the mapping, by the check in `open`, and aligned by its stride. Nothing else depends on the counters any
             // more.
             unsafe {
-                let counter =
-                    self.counters.start.cast::<u32>().add(rank * self.stride as usize / size_of::<u32>());
+                let counter = self.counters.start.cast::<u32>().byte_add(self.first + rank * self.stride);
                 counter.write_volatile(released);
             }
         }

@@ -225,6 +225,37 @@ mod tests {
         assert_eq!(listed(&apart).len(), 2);
     }
 
+    /// The addresses on which this process listens, as /proc/net/tcp and tcp6 write them.
+    fn listening() -> Vec<String> {
+        const LISTEN: &str = "0A";
+        let links = std::fs::read_dir("/proc/self/fd").unwrap();
+        let own: Vec<String> = links
+            .filter_map(|link| Some(std::fs::read_link(link.ok()?.path()).ok()?.to_str()?.to_owned()))
+            .collect();
+        let tables =
+            ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
+        let rows = tables.iter().flat_map(|table| table.lines().skip(1));
+        let rows = rows.map(|row| row.split_whitespace().collect::<Vec<_>>());
+        rows.filter(|row| row[3] == LISTEN && own.contains(&format!("socket:[{}]", row[9])))
+            .map(|row| row[1].split(':').next().unwrap().to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn on_one_host_nccl_listens_on_loopback_only() {
+        if let Err(error) = Functions::open() {
+            println!("skipped: {error}");
+            return;
+        }
+        let gpu = GpuOfHost { host: 1, gpu: [1; 16] };
+        let handle = ipc_handle(gpu, PeerPlace { rank: 0, one_host: true }).unwrap();
+        assert!(parse_handles(&[handle]).is_ok());
+        let listening = listening();
+        assert!(!listening.is_empty(), "whoever has the id connects");
+        let loopback = ["0100007F", "00000000000000000000000001000000"];
+        assert!(listening.iter().all(|address| loopback.contains(&address.as_str())), "{listening:?}");
+    }
+
     #[test]
     fn a_missing_library_is_an_error_with_a_remedy() {
         match version() {

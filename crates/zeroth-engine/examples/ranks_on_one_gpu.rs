@@ -62,7 +62,13 @@ fn rank() -> Outcome<bool> {
     let mut all = vec![0; RANKS * handle.len()];
     comm.all_gather(op(0), &handle, &mut all, &[handle.len(); RANKS])?.wait()?;
     let handles: Vec<Vec<u8>> = all.chunks(handle.len()).map(<[u8]>::to_vec).collect();
-    let shared = |DeviceCounters { file, at, bytes, stride }| BarrierCounters { file, at, bytes, stride };
+    let shared = |DeviceCounters { file, at, bytes, first, stride }| BarrierCounters {
+        file,
+        at,
+        bytes,
+        first,
+        stride,
+    };
     let counters = barrier.counters().map(shared);
     device.open_ipc_handles(
         Axis::Group,

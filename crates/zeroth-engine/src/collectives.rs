@@ -73,15 +73,16 @@ impl Collectives {
             let bytes = device.capacity(Tier::Device) as usize;
             in_place = windows.open(op, bytes, ready).map_err(CollectiveError::Comm)?;
         }
-        let (mut gpus, mut how) = (None, None);
+        let (mut gpus, mut rail_gpus, mut how) = (None, None, None);
         if !seen {
-            let asked = Transport::from_env().map_err(CollectiveError::Device)?;
-            match GpuCollectives::open(asked, Axis::Group, device, comm)? {
-                Ok(open) => {
-                    how = Some(open.describe());
-                    gpus = Some(open);
-                }
-                Err(reason) => how = Some(format!("through the memory of the host ({reason})")),
+            let is_used = |asked: Axis| works.clone().any(|(axis, _)| axis == asked);
+            let (opened, opened_rail) = connect_gpus(device, all_ranks, is_used)?;
+            (gpus, how) = opened;
+            if let Some((open, rail)) = opened_rail {
+                rail_gpus = open;
+                how = Some(how.map_or(format!("between groups {rail}"), |how| {
+                    format!("within groups {how}; between groups {rail}")
+                }));
             }
         }
         let mut in_view = 0..0;
@@ -101,7 +102,7 @@ impl Collectives {
             }
         }
         let group = AxisTransport { in_place, gpus };
-        let rail = AxisTransport::default();
+        let rail = AxisTransport { in_place: false, gpus: rail_gpus };
         let (mut send, mut receive) = (0, 0);
         for (axis, collective) in works {
             let AxisTransport { in_place, gpus } = if axis == Axis::Group { &group } else { &rail };
@@ -167,7 +168,8 @@ impl Collectives {
             let met = gpus.check(OpName::new(step, op, 0));
             met.map_err(|source| RunError::Comm { step, op: op.to_owned(), source })?;
         }
-        found.map_err(|error| match self.gpus().next() {
+        let of_cause = || self.gpus().find(|gpus| gpus.fails_before_verdict()).or(self.gpus().next());
+        found.map_err(|error| match of_cause() {
             Some(gpus) => match gpus.cause(OpName::new(step, op, 0), error) {
                 CollectiveError::Device(error) => RunError::device(step, op)(error),
                 CollectiveError::Comm(source) => RunError::Comm { step, op: op.to_owned(), source },
@@ -297,6 +299,42 @@ impl Collectives {
         met.map_err(CollectiveError::Comm)?;
         outcome.map_err(CollectiveError::Device)
     }
+}
+
+/// How collectives along an axis run on GPUs, and the note on it.
+type Connected = (Option<GpuCollectives>, Option<String>);
+
+/// Connects the GPUs along the axes that the program uses; along the rail only in a mesh.
+fn connect_gpus(
+    device: &mut dyn Device,
+    comm: &dyn Comm,
+    is_used: impl Fn(Axis) -> bool,
+) -> Result<(Connected, Option<(Option<GpuCollectives>, String)>), CollectiveError> {
+    let asked = Transport::from_env().map_err(CollectiveError::Device)?;
+    let open = |axis: Axis, device: &mut dyn Device| {
+        let opened = GpuCollectives::open(asked, axis, device, along(comm, axis))?;
+        Ok(match opened {
+            Ok(open) => {
+                let how = open.describe();
+                (Some(open), how)
+            }
+            Err(reason) => (None, format!("through the memory of the host ({reason})")),
+        })
+    };
+    let mut group = (None, None);
+    if comm.mesh().is_none() || is_used(Axis::Group) {
+        let (gpus, how) = open(Axis::Group, device)?;
+        group = (gpus, Some(how));
+    }
+    if comm.mesh().is_none() || !is_used(Axis::Rail) {
+        return Ok((group, None));
+    }
+    if comm.of_machine().is_none() {
+        return Ok((group, Some(open(Axis::Rail, device)?)));
+    }
+    let gpus = GpuCollectives::open_between_machines(asked, device, along(comm, Axis::Rail))?;
+    let how = gpus.describe();
+    Ok((group, Some((Some(gpus), how))))
 }
 
 /// The communicator along an axis. Where ranks have no mesh, all of them are on the one axis that collectives have.

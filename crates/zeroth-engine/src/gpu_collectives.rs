@@ -17,6 +17,8 @@ const MESSAGE: usize = 512;
 
 /// The operation in which devices connect.
 const CONNECT: &str = "connect devices";
+/// Why collectives go through the host.
+const HOST_REQUESTED: &str = "requested by ZEROTH_GPU_COLLECTIVES";
 /// Bytes of the parts by which connections are verified: NCCL connects differently for small and for large ones.
 const TESTED: [usize; 2] = [256, 1 << 20];
 
@@ -32,8 +34,8 @@ pub(super) struct GpuCollectives {
 }
 
 impl GpuCollectives {
-    /// Opens the first transport that works on all ranks of `comm`, which are those along `axis`, or returns the reasons why none does. A transport requested by name
-    /// that does not work is an error. Nothing is in the arenas yet.
+    /// Opens the first transport that works on all ranks of `comm`, which are those along `axis`, or returns the reasons why none
+    /// does. A transport requested by name that does not work is an error. Nothing is in the arenas yet.
     pub(super) fn open(
         requested: Option<Transport>,
         axis: Axis,
@@ -44,8 +46,40 @@ impl GpuCollectives {
             None => &[Transport::Ipc, Transport::Nccl],
             Some(Transport::Ipc) => &[Transport::Ipc],
             Some(Transport::Nccl) => &[Transport::Nccl],
-            Some(Transport::Host) => return Ok(Err("requested by ZEROTH_GPU_COLLECTIVES".to_owned())),
+            Some(Transport::Host) => return Ok(Err(HOST_REQUESTED.to_owned())),
         };
+        match (Self::open_first(transports, axis, device, comm)?, requested) {
+            (Err(reasons), Some(transport)) => Err(CollectiveError::Device(transport.refused(&reasons))),
+            (opened, _) => Ok(opened),
+        }
+    }
+
+    /// Connects the GPUs of a rail whose ranks are on several machines. Tensors have no other way there.
+    pub(super) fn open_between_machines(
+        requested: Option<Transport>,
+        device: &mut dyn Device,
+        rail: &dyn Comm,
+    ) -> Result<Self, CollectiveError> {
+        let opened = match requested {
+            Some(Transport::Host) => Err(HOST_REQUESTED.to_owned()),
+            _ => Self::open_first(&[Transport::Nccl], Axis::Rail, device, rail)?,
+        };
+        opened.map_err(|reasons| {
+            CollectiveError::Device(DeviceError::Call {
+                device: device.name(),
+                call: "connecting the GPUs of several hosts".to_owned(),
+                reason: format!("{reasons}; GPUs of several hosts exchange tensors over NCCL only"),
+            })
+        })
+    }
+
+    /// Opens the first of `transports` that works on all ranks, or returns the reasons why none does.
+    fn open_first(
+        transports: &[Transport],
+        axis: Axis,
+        device: &mut dyn Device,
+        comm: &dyn Comm,
+    ) -> Result<Result<Self, String>, CollectiveError> {
         let limit = Transport::connect_limit().map_err(CollectiveError::Device)?;
         let barrier = comm.device_barrier();
         let own = if barrier.is_some() { Ok(Vec::new()) } else { Err("no device barrier".to_owned()) };
@@ -77,11 +111,12 @@ impl GpuCollectives {
         } else {
             reasons.extend(all.err());
         }
-        let reasons = reasons.join("; ");
-        match requested {
-            Some(transport) => Err(CollectiveError::Device(transport.refused(&reasons))),
-            None => Ok(Err(reasons)),
-        }
+        Ok(Err(reasons.join("; ")))
+    }
+
+    /// Whether a connection may fail before the loss that explains it is known.
+    pub(super) fn fails_before_verdict(&self) -> bool {
+        self.transport == Transport::Nccl
     }
 
     /// The transport, as reports print it.
@@ -114,7 +149,7 @@ impl GpuCollectives {
 
     /// The cause of a device's error: a lost rank, where the connection to it failed before the loss is known.
     pub(super) fn cause(&self, name: OpName, error: DeviceError) -> CollectiveError {
-        let is_connection = self.transport == Transport::Nccl && matches!(error, DeviceError::Call { .. });
+        let is_connection = self.fails_before_verdict() && matches!(error, DeviceError::Call { .. });
         match if is_connection { await_verdict(&*self.barrier, name) } else { self.check(name) } {
             Ok(()) => CollectiveError::Device(error),
             Err(lost) => CollectiveError::Comm(lost),
@@ -163,7 +198,13 @@ fn connect(
         // A rank that leaves now is missed by those who join.
         barrier.next(OpName::new(0, CONNECT, 0)).map_err(CollectiveError::Comm)?;
     }
-    let shared = |DeviceCounters { file, at, bytes, stride }| BarrierCounters { file, at, bytes, stride };
+    let shared = |DeviceCounters { file, at, bytes, first, stride }| BarrierCounters {
+        file,
+        at,
+        bytes,
+        first,
+        stride,
+    };
     let (rank, counters) = (comm.rank(), barrier.counters().map(shared));
     let opened =
         device.open_ipc_handles(axis, &IpcHandles { transport, rank, handles: &handles, counters, limit });

@@ -87,10 +87,12 @@ impl Transport {
 pub struct BarrierCounters<'a> {
     /// The file.
     pub file: BorrowedFd<'a>,
-    /// File offset of the first rank's counter, on a page boundary.
+    /// File offset of the pages with the counters.
     pub at: u64,
-    /// Bytes of all counters, in whole pages.
+    /// Bytes of these pages.
     pub bytes: usize,
+    /// Bytes from their start to the first rank's counter.
+    pub first: usize,
     /// Bytes from one rank's counter to the next.
     pub stride: usize,
 }

@@ -1,16 +1,17 @@
 //! One rank's end of what hosts tell each other, once it has joined.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
 use super::HostWatch;
 use super::chunks::MOST_BYTES;
 use super::control_thread::{ControlOrder, ControlState, ControlThread, TICK};
 use super::settings::{join_parts, split_parts};
-use crate::comm::{Comm, Handle, JobControl, RankObservation, RankObserver};
+use crate::comm::{Comm, DeviceBarrier, Handle, JobControl, RankObservation, RankObserver};
 use crate::error::{CommError, LostReason};
 use crate::join_options::Timing;
-use crate::local::{self, LocalControl, LocalObserver, SharedSegment, host_watch};
+use crate::local::{self, LocalControl, LocalObserver, SharedSegment, barrier_across_machines, host_watch};
 use crate::op_name::OpName;
 use crate::place::{HostTable, Place};
 use crate::process::ProcessState;
@@ -34,7 +35,7 @@ pub struct HostLink {
     timing: Timing,
     /// Of rank 0 and of leaders, in a job on several hosts.
     thread: Option<ControlThread>,
-    has_left: bool,
+    has_left: AtomicBool,
 }
 
 impl HostLink {
@@ -45,7 +46,7 @@ impl HostLink {
         timing: Timing,
         thread: Option<ControlThread>,
     ) -> Self {
-        Self { place, hosts, segment, timing, thread, has_left: false }
+        Self { place, hosts, segment, timing, thread, has_left: AtomicBool::new(false) }
     }
 
     #[cfg(test)]
@@ -66,6 +67,11 @@ impl HostLink {
     /// What this rank calls while it polls a rail.
     pub fn watch(&self) -> HostWatch {
         host_watch(Arc::clone(&self.segment), self.place.local_rank, self.timing)
+    }
+
+    /// A barrier for the devices of a rail, which tells them of losses on any host.
+    pub(super) fn rail_barrier(&self) -> Option<Box<dyn DeviceBarrier>> {
+        barrier_across_machines(Arc::clone(&self.segment), self.place.local_rank, self.timing)
     }
 
     /// The control plane. On rank 0 its observer sees the ranks of all hosts, elsewhere those of this host.
@@ -136,7 +142,7 @@ impl HostLink {
 
     /// Leaves the job with all others: returns once the ranks of all hosts have called it. A process that ends from then on is
     /// no loss. Call it after the last collective, also where all ranks have agreed to end before the first step.
-    pub fn leave(mut self, group: &dyn Comm, op: OpName) -> Result<(), CommError> {
+    pub fn leave(&self, group: &dyn Comm, op: OpName) -> Result<(), CommError> {
         if self.place.is_one_host() {
             return Ok(());
         }
@@ -147,7 +153,7 @@ impl HostLink {
             self.answer(op, || left.recv_timeout(TICK))?;
         }
         group.barrier(op).and_then(Handle::wait)?;
-        self.has_left = true;
+        self.has_left.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -186,7 +192,7 @@ impl HostLink {
         }
     }
 
-    fn end_here(&self, op: OpName, reason: LostReason) -> CommError {
+    pub(super) fn end_here(&self, op: OpName, reason: LostReason) -> CommError {
         let ended = self.segment.end(self.place.local_rank, reason);
         self.segment.lost_on(self.place.local_rank, op, ended)
     }
@@ -196,7 +202,7 @@ impl Drop for HostLink {
     fn drop(&mut self) {
         // Ranks that wait on rails do not see who has left their host: the segment tells them, and the control thread, which
         // is dropped next, tells the other hosts.
-        if !self.has_left && !self.place.is_one_host() {
+        if !self.has_left.load(Ordering::Relaxed) && !self.place.is_one_host() {
             self.segment.end(self.place.local_rank, LostReason::Left);
         }
     }

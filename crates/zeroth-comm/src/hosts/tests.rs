@@ -1,5 +1,6 @@
 //! Hosts as threads of one process, which meet over loopback; those that are processes are in `tests/it/hosts.rs`.
 
+mod control_comm;
 mod losses;
 mod meeting;
 mod simulation;

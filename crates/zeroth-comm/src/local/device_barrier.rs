@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::lane::Lane;
 use super::peer_monitor::{Observed, PeerMonitor};
 use super::rank_slot::{DeviceCounter, LEFT};
 use super::segment::SharedSegment;
@@ -24,7 +25,12 @@ const RELEASE_DISTANCE: u32 = 1 << 30;
 
 struct Shared {
     segment: Arc<SharedSegment>,
+    /// The ranks that meet.
+    lane: Lane,
+    /// This rank's slot.
     rank: usize,
+    /// Whether these are all ranks that meet: their devices can wait on the counters.
+    is_whole: bool,
     /// The last enqueued collective.
     op: Mutex<Option<OpName>>,
     /// Releases this rank's device if it does not wait on the counters.
@@ -44,16 +50,26 @@ pub(super) struct LocalDeviceBarrier {
 }
 
 impl LocalDeviceBarrier {
-    /// `None` if the watching thread cannot be started.
+    /// A barrier of the ranks of a lane, for the one in slot `rank`. `None` if the watching thread cannot be started.
     pub(super) fn new(
         segment: Arc<SharedSegment>,
+        lane: Lane,
         rank: usize,
         timing: Timing,
         on_slow: Option<Arc<OnSlow>>,
     ) -> Option<Self> {
+        Self::start((segment, lane, rank), true, timing, on_slow)
+    }
+
+    fn start(
+        (segment, lane, rank): (Arc<SharedSegment>, Lane, usize),
+        is_whole: bool,
+        timing: Timing,
+        on_slow: Option<Arc<OnSlow>>,
+    ) -> Option<Self> {
         let world = segment.layout.world;
-        let shared =
-            Arc::new(Shared { segment, rank, op: Mutex::new(None), on_lost: Mutex::new(None), on_slow });
+        let (op, on_lost) = (Mutex::new(None), Mutex::new(None));
+        let shared = Arc::new(Shared { segment, lane, rank, is_whole, op, on_lost, on_slow });
         let (running, stopped) = mpsc::channel();
         let watching = Arc::clone(&shared);
         let watch = PeerMonitor::new(rank, world, timing);
@@ -65,10 +81,25 @@ impl LocalDeviceBarrier {
     }
 }
 
+/// A barrier of ranks that are on several machines, for the one in slot `rank`. It has no counters: it tells of losses, here and
+/// elsewhere.
+pub(crate) fn barrier_across_machines(
+    segment: Arc<SharedSegment>,
+    rank: usize,
+    timing: Timing,
+) -> Option<Box<dyn DeviceBarrier>> {
+    let lane = Lane::rails(segment.layout.world);
+    let barrier = LocalDeviceBarrier::start((segment, lane, rank), false, timing, None)?;
+    Some(Box::new(barrier))
+}
+
 impl DeviceBarrier for LocalDeviceBarrier {
     fn counters(&self) -> Option<DeviceCounters<'_>> {
-        let (file, at, bytes) = self.shared.segment.counters();
-        Some(DeviceCounters { file, at, bytes, stride: size_of::<DeviceCounter>() })
+        let Shared { segment, lane, is_whole, .. } = &*self.shared;
+        let (file, at, bytes) = segment.counters(lane.number);
+        let size = size_of::<DeviceCounter>();
+        let (first, stride) = (lane.slot(0) * size, lane.stride() * size);
+        is_whole.then_some(DeviceCounters { file, at, bytes, first, stride })
     }
 
     fn next(&self, op: OpName) -> Result<[u32; 2], CommError> {
@@ -76,7 +107,7 @@ impl DeviceBarrier for LocalDeviceBarrier {
         let shared = &self.shared;
         shared.segment.slot(shared.rank).enter(op);
         *lock(&shared.op) = Some(op);
-        let enqueued = &shared.segment.counter(shared.rank).enqueued;
+        let enqueued = &shared.counter(shared.rank).enqueued;
         let before = enqueued.load(Ordering::Relaxed);
         let points = [before.wrapping_add(1), before.wrapping_add(2)];
         // Release: whoever sees that this rank has left (acquire) also sees its last point.
@@ -139,14 +170,19 @@ impl Shared {
     /// A rank that this rank's device waits for, or may be waiting for, and the point at which it waits.
     fn awaited(&self) -> Option<(usize, u32)> {
         // Relaxed: no other memory is read based on this value.
-        let arrived = |rank: usize| self.segment.counter(rank).arrived.load(Ordering::Relaxed);
+        let arrived = |rank: usize| self.counter(rank).arrived.load(Ordering::Relaxed);
         let (own, external) = (arrived(self.rank), self.is_external());
         self.others().find(|peer| external || !reached(arrived(*peer), own)).map(|peer| (peer, own))
     }
 
     /// Whether devices synchronize by other means than the counters (NCCL).
     fn is_external(&self) -> bool {
-        lock(&self.on_lost).is_some()
+        !self.is_whole || lock(&self.on_lost).is_some()
+    }
+
+    /// How far the device of a slot is.
+    fn counter(&self, slot: usize) -> &DeviceCounter {
+        self.segment.counter(self.lane.number, slot)
     }
 
     fn check_peers(&self, watch: &mut PeerMonitor, awaited: usize, watched: Duration) {
@@ -174,7 +210,7 @@ impl Shared {
         // The acquire load in `state` makes the rank's last points visible.
         let has_left = self.segment.slot(peer).state() == LEFT;
         let point = |rank: usize| {
-            let counter = self.segment.counter(rank);
+            let counter = self.counter(rank);
             if self.is_external() { &counter.enqueued } else { &counter.arrived }.load(Ordering::Relaxed)
         };
         has_left && !reached(point(peer), point(self.rank))
@@ -183,11 +219,11 @@ impl Shared {
     /// Releases all waiting devices. Devices of live ranks may still store to their counters, so the thread repeats this until
     /// it is stopped.
     fn release_all(&self, error: &CommError) {
-        let enqueued = self.segment.counter(self.rank).enqueued.load(Ordering::Relaxed);
+        let enqueued = self.counter(self.rank).enqueued.load(Ordering::Relaxed);
         let released = enqueued.wrapping_add(RELEASE_DISTANCE);
-        for rank in 0..self.segment.layout.world {
+        for rank in self.lane.slots() {
             // Release: whoever is released by this store sees that the job has ended.
-            self.segment.counter(rank).arrived.store(released, Ordering::Release);
+            self.counter(rank).arrived.store(released, Ordering::Release);
         }
         if let Some(abort) = &*lock(&self.on_lost) {
             abort(error);
@@ -195,7 +231,7 @@ impl Shared {
     }
 
     fn others(&self) -> impl Iterator<Item = usize> {
-        (0..self.segment.layout.world).filter(|peer| *peer != self.rank)
+        self.lane.slots().filter(|peer| *peer != self.rank)
     }
 }
 
@@ -228,7 +264,7 @@ mod tests {
                 let all = 0..segment.layout.world;
                 if !all
                     .clone()
-                    .all(|rank| reached(segment.counter(rank).arrived.load(Ordering::Relaxed), point))
+                    .all(|rank| reached(segment.counter(0, rank).arrived.load(Ordering::Relaxed), point))
                 {
                     return false;
                 }
@@ -245,7 +281,7 @@ mod tests {
             if point % 2 == 1 {
                 self.exposed = point / 2;
             }
-            segment.counter(self.rank).arrived.store(point, Ordering::Relaxed);
+            segment.counter(0, self.rank).arrived.store(point, Ordering::Relaxed);
             self.waits = Some(point);
             true
         }
@@ -260,7 +296,9 @@ mod tests {
         let (pid, started) = Process::own().unwrap();
         (0..world).for_each(|rank| segment.slot(rank).take(pid, started).unwrap());
         let timing = Timing::default();
-        let barrier = |rank| LocalDeviceBarrier::new(Arc::clone(&segment), rank, timing, None).unwrap();
+        let barrier = |rank| {
+            LocalDeviceBarrier::new(Arc::clone(&segment), Lane::all(world), rank, timing, None).unwrap()
+        };
         (Arc::clone(&segment), (0..world).map(barrier).collect())
     }
 
@@ -284,7 +322,7 @@ mod tests {
             let rest = (0..world * 8 * COLLECTIVES as usize).map(|at| (at % world, at % (3 * world) < world));
             for (rank, is_host) in moves.into_iter().chain(rest) {
                 let rank = rank % world;
-                let enqueued = segment.counter(rank).enqueued.load(Ordering::Relaxed);
+                let enqueued = segment.counter(0, rank).enqueued.load(Ordering::Relaxed);
                 if is_host && enqueued < 2 * COLLECTIVES {
                     models[rank].queue.extend(barriers[rank].next(OP).unwrap());
                 } else {
@@ -302,7 +340,7 @@ mod tests {
     #[test]
     fn points_wrap_around() {
         let (segment, barriers) = barriers(2);
-        segment.counter(0).enqueued.store(u32::MAX - 1, Ordering::Relaxed);
+        segment.counter(0, 0).enqueued.store(u32::MAX - 1, Ordering::Relaxed);
         assert_eq!(barriers[0].next(OP).unwrap(), [u32::MAX, 0]);
         assert_eq!(barriers[0].next(OP).unwrap(), [1, 2]);
     }
@@ -314,8 +352,8 @@ mod tests {
         segment.slot(1).leave();
         assert!(barriers[0].check(OP).is_ok());
         // The device reaches the collective, and waits.
-        segment.counter(0).arrived.store(points[0], Ordering::Relaxed);
-        while !reached(segment.counter(1).arrived.load(Ordering::Acquire), points[1]) {
+        segment.counter(0, 0).arrived.store(points[0], Ordering::Relaxed);
+        while !reached(segment.counter(0, 1).arrived.load(Ordering::Acquire), points[1]) {
             std::thread::yield_now();
         }
         let error = barriers[0].check(OP).unwrap_err().to_string();
@@ -334,5 +372,42 @@ mod tests {
         segment.end(1, LostReason::Dead);
         let error = notified.recv_timeout(Duration::from_mins(1)).unwrap();
         assert!(error.contains("rank 1") && error.contains("op connect devices"), "{error}");
+    }
+
+    #[test]
+    fn axes_of_a_mesh_have_counters_of_their_own() {
+        let (segment, _) = barriers(6);
+        let barrier =
+            |lane| LocalDeviceBarrier::new(Arc::clone(&segment), lane, 4, Timing::default(), None).unwrap();
+        let [all, group, rail] = [Lane::all(6), Lane::group(4, 2), Lane::rail(4, 2, 6)].map(barrier);
+        assert_eq!(group.next(OP).unwrap(), [1, 2]);
+        assert_eq!(rail.next(OP).unwrap(), [1, 2]);
+        assert_eq!(group.next(OP).unwrap(), [3, 4]);
+        let enqueued = |lane| segment.counter(lane, 4).enqueued.load(Ordering::Relaxed);
+        assert_eq!([0, 1, 2].map(enqueued), [0, 4, 2]);
+        let [all, group, rail] = [&all, &group, &rail].map(|barrier| barrier.counters().unwrap());
+        assert_eq!([all.first, all.stride], [0, 64]);
+        assert_eq!([group.first, group.stride], [4 * 64, 64]);
+        assert_eq!([rail.first, rail.stride], [0, 2 * 64]);
+        assert!(all.at + all.bytes as u64 <= group.at && group.at + group.bytes as u64 <= rail.at);
+    }
+
+    #[test]
+    fn a_rail_that_leaves_the_machine_has_no_counters_and_tells_of_a_neighbour_that_left_too_early() {
+        let (segment, _) = barriers(2);
+        let across = |rank| barrier_across_machines(Arc::clone(&segment), rank, Timing::default()).unwrap();
+        let ends = [across(0), across(1)];
+        assert!(ends[0].counters().is_none());
+        ends.iter().for_each(|end| assert_eq!(end.next(OP).unwrap(), [1, 2]));
+        let (aborted, notified) = mpsc::channel();
+        ends[0].on_lost(Some(Box::new(move |error| {
+            let _ = aborted.send(error.to_string());
+        })));
+        segment.slot(1).leave();
+        // It has taken part in everything so far.
+        assert!(notified.recv_timeout(10 * SLICE).is_err() && ends[0].check(OP).is_ok());
+        assert_eq!(ends[0].next(OP).unwrap(), [3, 4]);
+        let error = notified.recv_timeout(Duration::from_mins(1)).unwrap();
+        assert!(error.contains("rank 1") && error.contains("left the job"), "{error}");
     }
 }

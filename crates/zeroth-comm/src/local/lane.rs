@@ -33,9 +33,19 @@ impl Lane {
         Self { number: 2, world: world / group, first: slot % group, stride: group }
     }
 
+    /// All ranks of a segment, each of which is on a rail that leaves the machine.
+    pub(crate) const fn rails(world: usize) -> Self {
+        Self { number: 2, ..Self::all(world) }
+    }
+
     /// Whether its ranks are those of a rail.
     pub(crate) const fn is_rail(self) -> bool {
         self.number == 2
+    }
+
+    /// Slots from one rank to the next.
+    pub(crate) const fn stride(self) -> usize {
+        self.stride
     }
 
     /// The slot of a rank of the lane.

@@ -132,11 +132,9 @@ impl Comm for LocalComm {
     }
 
     fn device_barrier(&self) -> Option<Box<dyn DeviceBarrier>> {
-        // The counters are those of all ranks.
-        self.heartbeat.as_ref()?;
         let JoinOptions { timing, on_slow, .. } = &self.options;
-        let barrier =
-            LocalDeviceBarrier::new(Arc::clone(&self.segment), self.slot, *timing, on_slow.clone())?;
+        let segment = Arc::clone(&self.segment);
+        let barrier = LocalDeviceBarrier::new(segment, self.lane, self.slot, *timing, on_slow.clone())?;
         Some(Box::new(barrier))
     }
 

@@ -1,13 +1,15 @@
 //! The shared-memory segment of a job: a memory file that every rank maps, its layout, and the word that ends a job.
 //!
 //! ```text
-//! header | slot of rank 0 | slot of rank 1 | … | to a page | turn of rank 0 | turn of rank 1 | … | to a page
+//! header | slot of rank 0 | slot of rank 1 | … | to a page | counter of rank 0 | … | to a page | of other lanes
 //!        | region of rank 0 | region of rank 1 | … | regions of other lanes | to a huge page | window of rank 0 | window of rank 1 | …
 //! ```
 //!
-//! Counters (`device_barrier.rs`) are on pages of their own: devices write to them. A region has two halves, used in turn, and a rank has one in every lane (`lane.rs`). Windows (`mapped_window.rs`) are places for more than any rank has: only what is
-//! touched takes memory, and each is mapped apart. The file has no name in any folder: it is gone with the last process
-//! that holds or maps it. It is sealed against changing its size, so a mapping stays valid for as long as it lives.
+//! Counters (`device_barrier.rs`) are on pages of their own, for each lane (`lane.rs`): devices write to them. A region has
+//! two halves, used in turn, and a rank has one in every lane. Windows (`mapped_window.rs`) are places for more than any rank
+//! has: only what is touched takes memory, and each is mapped apart. The file has no name in any folder: it is gone with the
+//! last process that holds or maps it. It is sealed against changing its size, so a mapping stays valid for as long as it
+//! lives.
 #![allow(unsafe_code, reason = "maps memory that other processes map too; each block says why it is sound")]
 
 use std::fmt;
@@ -41,7 +43,7 @@ const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the file reserved for a rank's window.
 pub(crate) const WINDOW: u64 = 1 << 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"zerothjb");
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// 128 random bits that identify a job. A rank with another job's token is rejected.
@@ -151,10 +153,21 @@ impl SegmentLayout {
             return None;
         }
         let counters = (size_of::<Header>() + world * size_of::<RankSlot>()).next_multiple_of(PAGE);
-        let control = (counters + world * size_of::<DeviceCounter>()).next_multiple_of(PAGE);
+        let control = counters + Lane::COUNT * Self::lane_counters(world);
         let len = half.checked_mul(2 * Lane::COUNT)?.checked_mul(world)?.checked_add(control)?;
         isize::try_from(len).ok()?;
         Some(Self { world, half, counters, control, len })
+    }
+
+    /// Bytes of the device counters of a lane, in whole pages: devices map them.
+    const fn lane_counters(world: usize) -> usize {
+        (world * size_of::<DeviceCounter>()).next_multiple_of(PAGE)
+    }
+
+    /// Where the device counters of a lane begin.
+    fn counters_of(self, lane: usize) -> usize {
+        assert!(lane < Lane::COUNT, "lane {lane}");
+        self.counters + lane * Self::lane_counters(self.world)
     }
 
     /// The file offset of a rank's window.
@@ -281,17 +294,19 @@ impl SharedSegment {
         unsafe { self.base.add(size_of::<Header>()).cast::<RankSlot>().add(rank).as_ref() }
     }
 
-    /// How far a rank's device is. Panics where there is no such rank.
-    pub(crate) fn counter(&self, rank: usize) -> &DeviceCounter {
+    /// How far a rank's device is in a lane. Panics where there is no such rank or lane.
+    pub(crate) fn counter(&self, lane: usize, rank: usize) -> &DeviceCounter {
         assert!(rank < self.layout.world, "rank {rank} of {}", self.layout.world);
+        let start = self.layout.counters_of(lane);
         // SAFETY: the counters lie inside the control pages, by the layout; they begin with a page, and a counter is as long as
         // its alignment; any bytes are valid atomics.
-        unsafe { self.base.add(self.layout.counters).cast::<DeviceCounter>().add(rank).as_ref() }
+        unsafe { self.base.add(start).cast::<DeviceCounter>().add(rank).as_ref() }
     }
 
-    /// The file, where in it the counters begin, and how many bytes their pages have.
-    pub(crate) fn counters(&self) -> (BorrowedFd<'_>, u64, usize) {
-        (self.file.as_fd(), self.layout.counters as u64, self.layout.control - self.layout.counters)
+    /// The file, where in it the counters of a lane begin, and how many bytes their pages have.
+    pub(crate) fn counters(&self, lane: usize) -> (BorrowedFd<'_>, u64, usize) {
+        let SegmentLayout { world, .. } = self.layout;
+        (self.file.as_fd(), self.layout.counters_of(lane) as u64, SegmentLayout::lane_counters(world))
     }
 
     /// Where `len` bytes begin in a half of a rank's region in a lane.

@@ -90,6 +90,13 @@ const ZEROTH: &[Variable] = &[
          60. NCCL needs more for thousands of ranks",
     ),
     of(
+        "ZEROTH_GPU_ARCH",
+        "Compiles kernels for an older GPU: 8.0, 8.6, 8.9 or 9.0.",
+        Honoured,
+        "with its instructions and its shared memory, as PTX that the driver translates: to try here what another GPU will run; \
+         one that the GPU does not run is refused",
+    ),
+    of(
         "ZEROTH_GPU_GRAPHS",
         "off: every kernel is enqueued by itself.",
         Honoured,

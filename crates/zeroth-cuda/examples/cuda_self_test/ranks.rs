@@ -22,25 +22,41 @@ impl Harness {
             Ok(version) => {
                 println!("NCCL {version}");
                 self.single_rank(Transport::Nccl)?;
+                self.lost_rank()?;
             }
             Err(error) => println!("skipped: a single rank by nccl: {error}"),
         }
         Ok(())
     }
 
+    /// After a loss no communicator of the device works any more: this is the last of its tests.
+    fn lost_rank(&mut self) -> Outcome {
+        self.connect(Transport::Nccl, None)?;
+        let buffer = self.upload(&[0; 4])?;
+        self.device.synchronise()?;
+        self.device.abort().expect("a GPU waits for its peers")();
+        let exchange = Exchange::Broadcast { root: 0, buffer };
+        let is_rejected = self.device.exchange(Axis::Group, Queue::Comm, &exchange, [1, 2]).is_err();
+        self.failures += usize::from(!is_rejected);
+        println!("nccl aborted: {}", if is_rejected { "ok" } else { "FAILED" });
+        self.device.close_ipc_handles(Axis::Group);
+        self.next = 0;
+        Ok(())
+    }
+
+    /// Connects this rank to itself.
+    fn connect(&mut self, transport: Transport, counters: Option<BarrierCounters<'_>>) -> Outcome {
+        let handle = self.device.ipc_handle(Axis::Group, transport, PeerPlace { rank: 0, one_host: true })?;
+        let limit = Transport::connect_limit()?;
+        let handles = IpcHandles { transport, rank: 0, handles: &[handle], counters, limit };
+        Ok(self.device.open_ipc_handles(Axis::Group, &handles)?)
+    }
+
     fn single_rank(&mut self, transport: Transport) -> Outcome {
         let file = memfd_create("counters", MemfdFlags::CLOEXEC).expect("a memory file");
         ftruncate(&file, PAGE as u64).expect("a page of it");
-        let counters = BarrierCounters { file: file.as_fd(), at: 0, bytes: PAGE, stride: 64 };
-        let handle = self.device.ipc_handle(Axis::Group, transport, PeerPlace { rank: 0, one_host: true })?;
-        let handles = IpcHandles {
-            transport,
-            rank: 0,
-            handles: &[handle],
-            counters: Some(counters),
-            limit: Transport::connect_limit()?,
-        };
-        self.device.open_ipc_handles(Axis::Group, &handles)?;
+        let counters = BarrierCounters { file: file.as_fd(), at: 0, bytes: PAGE, first: 0, stride: 64 };
+        self.connect(transport, Some(counters))?;
         let values: Vec<u8> = (0..BYTES).map(|at| (at * 31 % 251) as u8).collect();
         let from = self.upload(&values)?;
         self.device.synchronise()?;
@@ -63,13 +79,6 @@ impl Harness {
             let verdict = if is_right { "ok" } else { "FAILED" };
             println!("a single rank by {}, {name} of {BYTES} bytes: {verdict}", transport.name());
             points = points.map(|point| point + 2);
-        }
-        if let Some(abort) = self.device.abort() {
-            abort();
-            let exchange = Exchange::Broadcast { root: 0, buffer: from };
-            let is_rejected = self.device.exchange(Axis::Group, Queue::Comm, &exchange, points).is_err();
-            self.failures += usize::from(!is_rejected);
-            println!("{} aborted: {}", transport.name(), if is_rejected { "ok" } else { "FAILED" });
         }
         self.device.close_ipc_handles(Axis::Group);
         self.next = 0;

@@ -60,11 +60,20 @@ fn ranks_here() -> Option<usize> {
 
 /// What each rank of this process says, in threads of one job.
 fn on_ranks(ranks: usize, rank: impl Fn(Box<dyn Comm>, CudaDevice) -> String + Sync) -> Vec<String> {
+    in_groups(ranks, ranks, rank)
+}
+
+/// The same, with ranks in groups.
+fn in_groups(
+    ranks: usize,
+    group: usize,
+    rank: impl Fn(Box<dyn Comm>, CudaDevice) -> String + Sync,
+) -> Vec<String> {
     let job = LocalJob::create(ranks, 1 << 16).unwrap();
     let gpus: usize = std::env::var("FAKE_GPUS").unwrap().parse().unwrap();
     std::thread::scope(|scope| {
         let start = |number: usize| {
-            let comm = job.join(number, &JoinOptions::default()).unwrap();
+            let comm = job.join(number, &JoinOptions::default().group(group)).unwrap();
             let rank = &rank;
             scope.spawn(move || {
                 let device = CudaDevice::open(number % gpus, ByTier::on_device(ARENA)).unwrap();
@@ -128,6 +137,48 @@ chooses! {
         "error 2";
     an_exchange_that_never_returns_is_given_up: "no_ipc,group_blocks", 2 ranks on 2 gpus, "host: ",
         "an exchange", "not returned in 2 s";
+}
+
+/// Which transports the ranks of a mesh choose along its axes.
+fn chosen_along_axes(fails: &str, gpus: usize) -> Option<String> {
+    const GROUP: usize = 3;
+    if let Some(ranks) = ranks_here() {
+        let said = in_groups(ranks, GROUP, |comm, mut device| {
+            let mesh = comm.mesh().unwrap();
+            let how = Axis::ALL.map(|axis| {
+                let opened = GpuCollectives::open(None, axis, &mut device, mesh.along(axis)).ok().unwrap();
+                (
+                    opened
+                        .as_ref()
+                        .map_or_else(|reasons| format!("host: {reasons}"), GpuCollectives::describe),
+                    opened,
+                )
+            });
+            let [(group, _), (rail, _)] = &how;
+            format!("{group}, {rail}")
+        });
+        assert!(said.iter().all(|other| *other == said[0]), "{said:?}");
+        println!("chosen: {}", said[0]);
+        return None;
+    }
+    let output = again(fails, 2 * GROUP, gpus);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{fails}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    Some(said.lines().find_map(|line| Some(line.split_once("chosen: ")?.1.to_owned())).unwrap())
+}
+
+#[test]
+fn groups_and_rails_of_one_machine_map_memory_by_counters_of_their_own() {
+    for gpus in [1, 6] {
+        let Some(chosen) = chosen_along_axes("", gpus) else { return };
+        assert_eq!(chosen, "from GPU to GPU (CUDA IPC), from GPU to GPU (CUDA IPC)");
+    }
+}
+
+#[test]
+fn groups_and_rails_of_one_machine_have_a_communicator_each() {
+    let Some(chosen) = chosen_along_axes("no_ipc", 6) else { return };
+    assert_eq!(chosen.matches("from GPU to GPU (NCCL").count(), 2, "{chosen}");
 }
 
 /// Rank 1 leaves while rank 0 connects; rank 0 then does not end by itself.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use zeroth_comm::Comm;
+use zeroth_comm::{Comm, OpName};
 use zeroth_engine::{Engine, RankSetup, RunError, StepRecord};
 use zeroth_graph::{LossPart, ParamId};
 use zeroth_kernel::{Device, RATES, Tier};
@@ -26,6 +26,9 @@ use crate::report::timing::StepProfile;
 use crate::report::{EvalMetrics, LossParts, RouterLoad, RouterWatch, StepMetrics, resident_bytes};
 use crate::resume::CheckpointSaver;
 use crate::weights::param_names;
+
+/// The operation in which ranks leave the job.
+const LEAVE: &str = "leave";
 
 /// Trains one rank: loads its shard of the initial weights or of a checkpoint, runs the remaining steps, and exports the
 /// model. Collective over all ranks.
@@ -146,7 +149,13 @@ pub fn train(
         let model = TrainedModel { job, options, names: &names, first, step, ended_early };
         model.export(&mut engine, &saver, best.as_ref(), folder, on_event)?;
     }
-    Ok(TrainOutcome { last, trace: engine.take_trace()?, stopped, request })
+    let trace = engine.take_trace()?;
+    if let Some(comm) = engine.comm() {
+        let step = last.map_or(first, |line: StepMetrics| line.step);
+        let left = comm.leave(OpName::new(step, LEAVE, 0));
+        left.map_err(|source| RunError::Comm { step, op: LEAVE.to_owned(), source })?;
+    }
+    Ok(TrainOutcome { last, trace, stopped, request })
 }
 
 /// The record of the best evaluation so far, if a flag asks for one.

@@ -31,6 +31,8 @@ pub struct GpuShare {
     pub device: GpuIdentity,
     /// Its free bytes before any rank has used it.
     pub free: u64,
+    /// Bytes of it that the rank's connections to other GPUs may take.
+    pub connections: u64,
 }
 
 /// What tells the GPUs of a host apart. Indices do not where a launcher shows each rank a GPU of its own.
@@ -58,7 +60,8 @@ impl LeastShare {
         let least = |of: fn(&RankShare) -> Option<u64>| shares.iter().filter_map(of).min();
         let on_gpu = shares.iter().filter_map(|share| {
             let gpu = share.gpu.as_ref()?;
-            Some(gpu.free / ranks_of_gpu(shares, share.host, &gpu.device))
+            let part = gpu.free / ranks_of_gpu(shares, share.host, &gpu.device);
+            Some(part.saturating_sub(gpu.connections))
         });
         Self {
             threads: shares.iter().map(|share| share.threads).min().unwrap_or(1),
@@ -111,7 +114,11 @@ mod tests {
     use super::*;
 
     fn share(host: usize, threads: usize, memory: u64, gpu: Option<(&str, u64)>) -> RankShare {
-        let gpu = gpu.map(|(uuid, free)| GpuShare { device: GpuIdentity::Uuid(uuid.to_owned()), free });
+        let gpu = gpu.map(|(uuid, free)| GpuShare {
+            device: GpuIdentity::Uuid(uuid.to_owned()),
+            free,
+            connections: 0,
+        });
         let (free_host_memory, given_host_memory, rates) = (Some(memory), None, None);
         RankShare { host, threads, free_host_memory, given_host_memory, gpu, rates }
     }
@@ -134,9 +141,13 @@ mod tests {
         assert_eq!(device_limit(&uneven), Some(40));
         uneven[1] = share(0, 1, 9, Some(("GPU-b", 10)));
         assert_eq!(device_limit(&uneven), Some(10));
+        // What connections take is each rank's own.
+        let mut connected = one;
+        connected.iter_mut().flat_map(|share| &mut share.gpu).for_each(|gpu| gpu.connections = 7);
+        assert_eq!(device_limit(&connected), Some(23));
         // Containers of one machine may show one GPU to two hosts, and indices begin anew on each.
         let index = |host| RankShare {
-            gpu: Some(GpuShare { device: GpuIdentity::Index(0), free: 80 }),
+            gpu: Some(GpuShare { device: GpuIdentity::Index(0), free: 80, connections: 0 }),
             ..share(host, 1, 9, None)
         };
         assert_eq!(device_limit(&[index(0), index(1)]), Some(80));

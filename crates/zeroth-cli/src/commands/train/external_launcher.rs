@@ -1,9 +1,10 @@
-//! Ranks started by an external launcher on this machine: torchrun, srun, mpirun. Rank 0 does the work of zeroth's
+//! Ranks started by an external launcher, on one host or several: torchrun, srun, mpirun. Rank 0 does the work of zeroth's
 //! launcher, the others wait for its handoff, and then all of them train.
 
-use zeroth::comm::JoinOptions;
 use zeroth::comm::environment::LaunchedRank;
-use zeroth::comm::rendezvous::{Coordinator, RendezvousError, WaitPolicy, request_join};
+use zeroth::comm::hosts::{ControlComm, HostOptions, JobCoordinator, JoinedHost, TokenSource, request_join};
+use zeroth::comm::rendezvous::{RendezvousError, WaitPolicy};
+use zeroth::comm::{Comm, JoinOptions, OpName};
 use zeroth::job::{LauncherHandoff, REGION, ResolvedJob, StartedRanks};
 use zeroth::program::Compiled;
 
@@ -17,6 +18,9 @@ use crate::exit::Exit;
 use crate::output::{self, Output};
 use crate::signals::{SaveSignals, SignalRole, Signals};
 use crate::startup_signals::InterruptedWork;
+
+/// Ranks that all end before the first step.
+const LEAVE: OpName = OpName::new(0, "leave", 0);
 
 /// This process's rank under an external launcher; `None` without one.
 pub(super) fn place() -> anyhow::Result<Option<LaunchedRank>> {
@@ -47,11 +51,39 @@ pub(super) fn run(arguments: &TrainArgs, launched: &LaunchedRank, output: &Outpu
     let saves = SaveSignals::of(Some(launched.launcher), arguments.signal_exit);
     let signals = Signals::install(role, InterruptedWork::Training, saves)?;
     let patience = WaitPolicy::default().tell(|waiting| output::note(&waiting.to_string()));
+    let options = HostOptions::default()
+        .token(TokenSource::of_environment()?)
+        .address(launched.rank0.clone())
+        .expected(launched.hosts.clone())
+        .policy(patience);
     if place.rank == 0 {
-        run_rank_0(arguments, launched, output, &signals, patience)
+        run_rank_0(arguments, launched, output, &signals, &options)
     } else {
-        run_peer(arguments, launched, &signals, &patience)
+        run_peer(arguments, launched, &signals, &options)
     }
+}
+
+/// The ranks of the whole job, in groups of `group`. On several hosts tensors travel between GPUs.
+fn all_ranks(joined: JoinedHost, group: Option<u64>) -> Box<dyn Comm> {
+    let JoinedHost { group: host, link } = joined;
+    let place = link.place();
+    if place.is_one_host() {
+        return host;
+    }
+    let group = group.map_or(place.local_world, |group| group as usize);
+    Box::new(ControlComm::new(host, link, group))
+}
+
+/// Why ranks on several hosts cannot train on a device.
+fn refuse_device(launched: &LaunchedRank, resolved_job: &ResolvedJob) -> Option<String> {
+    let place = launched.place;
+    (!place.is_one_host() && resolved_job.target.is_host()).then(|| {
+        format!(
+            "CPU ranks on several hosts need an MPI launcher, and {} has started {} rank(s), of which {} are on this host: \
+             start them with zeroth launch --launcher openmpi or mpich, or train on GPUs",
+            launched.launcher, place.world, place.local_world
+        )
+    })
 }
 
 fn run_rank_0(
@@ -59,9 +91,9 @@ fn run_rank_0(
     launched: &LaunchedRank,
     output: &Output,
     signals: &Signals,
-    patience: WaitPolicy,
+    options: &HostOptions,
 ) -> anyhow::Result<Exit> {
-    let host = Coordinator::open(&launched.job, launched.place.world, patience)?;
+    let host = JobCoordinator::open(&launched.job, launched.place, options)?;
     let run = match prepare_run(arguments, Some(started(launched)), output, signals) {
         Ok(Ok(run)) => run,
         Ok(Err(exit)) => {
@@ -73,10 +105,16 @@ fn run_rank_0(
             return Err(error);
         }
     };
+    if let Some(problem) = refuse_device(launched, &run.resolved_job) {
+        host.refuse(&(Exit::Wrong as u8).to_string());
+        anyhow::bail!(problem);
+    }
     let status = LiveStatus::start(&run, signals);
     let handoff = run.resolved_job.handoff.to_text()?;
-    let comm = host.begin(REGION, handoff.as_bytes(), &rank::options(&run.resolved_job))?;
+    let joined = host.begin(REGION, handoff.as_bytes(), &rank::options(&run.resolved_job))?;
+    let comm = all_ranks(joined, run.resolved_job.job.settings.group);
     if let Some(exit) = agreement::exchange(&*comm, Ok(&run.resolved_job.facts.of_rank(0)))? {
+        comm.leave(LEAVE)?;
         return Ok(exit);
     }
     status.observe(&*comm.control());
@@ -89,25 +127,27 @@ fn run_peer(
     arguments: &TrainArgs,
     launched: &LaunchedRank,
     signals: &Signals,
-    patience: &WaitPolicy,
+    options: &HostOptions,
 ) -> anyhow::Result<Exit> {
     let place = launched.place;
-    let invitation = match request_join(&launched.job, place.rank, place.world, patience) {
-        Ok(invitation) => invitation,
+    let admission = match request_join(&launched.job, place, options) {
+        Ok(admission) => admission,
         // Rank 0 prints the reason and shares its exit code.
         Err(RendezvousError::Refused { reason }) => return Ok(Exit::of_code(&reason)),
         Err(error) => return Err(error.into()),
     };
     // The others wait for this rank, so it joins even to report an error.
-    let resolved = LauncherHandoff::read(invitation.message())
+    let resolved = LauncherHandoff::read(admission.message())
         .map_err(|error| refusal(&error.into()))
         .and_then(|handoff| resolve(arguments, launched, handoff));
     let options = resolved
         .as_ref()
         .map_or_else(|_| JoinOptions::default(), |(resolved_job, _)| rank::options(resolved_job));
-    let comm = invitation.join(&options)?;
+    let group = resolved.as_ref().ok().and_then(|(resolved_job, _)| resolved_job.job.settings.group);
+    let comm = all_ranks(admission.join(&options)?, group);
     let facts = resolved.as_ref().map(|(resolved_job, _)| resolved_job.facts.of_rank(place.local_rank));
     if let Some(exit) = agreement::exchange(&*comm, facts.as_ref().map_err(|refusal| *refusal))? {
+        comm.leave(LEAVE)?;
         return Ok(exit);
     }
     match resolved {
