@@ -73,18 +73,12 @@ impl Collectives {
             let bytes = device.capacity(Tier::Device) as usize;
             in_place = windows.open(op, bytes, ready).map_err(CollectiveError::Comm)?;
         }
-        let (mut gpus, mut rail_gpus, mut how) = (None, None, None);
-        if !seen {
+        let ConnectedGpus { group: group_gpus, rail: rail_gpus, mut how } = if seen {
+            ConnectedGpus::default()
+        } else {
             let is_used = |asked: Axis| works.clone().any(|(axis, _)| axis == asked);
-            let (opened, opened_rail) = connect_gpus(device, all_ranks, is_used)?;
-            (gpus, how) = opened;
-            if let Some((open, rail)) = opened_rail {
-                rail_gpus = open;
-                how = Some(how.map_or(format!("between groups {rail}"), |how| {
-                    format!("within groups {how}; between groups {rail}")
-                }));
-            }
-        }
+            connect_gpus(device, all_ranks, is_used)?
+        };
         let mut in_view = 0..0;
         if views.1 > 0 {
             let peer_mappings = match comm.windows().filter(|_| in_place) {
@@ -101,7 +95,7 @@ impl Collectives {
                 ));
             }
         }
-        let group = AxisTransport { in_place, gpus };
+        let group = AxisTransport { in_place, gpus: group_gpus };
         let rail = AxisTransport { in_place: false, gpus: rail_gpus };
         let (mut send, mut receive) = (0, 0);
         for (axis, collective) in works {
@@ -301,40 +295,48 @@ impl Collectives {
     }
 }
 
-/// How collectives along an axis run on GPUs, and the note on it.
-type Connected = (Option<GpuCollectives>, Option<String>);
+/// The GPUs along both axes, where they reach each other, and a note on how.
+#[derive(Default)]
+struct ConnectedGpus {
+    group: Option<GpuCollectives>,
+    rail: Option<GpuCollectives>,
+    how: Option<String>,
+}
 
 /// Connects the GPUs along the axes that the program uses; along the rail only in a mesh.
 fn connect_gpus(
     device: &mut dyn Device,
     comm: &dyn Comm,
     is_used: impl Fn(Axis) -> bool,
-) -> Result<(Connected, Option<(Option<GpuCollectives>, String)>), CollectiveError> {
+) -> Result<ConnectedGpus, CollectiveError> {
     let asked = Transport::from_env().map_err(CollectiveError::Device)?;
-    let open = |axis: Axis, device: &mut dyn Device| {
-        let opened = GpuCollectives::open(asked, axis, device, along(comm, axis))?;
-        Ok(match opened {
-            Ok(open) => {
-                let how = open.describe();
-                (Some(open), how)
-            }
-            Err(reason) => (None, format!("through the memory of the host ({reason})")),
-        })
-    };
-    let mut group = (None, None);
-    if comm.mesh().is_none() || is_used(Axis::Group) {
-        let (gpus, how) = open(Axis::Group, device)?;
-        group = (gpus, Some(how));
+    let is_mesh = comm.mesh().is_some();
+    let (mut connected, mut notes) = (ConnectedGpus::default(), Vec::new());
+    let axes = Axis::ALL.into_iter();
+    for axis in axes.filter(|axis| if is_mesh { is_used(*axis) } else { *axis == Axis::Group }) {
+        let ranks = along(comm, axis);
+        let opened = if axis == Axis::Rail && comm.of_machine().is_some() {
+            Ok(GpuCollectives::open_between_machines(asked, device, ranks)?)
+        } else {
+            GpuCollectives::open(asked, axis, device, ranks)?
+        };
+        let how = match &opened {
+            Ok(open) => open.describe(),
+            Err(reason) => format!("through the memory of the host ({reason})"),
+        };
+        let where_to = match axis {
+            _ if !is_mesh => "",
+            Axis::Group => "within groups ",
+            Axis::Rail => "between groups ",
+        };
+        notes.push(format!("{where_to}{how}"));
+        match axis {
+            Axis::Group => connected.group = opened.ok(),
+            Axis::Rail => connected.rail = opened.ok(),
+        }
     }
-    if comm.mesh().is_none() || !is_used(Axis::Rail) {
-        return Ok((group, None));
-    }
-    if comm.of_machine().is_none() {
-        return Ok((group, Some(open(Axis::Rail, device)?)));
-    }
-    let gpus = GpuCollectives::open_between_machines(asked, device, along(comm, Axis::Rail))?;
-    let how = gpus.describe();
-    Ok((group, Some((Some(gpus), how))))
+    connected.how = Some(notes.join("; ")).filter(|how| !how.is_empty());
+    Ok(connected)
 }
 
 /// The communicator along an axis. Where ranks have no mesh, all of them are on the one axis that collectives have.
