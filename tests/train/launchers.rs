@@ -39,7 +39,7 @@ fn as_torchrun(output: &Path, port: &str) -> [Child; 2] {
         Command::new(env!("CARGO_BIN_EXE_zeroth"))
             .args(arguments(output))
             .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")])
-            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port), ("TORCHELASTIC_RUN_ID", port)])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29400"), ("TORCHELASTIC_RUN_ID", port)])
             .env("ZEROTH_CACHE", cache())
             .stderr(Stdio::piped())
             .spawn()

@@ -80,7 +80,6 @@ pub fn resolve(
         objective: distillation.into(),
         save_dtype: request.save_dtype,
     };
-    job.settings.group = job.settings.group.or_else(|| machine.ranks.default_group());
     if let Some(checkpoint) = &checkpoint {
         resume::refuse_weights_only(checkpoint, &job)?;
         let manifest = checkpoint.manifest();

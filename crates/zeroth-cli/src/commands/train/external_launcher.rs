@@ -5,14 +5,15 @@ use zeroth::comm::environment::LaunchedRank;
 use zeroth::comm::hosts::{ControlComm, HostOptions, JobCoordinator, JoinedHost, TokenSource, request_join};
 use zeroth::comm::rendezvous::{RendezvousError, WaitPolicy};
 use zeroth::comm::{Comm, JoinOptions, OpName};
-use zeroth::job::{LauncherHandoff, REGION, ResolvedJob, StartedRanks};
+use zeroth::job::{LauncherHandoff, REGION, ResolvedJob, StartedRanks, gpus};
+use zeroth::machine::{DeviceKind, probe};
 use zeroth::program::Compiled;
 
 use super::agreement::Refusal;
 use super::live::LiveStatus;
 use super::prepare::prepare_run;
 use super::rank::Agreed;
-use super::{agreement, rank, resolve_job, several_hosts, summary};
+use super::{agreement, cpu_hosts, rank, resolve_job, summary};
 use crate::cli::TrainArgs;
 use crate::exit::Exit;
 use crate::output::{self, Output};
@@ -44,8 +45,8 @@ pub(super) fn run(arguments: &TrainArgs, launched: &LaunchedRank, output: &Outpu
             launched.launcher
         );
     }
-    if !place.is_one_host() {
-        return several_hosts::run(arguments, launched, output);
+    if !place.is_one_host() && trains_on_cpus(arguments) {
+        return cpu_hosts::run(arguments, launched, output);
     }
     let role = if place.rank == 0 { SignalRole::Primary } else { SignalRole::Secondary };
     let saves = SaveSignals::of(Some(launched.launcher), arguments.signal_exit);
@@ -63,6 +64,14 @@ pub(super) fn run(arguments: &TrainArgs, launched: &LaunchedRank, output: &Outpu
     }
 }
 
+/// Whether ranks on several hosts exchange tensors by MPI.
+fn trains_on_cpus(arguments: &TrainArgs) -> bool {
+    match arguments.device {
+        Some(device) => DeviceKind::from(device) == DeviceKind::Cpu,
+        None => gpus(&probe()) == 0,
+    }
+}
+
 /// The ranks of the whole job, in groups of `group`. On several hosts tensors travel between GPUs.
 fn all_ranks(joined: JoinedHost, group: Option<u64>) -> Box<dyn Comm> {
     let JoinedHost { group: host, link } = joined;
@@ -72,18 +81,6 @@ fn all_ranks(joined: JoinedHost, group: Option<u64>) -> Box<dyn Comm> {
     }
     let group = group.map_or(place.local_world, |group| group as usize);
     Box::new(ControlComm::new(host, link, group))
-}
-
-/// Why ranks on several hosts cannot train on a device.
-fn refuse_device(launched: &LaunchedRank, resolved_job: &ResolvedJob) -> Option<String> {
-    let place = launched.place;
-    (!place.is_one_host() && resolved_job.target.is_host()).then(|| {
-        format!(
-            "CPU ranks on several hosts need an MPI launcher, and {} has started {} rank(s), of which {} are on this host: \
-             start them with zeroth launch --launcher openmpi or mpich, or train on GPUs",
-            launched.launcher, place.world, place.local_world
-        )
-    })
 }
 
 fn run_rank_0(
@@ -105,10 +102,6 @@ fn run_rank_0(
             return Err(error);
         }
     };
-    if let Some(problem) = refuse_device(launched, &run.resolved_job) {
-        host.refuse(&(Exit::Wrong as u8).to_string());
-        anyhow::bail!(problem);
-    }
     let status = LiveStatus::start(&run, signals);
     let handoff = run.resolved_job.handoff.to_text()?;
     let joined = host.begin(REGION, handoff.as_bytes(), &rank::options(&run.resolved_job))?;

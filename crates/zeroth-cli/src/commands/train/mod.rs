@@ -7,6 +7,7 @@
 
 mod agreement;
 mod checkpoints;
+mod cpu_hosts;
 mod external_launcher;
 mod launch;
 mod live;
@@ -16,7 +17,6 @@ mod prepared_run;
 mod rank;
 mod reporter;
 mod resolve_job;
-mod several_hosts;
 mod startup_summary;
 pub(crate) mod strategies;
 mod summary;
