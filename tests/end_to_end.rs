@@ -21,6 +21,8 @@ mod generate_chat;
 mod init;
 mod messages;
 mod model_paths;
+#[path = "hosts/namespaces.rs"]
+mod namespaces;
 mod plan;
 mod train;
 mod trainer_defaults;

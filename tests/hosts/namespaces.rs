@@ -61,6 +61,7 @@ impl Hosts {
     }
 
     /// Plugs or pulls a host's cable.
+    #[allow(dead_code, reason = "only some of the test targets with hosts pull cables")]
     pub(crate) fn set_link(&self, host: usize, up: bool) {
         self.run("link", &[&host.to_string(), if up { "up" } else { "down" }]);
     }

@@ -205,6 +205,11 @@ pub(super) fn plan_json(resolved_job: &ResolvedJob, compiled: &Compiled) -> Valu
         }
         plan["teacher"] = of_teacher;
     }
+    let started = resolved_job.started;
+    if started.local_world < started.world {
+        plan["bytes_between_hosts_per_step"] =
+            compiled.program.bytes_between_hosts_per_step(started.local_world).into();
+    }
     if let Some(name) = &resolved_job.run_name {
         plan["run_name"] = name.as_str().into();
     }
