@@ -398,7 +398,9 @@ mod tests {
         let across = |rank| barrier_across_machines(Arc::clone(&segment), rank, Timing::default()).unwrap();
         let ends = [across(0), across(1)];
         assert!(ends[0].counters().is_none());
-        ends.iter().for_each(|end| assert_eq!(end.next(OP).unwrap(), [1, 2]));
+        for end in &ends {
+            assert_eq!(end.next(OP).unwrap(), [1, 2]);
+        }
         let (aborted, notified) = mpsc::channel();
         ends[0].on_lost(Some(Box::new(move |error| {
             let _ = aborted.send(error.to_string());
