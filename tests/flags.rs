@@ -96,7 +96,7 @@ fn invalid_values_and_missing_flags_are_reported_together() {
 
 #[test]
 fn unsupported_flags_and_flags_of_train_are_explained() {
-    let more = ["--hosts", "a", "--ranks_per_host", "2"];
+    let more = ["--rlhf-type", "a", "--fp8_recipe", "2"];
     let ended = wrong(&[&TRAIN[..], &more].concat());
     let errors = errors(&ended);
     assert_eq!(errors.len(), 2, "{}", ended.stderr);

@@ -126,10 +126,10 @@ fn wrong_files_are_refused_with_the_place() {
     let many = format!("data: [{}1{}]", "[".repeat(40), "]".repeat(40));
     for (contents, expected) in [
         (
-            "model: x\nlerning_rate: 1\nranks_per_host: 2\n",
+            "model: x\nlerning_rate: 1\nrlhf_type: dpo\n",
             &[
                 "run.yaml: line 2, column 1: `zeroth train` has no flag for the key lerning_rate: did you mean `learning_rate`?",
-                "run.yaml: line 3, column 1: --ranks_per_host is not yet built",
+                "run.yaml: line 3, column 1: --rlhf_type is not yet built",
             ][..],
         ),
         ("frobnicate: 1\n", &["line 1, column 1: `zeroth train` has no flag for the key frobnicate"]),

@@ -6,7 +6,7 @@ use zeroth::base::nearest;
 use crate::foreign_names;
 
 /// Flags of `train` that are not built yet, with the names of Hugging Face, ms-swift and PEFT.
-const NOT_YET: &[&str] = &["hosts", "ranks-per-host"];
+const NOT_YET: &[&str] = &["fp8", "fp8-recipe", "loss-type", "ref-model", "rlhf-type"];
 
 /// Minimum Jaro–Winkler similarity for a suggestion: `adam-eps` suggests `adam-epsilon`, but `gradient-clipping` does
 /// not suggest `gradient-checkpointing`.

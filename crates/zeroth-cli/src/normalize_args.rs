@@ -150,9 +150,13 @@ mod tests {
     #[test]
     fn commands_not_built_yet_are_reported() {
         let typed = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        assert!(unsupported_command(&typed("zeroth launch --web")).unwrap().contains("not yet"));
-        assert!(unsupported_command(&typed("zeroth --format json launch")).unwrap().contains("not yet"));
-        assert_eq!(unsupported_command(&typed("zeroth config check launch")), None);
+        assert!(unsupported_command(&typed("zeroth checkpoint import --web")).unwrap().contains("not yet"));
+        assert!(
+            unsupported_command(&typed("zeroth --format json checkpoint import"))
+                .unwrap()
+                .contains("not yet")
+        );
+        assert_eq!(unsupported_command(&typed("zeroth config check import")), None);
         assert!(
             unsupported_command(&typed("zeroth checkpoint import x"))
                 .unwrap()

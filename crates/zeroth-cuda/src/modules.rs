@@ -426,8 +426,8 @@ pub struct CompiledKernels {
     pub bytes: usize,
     /// The most bytes of shared memory that a kernel declares.
     pub static_shared: u32,
-    /// The most bytes of shared memory that a launch adds, of kernels that ask for more than every GPU has.
-    pub dynamic_shared: u32,
+    /// The most bytes of shared memory of a program's kernels, with what a launch adds where they ask for more than every GPU has.
+    pub shared: u32,
     /// Bytes of shared memory of a block on the architecture.
     pub shared_limit: u32,
 }
@@ -442,8 +442,8 @@ pub fn compile_kernels(
     let arch = &Arch::of_name(arch);
     let compiler = Compiler::open()?;
     let features = if with_context { Features::ALL } else { Features::CAUSAL };
-    let mut dynamic_shared = 0;
-    let all: Vec<Program> = if let Some((head_dim, dtype)) = attention {
+    // Each program with the dynamic shared memory of its largest kernel.
+    let all: Vec<(Program, u32)> = if let Some((head_dim, dtype)) = attention {
         let head = padded_head_dim(head_dim).filter(|_| dtype != DType::F32);
         let head = head.ok_or_else(|| DeviceError::Operands {
             what: "attention",
@@ -452,26 +452,27 @@ pub fn compile_kernels(
             ),
         })?;
         let largest = TileConfigs::new(head, arch.is_hopper(), features).largest_kernels();
-        dynamic_shared = largest.map(|kernel| kernel.shared).into_iter().max().unwrap_or(0);
-        vec![AttentionVariant::TensorCores(head, features).program(dtype, arch)]
+        let dynamic = largest.map(|kernel| kernel.shared).into_iter().max().unwrap_or(0);
+        vec![(AttentionVariant::TensorCores(head, features).program(dtype, arch), dynamic)]
     } else {
         let cuda_cores = |features| {
             TYPES.map(|(dtype, ..)| AttentionVariant::CudaCores(features).program(dtype, arch)).into_iter()
         };
         let attention = cuda_cores(Features::CAUSAL).chain(cuda_cores(Features::GENERAL));
         let grouped = TYPES.map(|(dtype, ..)| grouped_program(dtype, false));
-        let hopper = arch.is_hopper().then(|| grouped_program(DType::Bf16, true));
-        if arch.is_hopper() {
-            dynamic_shared = (0..HOPPER.len()).map(hopper_shared_limit).max().unwrap_or(0);
-        }
+        let dynamic = (0..HOPPER.len()).map(hopper_shared_limit).max().unwrap_or(0);
+        let hopper = arch.is_hopper().then(|| (grouped_program(DType::Bf16, true), dynamic));
         let distill = TYPES.map(|(dtype, ..)| distill_program(dtype));
-        programs().into_iter().chain(attention).chain(grouped).chain(hopper).chain(distill).collect()
+        let others = programs().into_iter().chain(attention).chain(grouped).chain(distill);
+        others.map(|program| (program, 0)).chain(hopper).collect()
     };
-    let images = compile(&compiler, arch, all.iter())?;
+    let images = compile(&compiler, arch, all.iter().map(|(program, _)| program))?;
+    let statics: Vec<u32> = images.iter().map(|image| cubin::static_shared(image)).collect();
+    let shared = statics.iter().zip(&all).map(|(fixed, (_, dynamic))| fixed + dynamic);
     Ok(CompiledKernels {
         bytes: images.iter().map(Vec::len).sum(),
-        static_shared: images.iter().map(|image| cubin::static_shared(image)).max().unwrap_or(0),
-        dynamic_shared,
+        shared: shared.max().unwrap_or(0),
+        static_shared: statics.into_iter().max().unwrap_or(0),
         shared_limit: arch.shared_per_block(),
     })
 }

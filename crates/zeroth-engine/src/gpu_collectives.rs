@@ -97,6 +97,7 @@ impl GpuCollectives {
                 };
                 match connected {
                     Ok(()) => {
+                        clear(limit, device, comm.world())?;
                         let taken =
                             free.zip(device.free_bytes()).map(|(before, now)| before.saturating_sub(now));
                         return Ok(Ok(Self { axis, transport, barrier, taken, refused: reasons }));
@@ -104,6 +105,7 @@ impl GpuCollectives {
                     Err(reason) => {
                         device.close_ipc_handles(axis);
                         barrier.on_lost(None);
+                        clear(limit, device, comm.world())?;
                         reasons.push(format!("{}: {reason}", transport.name()));
                     }
                 }
@@ -213,6 +215,19 @@ fn connect(
     Ok(connected.map(|_| ()))
 }
 
+/// The most bytes a rank in a test: parts for all ranks and from all ranks fit into the arena.
+fn tested_room(device: &dyn Device, world: usize) -> usize {
+    device.capacity(Tier::Device) as usize / (2 * world)
+}
+
+/// Zeroes what [`verify`] has written: arenas start as zeros, which is what moments begin with. No rank reads it any more.
+fn clear(limit: Duration, device: &mut dyn Device, world: usize) -> Result<(), CollectiveError> {
+    let largest = TESTED.into_iter().max().unwrap_or(0).min(tested_room(device, world));
+    let zeros = vec![0; 2 * world * largest];
+    let cleared = device.upload(Queue::Comm, &zeros, Span::device(0, zeros.len() as u64));
+    cleared.and_then(|()| device.synchronise_within(Queue::Comm, limit)).map_err(CollectiveError::Device)
+}
+
 /// Runs exchanges of known bytes over the new connections and compares the results. If one fails on one rank, it fails on all.
 fn verify(
     limit: Duration,
@@ -222,7 +237,7 @@ fn verify(
     barrier: &dyn DeviceBarrier,
 ) -> Result<Result<(), String>, CollectiveError> {
     let (own, world) = (comm.rank(), comm.world());
-    let room = device.capacity(Tier::Device) as usize / (2 * world);
+    let room = tested_room(device, world);
     for (index, bytes) in TESTED.into_iter().map(|bytes| bytes.min(room)).enumerate() {
         let op = OpName::new(0, CONNECT, 1 + index as u32);
         let whole = (world * bytes) as u64;

@@ -105,7 +105,9 @@ pub fn weights_identity(folder: &Path) -> io::Result<String> {
         hash.update(bytes.to_le_bytes());
         let mut sample = vec![0; SAMPLE];
         for number in 0..SAMPLES {
-            let at = bytes.saturating_sub(SAMPLE as u64) / (SAMPLES - 1) * number;
+            // The last sample ends with the file.
+            let last = u128::from(bytes.saturating_sub(SAMPLE as u64));
+            let at = (last * u128::from(number) / u128::from(SAMPLES - 1)) as u64;
             let length = SAMPLE.min((bytes - at.min(bytes)) as usize);
             std::os::unix::fs::FileExt::read_exact_at(&file, &mut sample[..length], at)?;
             hash.update(&sample[..length]);
