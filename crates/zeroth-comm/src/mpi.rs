@@ -36,7 +36,7 @@ use dispositions::Dispositions;
 use launched_by::LaunchedBy;
 use library::MpiLibrary;
 use rail_comm::RailComm;
-use rounds::Rounds;
+use rounds::TransferRounds;
 use session::Session;
 
 pub use error::MpiError;
@@ -147,8 +147,13 @@ impl Mpi {
         });
         let world = self.session.calls().map(|calls| calls.world());
         let world = world.ok_or_else(|| self.closed("MPI_Ibcast"))?;
-        let comm =
-            RailComm::new(Arc::clone(&self.session), world, self.world(), Rounds::new(self.size), watch);
+        let comm = RailComm::new(
+            Arc::clone(&self.session),
+            world,
+            self.world(),
+            TransferRounds::new(self.size),
+            watch,
+        );
         let mut length = (bytes.len() as u64).to_le_bytes();
         let send = |buffer: &mut [u8]| {
             let transfer = crate::Transfer::Broadcast { root, buffer };
@@ -198,7 +203,7 @@ impl Mpi {
             }
         };
         let (communicator, place) = made.ok_or_else(|| self.closed("MPI_Comm_split"))?.map_err(failed)?;
-        let rounds = Rounds::new(place.1);
+        let rounds = TransferRounds::new(place.1);
         Ok(Box::new(RailComm::new(Arc::clone(&self.session), communicator, place, rounds, watch)))
     }
 

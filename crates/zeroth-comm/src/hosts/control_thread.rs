@@ -93,12 +93,12 @@ pub(super) struct ControlView {
 
 /// State that a control thread shares with its process.
 #[derive(Default)]
-pub(super) struct ControlState {
+pub(super) struct LinkState {
     view: Mutex<ControlView>,
     changed: Condvar,
 }
 
-impl ControlState {
+impl LinkState {
     /// No one panics while holding it.
     pub(super) fn lock(&self) -> MutexGuard<'_, ControlView> {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
@@ -122,7 +122,7 @@ impl ControlState {
 /// A running control thread; dropping it ends the thread, once what was ordered is sent.
 pub(super) struct ControlThread {
     pub(super) orders: Sender<ControlEvent>,
-    pub(super) state: Arc<ControlState>,
+    pub(super) state: Arc<LinkState>,
     pub(super) thread: Option<JoinHandle<()>>,
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::Rank0Address;
 use super::chunks::MOST_BYTES;
 use super::control_thread::{
-    ControlEvent, ControlOrder, ControlState, HostPeer, LAST, TICK, TickClock, WholeReply, next_event,
+    ControlEvent, ControlOrder, HostPeer, LAST, LinkState, TICK, TickClock, WholeReply, next_event,
     read_peer, reason_of,
 };
 use super::frame::{FrameError, Opener, Sealer};
@@ -137,7 +137,7 @@ pub(super) struct LeaderThread {
     tick: TickClock,
     beat: TickClock,
     events: Receiver<ControlEvent>,
-    state: Arc<ControlState>,
+    state: Arc<LinkState>,
 }
 
 impl LeaderThread {
@@ -146,7 +146,7 @@ impl LeaderThread {
         place: Place,
         timing: Timing,
         events: (Sender<ControlEvent>, Receiver<ControlEvent>),
-        state: Arc<ControlState>,
+        state: Arc<LinkState>,
     ) -> std::io::Result<Self> {
         let Admitted { stream, sealer, opener, pid, name } = admitted;
         read_peer(0, stream.try_clone()?, opener, events.0)?;
@@ -338,10 +338,10 @@ impl LeaderThread {
         if let Some(local) = &mut self.local {
             let (lost, asked) = (local.watch(passed), local.asked());
             for stop in [local.wish(), local.wish()].into_iter().flatten() {
-                self.peer.outbox.push(&HostMessage::Wish { stop });
+                self.peer.outbox.push(&HostMessage::FirstStep { stop });
             }
             if let Some((stop, saves)) = asked {
-                self.peer.outbox.push(&HostMessage::Asked { stop, saves });
+                self.peer.outbox.push(&HostMessage::LauncherRequests { stop, saves });
             }
             if let Some(lost) = lost
                 && self.lost.is_none()

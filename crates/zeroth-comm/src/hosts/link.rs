@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
 use super::HostWatch;
 use super::chunks::MOST_BYTES;
-use super::control_thread::{ControlOrder, ControlState, ControlThread, TICK};
+use super::control_thread::{ControlOrder, ControlThread, LinkState, TICK};
 use super::settings::{join_parts, split_parts};
 use crate::comm::{Comm, DeviceBarrier, Handle, JobControl, RankObservation, RankObserver};
 use crate::error::{CommError, LostReason};
@@ -234,7 +234,7 @@ fn broadcast_in(group: &dyn Comm, op: OpName, bytes: &mut [u8]) -> Result<(), Co
 /// The control plane of rank 0, which hears of all hosts.
 struct CoordinatorControl {
     local: LocalControl,
-    state: Arc<ControlState>,
+    state: Arc<LinkState>,
     world: usize,
 }
 
@@ -272,7 +272,7 @@ impl JobControl for CoordinatorControl {
 /// Observes the ranks of all hosts: those of this one in the segment, others as their hosts report them.
 struct WorldObserver {
     local: LocalObserver,
-    state: Arc<ControlState>,
+    state: Arc<LinkState>,
     world: usize,
 }
 

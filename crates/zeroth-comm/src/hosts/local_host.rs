@@ -71,7 +71,7 @@ impl LocalHost {
         Some(new == 1)
     }
 
-    /// What the launcher of this host newly asks: to stop, and so many more saves.
+    /// What the launcher of this host asks since the last look: to stop, and for how many saves.
     pub(super) fn asked(&mut self) -> Option<(bool, u32)> {
         let hosts = &self.segment.header().hosts;
         let stop = hosts.asked_stop.load(Ordering::Relaxed) != 0;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::control_thread::{ControlOrder, ControlState, ControlThread, LAST, TICK, small_thread};
+use super::control_thread::{ControlOrder, ControlThread, LAST, LinkState, TICK, small_thread};
 use super::leader::{self, Admitted, LeaderThread, NotAdmitted};
 use super::link::{HostLink, JoinedHost};
 use super::local_host::LocalHost;
@@ -150,7 +150,7 @@ fn listen(
     let listener = address.listen().map_err(failed)?;
     let at = listener.local_addr().map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
-    let state = Arc::new(ControlState::default());
+    let state = Arc::new(LinkState::default());
     let (sender, receiver) = mpsc::channel();
     let events = (sender.clone(), receiver);
     let star = Star::new(place, name.to_owned(), token, options.timing, listener, events, Arc::clone(&state));
@@ -329,7 +329,7 @@ fn lead(job: &str, place: Place, options: &HostOptions) -> Result<HostAdmission,
         Err(error) => return Err(error),
     };
     let failed = |source| RendezvousError::System { what: "start the control thread", source };
-    let state = Arc::new(ControlState::default());
+    let state = Arc::new(LinkState::default());
     let (sender, receiver) = mpsc::channel();
     let events = (sender.clone(), receiver);
     let leader =

@@ -48,10 +48,10 @@ pub(super) enum HostMessage {
     Beats(Vec<RankBeat>),
     /// Up: a rank of this host is lost. Down: the verdict.
     Lost(RankLost),
-    /// Up: a rank wishes to begin the first step, or to stop before it.
-    Wish { stop: bool },
+    /// Up: a rank asks to begin the first step, or to stop before it.
+    FirstStep { stop: bool },
     /// Up: the launcher of this host asks to stop, or for more saves.
-    Asked { stop: bool, saves: u32 },
+    LauncherRequests { stop: bool, saves: u32 },
     /// Up: this host is done, and waits for the others.
     Leaving,
     /// Up: this host leaves, done or not.
@@ -87,10 +87,10 @@ impl HostMessage {
                 }
             }
             Self::Lost(lost) => write_lost(bytes.byte(3), lost),
-            Self::Wish { stop } => {
+            Self::FirstStep { stop } => {
                 bytes.byte(4).flag(*stop);
             }
-            Self::Asked { stop, saves } => {
+            Self::LauncherRequests { stop, saves } => {
                 bytes.byte(5).flag(*stop).number(*saves);
             }
             Self::Leaving => {
@@ -139,8 +139,8 @@ impl HostMessage {
                 Self::Beats((0..count).map(|_| read_beat(parts)).collect::<Option<_>>()?)
             }
             3 => Self::Lost(read_lost(parts)?),
-            4 => Self::Wish { stop: parts.flag()? },
-            5 => Self::Asked { stop: parts.flag()?, saves: parts.number()? },
+            4 => Self::FirstStep { stop: parts.flag()? },
+            5 => Self::LauncherRequests { stop: parts.flag()?, saves: parts.number()? },
             6 => Self::Leaving,
             7 => Self::Gone,
             8 => Self::Welcome {
@@ -294,8 +294,8 @@ pub(super) mod tests {
             HostMessage::Beats(Vec::new()),
             HostMessage::Lost(verdict.clone()),
             HostMessage::Lost(RankLost { last: None, reason: LostReason::Dead, ..verdict }),
-            HostMessage::Wish { stop: true },
-            HostMessage::Asked { stop: false, saves: 3 },
+            HostMessage::FirstStep { stop: true },
+            HostMessage::LauncherRequests { stop: false, saves: 3 },
             HostMessage::Leaving,
             HostMessage::Gone,
             HostMessage::Welcome { pid: 4, name },

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::chunks::MOST_BYTES;
 use super::control_thread::{
-    ControlEvent, ControlOrder, ControlState, HostPeer, LAST, TICK, TickClock, WholeReply, next_event,
+    ControlEvent, ControlOrder, HostPeer, LAST, LinkState, TICK, TickClock, WholeReply, next_event,
     read_peer, reason_of, small_thread,
 };
 use super::frame::FrameError;
@@ -77,7 +77,7 @@ pub(super) struct Star {
     beat: TickClock,
     events: Receiver<ControlEvent>,
     sender: Sender<ControlEvent>,
-    state: Arc<ControlState>,
+    state: Arc<LinkState>,
 }
 
 impl Star {
@@ -88,7 +88,7 @@ impl Star {
         timing: Timing,
         listener: TcpListener,
         events: (Sender<ControlEvent>, Receiver<ControlEvent>),
-        state: Arc<ControlState>,
+        state: Arc<LinkState>,
     ) -> Self {
         let mut star = Self {
             place,
@@ -271,8 +271,8 @@ impl Star {
                 }
             }
             HostMessage::Lost(lost) if self.hosts[peer].has(lost.rank) => self.lose(lost),
-            HostMessage::Wish { stop } => self.decide(stop),
-            HostMessage::Asked { stop, saves } => self.asked(stop, saves),
+            HostMessage::FirstStep { stop } => self.decide(stop),
+            HostMessage::LauncherRequests { stop, saves } => self.asked(stop, saves),
             HostMessage::Leaving => {
                 self.hosts[peer].is_leaving = true;
                 self.leave();

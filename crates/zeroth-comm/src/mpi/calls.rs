@@ -22,7 +22,7 @@ pub(super) struct Communicator(usize);
 
 /// An operation in progress, as bits.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request(usize);
+pub(super) struct MpiRequest(usize);
 
 /// A status of MPI other than success.
 #[derive(Debug, Clone, Copy)]
@@ -58,8 +58,8 @@ pub(super) trait Calls: Send {
     fn return_errors(&self, communicator: Communicator) -> Result<(), Code>;
     fn split(&self, color: c_int, key: c_int) -> Result<Communicator, Code>;
     /// Whether an operation is complete.
-    fn test(&self, request: &mut Request) -> Result<bool, Code>;
-    fn barrier(&self, communicator: Communicator) -> Result<Request, Code>;
+    fn test(&self, request: &mut MpiRequest) -> Result<bool, Code>;
+    fn barrier(&self, communicator: Communicator) -> Result<MpiRequest, Code>;
     /// # Safety
     /// `count` bytes at `buffer`, read on `root` and written elsewhere, until the operation is complete.
     unsafe fn broadcast(
@@ -68,7 +68,7 @@ pub(super) trait Calls: Send {
         count: c_int,
         root: c_int,
         communicator: Communicator,
-    ) -> Result<Request, Code>;
+    ) -> Result<MpiRequest, Code>;
     /// `send` is `None` where this rank's part is in place.
     ///
     /// # Safety
@@ -79,7 +79,7 @@ pub(super) trait Calls: Send {
         recv: *mut u8,
         layout: &Layout,
         communicator: Communicator,
-    ) -> Result<Request, Code>;
+    ) -> Result<MpiRequest, Code>;
     /// # Safety
     /// The bytes that the layouts describe, until the operation is complete; the layouts too.
     unsafe fn all_to_all(
@@ -87,7 +87,7 @@ pub(super) trait Calls: Send {
         send: (*const u8, &Layout),
         recv: (*mut u8, &Layout),
         communicator: Communicator,
-    ) -> Result<Request, Code>;
+    ) -> Result<MpiRequest, Code>;
     /// # Safety
     /// As of `all_gather`; only `root` receives.
     unsafe fn gather(
@@ -97,7 +97,7 @@ pub(super) trait Calls: Send {
         layout: &Layout,
         root: c_int,
         communicator: Communicator,
-    ) -> Result<Request, Code>;
+    ) -> Result<MpiRequest, Code>;
     /// # Safety
     /// `count` bytes at `buffer` until the operation is complete.
     unsafe fn send(
@@ -106,7 +106,7 @@ pub(super) trait Calls: Send {
         count: c_int,
         to: c_int,
         communicator: Communicator,
-    ) -> Result<Request, Code>;
+    ) -> Result<MpiRequest, Code>;
     /// # Safety
     /// As of `send`; they are written.
     unsafe fn receive(
@@ -115,7 +115,7 @@ pub(super) trait Calls: Send {
         count: c_int,
         from: c_int,
         communicator: Communicator,
-    ) -> Result<Request, Code>;
+    ) -> Result<MpiRequest, Code>;
 }
 
 /// A handle: a communicator, a datatype, a request.
@@ -263,10 +263,10 @@ fn check(code: c_int) -> Result<(), Code> {
 }
 
 /// Starts an operation with `call`, which writes its request.
-fn started<H: Handle>(call: impl FnOnce(*mut H) -> c_int) -> Result<Request, Code> {
+fn started<H: Handle>(call: impl FnOnce(*mut H) -> c_int) -> Result<MpiRequest, Code> {
     let mut request = H::from_bits(0);
     check(call(&raw mut request))?;
-    Ok(Request(request.bits()))
+    Ok(MpiRequest(request.bits()))
 }
 
 impl<H: Handle> Calls for Table<H> {
@@ -317,15 +317,15 @@ impl<H: Handle> Calls for Table<H> {
         Ok(Communicator(new.bits()))
     }
 
-    fn test(&self, request: &mut Request) -> Result<bool, Code> {
+    fn test(&self, request: &mut MpiRequest) -> Result<bool, Code> {
         let (mut handle, mut done) = (H::from_bits(request.0), 0);
         // SAFETY: writes the handle and one int; the constant says that no status is wanted.
         let code = unsafe { (self.functions.MPI_Test)(&raw mut handle, &raw mut done, self.status_ignore) };
-        *request = Request(handle.bits());
+        *request = MpiRequest(handle.bits());
         check(code).map(|()| done != 0)
     }
 
-    fn barrier(&self, communicator: Communicator) -> Result<Request, Code> {
+    fn barrier(&self, communicator: Communicator) -> Result<MpiRequest, Code> {
         let communicator = H::from_bits(communicator.0);
         // SAFETY: writes one handle.
         started(|request| unsafe { (self.functions.MPI_Ibarrier)(communicator, request) })
@@ -337,7 +337,7 @@ impl<H: Handle> Calls for Table<H> {
         count: c_int,
         root: c_int,
         communicator: Communicator,
-    ) -> Result<Request, Code> {
+    ) -> Result<MpiRequest, Code> {
         let communicator = H::from_bits(communicator.0);
         // SAFETY: the caller keeps the buffer; writes one handle.
         started(|request| unsafe {
@@ -351,7 +351,7 @@ impl<H: Handle> Calls for Table<H> {
         recv: *mut u8,
         layout: &Layout,
         communicator: Communicator,
-    ) -> Result<Request, Code> {
+    ) -> Result<MpiRequest, Code> {
         let (send, count) = send.map_or((self.in_place, 0), |(send, count)| (send.cast(), count));
         let communicator = H::from_bits(communicator.0);
         // SAFETY: the caller keeps buffers and layout; writes one handle.
@@ -375,7 +375,7 @@ impl<H: Handle> Calls for Table<H> {
         send: (*const u8, &Layout),
         recv: (*mut u8, &Layout),
         communicator: Communicator,
-    ) -> Result<Request, Code> {
+    ) -> Result<MpiRequest, Code> {
         let communicator = H::from_bits(communicator.0);
         // SAFETY: the caller keeps buffers and layouts; writes one handle.
         started(|request| unsafe {
@@ -401,7 +401,7 @@ impl<H: Handle> Calls for Table<H> {
         layout: &Layout,
         root: c_int,
         communicator: Communicator,
-    ) -> Result<Request, Code> {
+    ) -> Result<MpiRequest, Code> {
         let communicator = H::from_bits(communicator.0);
         // SAFETY: the caller keeps buffers and layout; writes one handle.
         started(|request| unsafe {
@@ -426,7 +426,7 @@ impl<H: Handle> Calls for Table<H> {
         count: c_int,
         to: c_int,
         communicator: Communicator,
-    ) -> Result<Request, Code> {
+    ) -> Result<MpiRequest, Code> {
         let communicator = H::from_bits(communicator.0);
         // SAFETY: the caller keeps the buffer; writes one handle.
         started(|request| unsafe {
@@ -440,7 +440,7 @@ impl<H: Handle> Calls for Table<H> {
         count: c_int,
         from: c_int,
         communicator: Communicator,
-    ) -> Result<Request, Code> {
+    ) -> Result<MpiRequest, Code> {
         let communicator = H::from_bits(communicator.0);
         // SAFETY: the caller keeps the buffer; writes one handle.
         started(|request| unsafe {

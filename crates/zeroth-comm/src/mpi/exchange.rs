@@ -3,9 +3,9 @@
 
 use std::ffi::c_int;
 
-use super::calls::{Layout, Request};
+use super::calls::{Layout, MpiRequest};
 use super::rail_comm::RailComm;
-use super::rounds::Rounds;
+use super::rounds::TransferRounds;
 use crate::error::CommError;
 use crate::op_name::OpName;
 use crate::transfer::Transfer;
@@ -19,7 +19,7 @@ pub(super) struct Operands {
     receives: Vec<Part>,
     send_layout: Layout,
     receive_layout: Layout,
-    pub(super) requests: Vec<Request>,
+    pub(super) requests: Vec<MpiRequest>,
 }
 
 /// A part of a buffer, in bytes.
@@ -246,7 +246,7 @@ impl Operands {
 
 impl Part {
     /// What a round moves of it.
-    fn piece(self, rounds: Rounds, round: usize) -> Self {
+    fn piece(self, rounds: TransferRounds, round: usize) -> Self {
         let range = rounds.range(self.bytes, round);
         Self { start: self.start + range.start, bytes: range.len() }
     }
@@ -281,7 +281,7 @@ fn in_order(counts: &[usize]) -> impl Iterator<Item = Part> {
 }
 
 /// The pieces of a round as MPI reads them.
-fn describe(parts: &[Part], rounds: Rounds, round: usize, layout: &mut Layout) {
+fn describe(parts: &[Part], rounds: TransferRounds, round: usize, layout: &mut Layout) {
     layout.counts.clear();
     layout.displacements.clear();
     for part in parts {

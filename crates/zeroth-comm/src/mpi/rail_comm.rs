@@ -9,9 +9,9 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::Watch;
-use super::calls::{Calls, Code, Communicator, Request};
+use super::calls::{Calls, Code, Communicator, MpiRequest};
 use super::exchange::Operands;
-use super::rounds::Rounds;
+use super::rounds::TransferRounds;
 use super::session::Session;
 use crate::alone::alone;
 use crate::comm::{Comm, Handle, JobControl, PendingTransfer};
@@ -37,7 +37,7 @@ pub(super) struct RailComm {
     pub(super) communicator: Communicator,
     pub(super) rank: usize,
     pub(super) world: usize,
-    pub(super) rounds: Rounds,
+    pub(super) rounds: TransferRounds,
     watch: Watch,
     started: Cell<u64>,
     finished: Cell<u64>,
@@ -51,7 +51,7 @@ impl RailComm {
         session: Arc<Session>,
         communicator: Communicator,
         (rank, world): (usize, usize),
-        rounds: Rounds,
+        rounds: TransferRounds,
         watch: Watch,
     ) -> Self {
         Self {
@@ -103,8 +103,8 @@ impl RailComm {
         &self,
         op: OpName,
         call: &'static str,
-        requests: &mut Vec<Request>,
-        start: impl FnOnce(&dyn Calls) -> Result<Request, Code>,
+        requests: &mut Vec<MpiRequest>,
+        start: impl FnOnce(&dyn Calls) -> Result<MpiRequest, Code>,
     ) -> Result<(), CommError> {
         let started = start(&**self.calls(op)?);
         requests.push(started.map_err(|code| self.failed(op, call, code))?);
@@ -117,7 +117,7 @@ impl RailComm {
         &self,
         op: OpName,
         call: &'static str,
-        requests: &mut Vec<Request>,
+        requests: &mut Vec<MpiRequest>,
     ) -> Result<(), CommError> {
         let shares_cpus = self.session.shares_cpus();
         let mut watched = Instant::now();

@@ -1,24 +1,24 @@
-//! Rounds of a collective: counts of MPI are C ints, so that many bytes are moved piece by piece.
+//! TransferRounds of a collective: counts of MPI are C ints, so that many bytes are moved piece by piece.
 
 use std::ffi::c_int;
 use std::ops::Range;
 
 /// The pieces of a collective, equal on all ranks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rounds {
+pub(super) struct TransferRounds {
     /// Bytes of the largest piece of a part.
     piece: usize,
     /// Buffers up to this length are described by displacements.
     reach: usize,
 }
 
-impl Rounds {
-    /// Rounds of at most 1 GiB in total over `world` parts.
+impl TransferRounds {
+    /// TransferRounds of at most 1 GiB in total over `world` parts.
     pub(super) fn new(world: usize) -> Self {
         Self { piece: ((1 << 30) / world).max(1), reach: c_int::MAX as usize }
     }
 
-    /// Rounds and reach of a few bytes, for tests.
+    /// TransferRounds and reach of a few bytes, for tests.
     #[cfg(test)]
     pub(super) fn of(piece: usize, reach: usize) -> Self {
         Self { piece, reach }
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn rounds_cover_every_part_once_and_fit_c_ints() {
-        let rounds = Rounds::new(3);
+        let rounds = TransferRounds::new(3);
         let counts = [5 << 30, 0, 7];
         let mut moved = [0; 3];
         for round in 0..rounds.count(&counts) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::rounds::Rounds;
+use super::rounds::TransferRounds;
 use super::{LIBRARY_VARIABLE, Left, Mpi, RailComm, Watch};
 use crate::OpName;
 use crate::error::{CommError, LostReason, RankLost};
@@ -87,7 +87,7 @@ fn model_in_rounds(mpi: &Mpi) {
     );
     for (piece, reach) in [(64, usize::MAX), (333, 500), (4096, 0)] {
         let world = mpi.session.calls().unwrap().world();
-        let rounds = Rounds::of(piece, reach);
+        let rounds = TransferRounds::of(piece, reach);
         let comm = RailComm::new(Arc::clone(&mpi.session), world, mpi.world(), rounds, nobody_is_lost());
         run_all(&cases, &comm);
     }

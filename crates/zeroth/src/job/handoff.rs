@@ -181,7 +181,7 @@ impl LauncherHandoff {
         Self::read(&text).map(Some)
     }
 
-    /// The same for the first rank of another host: files of this one mean nothing there.
+    /// The same for a rank of another host: files of this one may not be there.
     #[must_use]
     pub fn for_other_host(&self) -> Self {
         Self { caches: None, inputs: None, ..self.clone() }

@@ -79,7 +79,7 @@ impl StartedRanks {
         (self.world > self.local_world).then_some(if is_divisor { self.local_world } else { 1 })
     }
 
-    /// Communicators of NCCL that a rank may open, where its host shows it so many GPUs: along its rail, and in its group if GPUs
+    /// Communicators of NCCL that a rank may open, by how many GPUs its host shows it: along its rail, and in its group if GPUs
     /// cannot map each other's memory.
     fn communicators(self, visible_gpus: usize) -> u64 {
         let between_gpus = self.local_world > 1 && visible_gpus > 1;

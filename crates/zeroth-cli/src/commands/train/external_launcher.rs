@@ -157,6 +157,7 @@ pub(super) fn resolve(
     launched: &LaunchedRank,
     handoff: LauncherHandoff,
 ) -> Result<(ResolvedJob, Compiled), Refusal> {
+    let handoff = if launched.place.host == 0 { handoff } else { handoff.for_other_host() };
     let mut resolved_job = resolve_job::resolve_job(arguments, Some(started(launched)), Some(handoff))
         .map_err(|error| refusal(&error))?;
     let compiled = match resolved_job.fit().map_err(|error| refusal(&error.into()))? {

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 
 use super::*;
-use crate::hosts::control_thread::{ControlOrder, ControlState, ControlThread, small_thread};
+use crate::hosts::control_thread::{ControlOrder, ControlThread, LinkState, small_thread};
 use crate::hosts::leader::{LeaderThread, NotAdmitted, attempt};
 use crate::hosts::local_host::LocalHost;
 use crate::local::{EndedBy, LocalJob, SharedSegment};
@@ -38,7 +38,7 @@ fn leader(place: Place, options: &HostOptions) -> Simulated {
             Err(NotAdmitted::Rejected(why) | NotAdmitted::Refused(why)) => panic!("{why}"),
         }
     };
-    let state = Arc::new(ControlState::default());
+    let state = Arc::new(LinkState::default());
     let (orders, receiver) = mpsc::channel();
     let events = (orders.clone(), receiver);
     let leader = LeaderThread::new(admitted, place, options.timing, events, Arc::clone(&state)).unwrap();
