@@ -102,10 +102,12 @@ fn groups_smaller_than_a_host_have_rails_of_several_ranks_a_host() {
 
 #[test]
 fn a_device_on_a_rail_learns_of_a_loss_on_another_host() {
+    let started = std::sync::Barrier::new(2);
     run("control-comm-loss", &[1, 1], &options("127.0.0.1"), |place, joined| {
         let comm = ControlComm::new(joined.group, joined.link, 1);
         let barrier = comm.mesh().unwrap().rail.device_barrier().unwrap();
         barrier.next(OP).unwrap();
+        started.wait();
         if place.rank == 1 {
             return;
         }
